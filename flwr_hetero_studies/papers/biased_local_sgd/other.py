@@ -1,6 +1,7 @@
-"""Figure 1 and Theorem 1."""
+"""Figure 1, Tables 4 and 5 and Theorem 1."""
 
 import time
+from functools import partial
 
 import numpy as np
 import torch
@@ -9,8 +10,13 @@ from torch import nn
 from flwr_hetero.client.batch_sampler import UniformSampler
 from flwr_hetero_studies.core.experiment import Claim, Finding, times
 from flwr_hetero_studies.core.plan import NotHereError, Options
-from flwr_hetero_studies.papers.biased_local_sgd.runs import RESNET20
+from flwr_hetero_studies.papers.biased_local_sgd.runs import DECAYS, EPOCHS, PAPER, RESNET20
 from flwr_hetero_studies.tasks import Examples, data_shape, load_partition, make_model, train
+
+TABLE_4 = (128, 100, 0.3, (60, 80), 0.0001)
+TABLE_5 = (32, 100, 0.1, (60, 80), 0.0001)
+"""Of CIFAR-10 (ResNet20), the first of five data sets and models; named below."""
+SETTINGS = "batch size", "epochs", "learning rate", "decay after", "weight decay"
 
 
 def figure_1(options: Options) -> Finding:
@@ -33,6 +39,20 @@ def step_s(model: nn.Module, examples: Examples, device: str, num_steps: int = 2
         count = 2 if warm_up else num_steps
         train(model, examples, sampler, num_steps=count, lr=0.01, device=device)
     return (time.perf_counter() - start_s) / num_steps
+
+
+def settings(options: Options, printed: tuple[object, ...], num_nodes: int) -> Finding:
+    """Put the full form's settings beside those of a table."""
+    given, decays = PAPER[num_nodes], tuple(round(EPOCHS * part) for part in DECAYS)
+    ours = given["batch-size"], EPOCHS, given["learning-rate"], decays, given["weight-decay"]
+    text = "the full form has the settings of CIFAR-10 (ResNet20)"
+    claim = Claim(text, str(printed), str(ours), printed == ours)
+    rows = list(zip(SETTINGS, printed, ours, strict=True))
+    return Finding(("setting", "paper", "here"), rows, [claim])
+
+
+table_4 = partial(settings, printed=TABLE_4, num_nodes=2)
+table_5 = partial(settings, printed=TABLE_5, num_nodes=10)
 
 
 def theorem_1(options: Options) -> Finding:

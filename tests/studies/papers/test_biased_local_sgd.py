@@ -78,6 +78,12 @@ def test_table_1_holds_on_the_papers_own_numbers(monkeypatch):
     assert accuracy.table_1(QUIET).verdict == "reproduced"
 
 
+def test_settings_fail_where_ours_differ(monkeypatch):
+    assert other.table_4(QUIET).verdict == other.table_5(QUIET).verdict == "reproduced"
+    monkeypatch.setitem(runs.PAPER[2], "learning-rate", 0.1)
+    assert other.table_4(QUIET).verdict == "not reproduced"
+
+
 def test_theorem_1_holds_for_uniform_sampling_alone():
     uniform, one_sample = other.theorem_1(QUIET).claims
     assert uniform.holds
