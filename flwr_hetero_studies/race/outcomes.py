@@ -76,10 +76,6 @@ class Contest(NamedTuple):
         """Return the geometric mean of a method's times to a target."""
         return exp(mean(log(self.time_s(line, shift)) for line in self.runs[name]))
 
-    def cost(self, name: str, key: str) -> float:
-        """Return a mean cost to the first target; infinite where a seed does not get there."""
-        return mean(self.reach(line, TARGETS[0])[key] for line in self.runs[name])
-
     def ranked(self) -> list[str]:
         return sorted(self.runs, key=lambda name: self.rank(name, TARGETS[0]))
 
