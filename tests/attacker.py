@@ -65,6 +65,14 @@ NESTS = {
     "merged": merged,
 }
 """Every wrapper alone, and two legal nests of all that goes together."""
+RIVAL_NESTS = {
+    "Oort": lambda inner: rivals.Oort(inner, 6, profiling=True),
+    "PowerOfChoice": lambda inner: rivals.PowerOfChoice(inner, 6),
+    "DeadlineSelection": lambda inner: rivals.DeadlineSelection(inner, deadline_s=100.0),
+    "FedAsync": lambda inner: rivals.FedAsync(inner),
+    "FedAT": lambda inner: rivals.FedAT(inner, 6, 1),
+    "FedCompass": lambda inner: rivals.FedCompass(inner, 2, 4),
+}
 BY_NIGHT = [
     nest if nest in ("everything", "merged") else pytest.param(nest, marks=pytest.mark.nightly)
     for nest in NESTS

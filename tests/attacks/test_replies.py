@@ -13,6 +13,7 @@ from recording import History
 
 from flwr_hetero import keys
 from flwr_hetero import strategy as ours
+from flwr_hetero_studies.papers.cd_grab.herding import HERDING
 
 LIAR, MUCH = 4, 100_000
 HUGE = "x" * MUCH
@@ -109,6 +110,7 @@ USUAL = {
     "an array too many": (one_more("v"), "missing or unknown"),
     "two records of metrics": (more("x", MetricRecord({"n": 1})), "2 MetricRecords instead of 1"),
     "negative examples": (metric("num-examples", -100), "instead of a number of at least 0"),
+    "no examples": (metric("num-examples", 0), None),
 }
 """Faults that bugs make as well."""
 EXCESS = {
@@ -117,6 +119,8 @@ EXCESS = {
     "a metric with a long name": (metric(HUGE, 1.0), "other names"),
     "a long name among statistics": (statistics(**{HUGE: 1.0, f"a.{HUGE}": 1.0}), None),
     "many names among statistics": (statistics(**{f"x{i}": 1.0 for i in range(5_000)}), None),
+    "too many examples to add up": (metric("num-examples", 1e308), "instead of a number"),
+    "a value whose square is infinite": (model(3e38, np.float32), "holds values above"),
     "the largest figure": (statistics(coverage=1.7e308, x=1.7e308), None),
     "a long text among statistics": (statistics(coverage=HUGE), None),
     "an array with a long name": (one_more(HUGE), "arrays ['xxx"),
@@ -150,6 +154,15 @@ def test_a_reply_costs_itself(nest, name):
 @pytest.mark.parametrize("nest", BY_NIGHT)
 def test_a_fault_or_an_excess_costs_its_reply(nest, name):
     check(nest, *(USUAL | EXCESS)[name])
+
+
+@pytest.mark.parametrize(("nest", "name"), [("CDGraB", keys.ORDER), ("HerdingMeter", HERDING)])
+def test_the_first_to_say_how_long_vectors_are(nest, name):
+    def lie(message, reply):
+        reply.content[name].update({keys.SKETCH_SIZE: 1, keys.VECTORS: bytes(8)})
+
+    records, _ = attack(NESTS[nest](leaf()), {0: in_training(lie, range(1, 2))})
+    assert [len(record["failures"]) for record in records] == [1, 0, 0]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e308, 1e308, [1.0] * 9])
