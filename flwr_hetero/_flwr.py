@@ -261,7 +261,8 @@ def parse_run_config(given: Sequence[str]) -> dict[str, Any]:
             raise invalid("--run-config", rest, "be of key=value without blanks around =")
     try:
         return parse_config_args(list(given))
-    except Exception as error:  # of the command line library
+    # whatever the command line library raises
+    except Exception as error:
         hint = "texts need quotes, as in \"policy='vanilla' num-tiers=3\""
         raise invalid("--run-config", " ".join(given), "be of key=value in TOML", hint) from error
 

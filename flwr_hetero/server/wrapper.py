@@ -221,6 +221,7 @@ class Wrapper(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check the replies, learn from them, and let the wrapped strategy aggregate them."""
         context, good = self.current(context), list(replies)
+        # the outermost judges replies, for all, before any hook sees them
         if self.outer is None:
             sent = None if self._trees else context.arrays
             wanted = Expected(sent, self._weight_key, trees=self._trees)
@@ -233,6 +234,7 @@ class Wrapper(Strategy):
         else:
             good = count(context, good, self._weight_key)
             weights = self.top.weights(context, good)
+            # a server update may hold several replies of a node
             for identity, weight in zip(context.counted, weights, strict=True):
                 context.weights[identity] = weight + context.weights.get(identity, 0.0)
             arrays, metrics = aggregate(self.inner, self.leaf, context, good, weights)

@@ -66,7 +66,10 @@ def cell(options: Options, kind: str) -> SeededTask:
 
 def mean_of(runs: Sequence[TrainedRun]) -> TrainedRun:
     """Average runs that were evaluated equally often."""
-    return TrainedRun._make(np.mean(each, axis=0).tolist() for each in zip(*runs, strict=True))
+    steps, exchanges, seconds, accuracy, moved = (
+        np.mean(each, axis=0).tolist() for each in zip(*runs, strict=True)
+    )
+    return TrainedRun(steps, exchanges, seconds, accuracy, round(moved))
 
 
 def smooth(run: TrainedRun) -> curves.Vector:

@@ -1,4 +1,4 @@
-"""Figures 6, 7, 9 and 10: the ratios k and r, aggressive updates, convergence.
+"""Figures 6 to 11: the ratios k and r, aggressive updates, convergence and scaling.
 
 The paper's x-axes are seconds; here they count gradients of examples, those of the first pass and
 of renewed priorities among them, which is what the paper's time goes into.
@@ -100,9 +100,9 @@ def rows_of(found: Pairs) -> list[list[str]]:
     ]  # fmt: skip
 
 
-def drawn(found: Pairs) -> dict[str, Curve]:
+def drawn(found: Pairs, of: str = "") -> dict[str, Curve]:
     """Draw a curve per pair."""
-    return {f"k={percent(k)}, r={percent(r)}": curve_of(c) for (k, r), c in found.items()}
+    return {f"{of}k={percent(k)}, r={percent(r)}": curve_of(c) for (k, r), c in found.items()}
 
 
 def figure_6(options: Options) -> Finding:
@@ -146,6 +146,34 @@ def figure_7(options: Options) -> Finding:
               ", ".join(f"{end:.4f}" for end in middle), max(middle) <= 1.25 * min(middle)),
     ]  # fmt: skip
     return Finding(HEAD, rows_of(found), claims, drawn(found), (WORK, "loss"))
+
+
+SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
+"""Of r in k + r."""
+BOTH = 0.02
+"""k + r."""
+
+
+def figure_8(options: Options) -> Finding:
+    """Vary k and r, together fixed."""
+    pairs = [(BOTH * (1 - share), BOTH * share) for share in SHARES]
+    rows, curves = list[list[str]](), dict[str, Curve]()
+    ends, rough = dict[str, list[float]](), dict[str, list[float]]()
+    for model in ("LR", "CNN"):
+        found = each_pair(options, of_figure(options, model.lower()), pairs)
+        rows += [[model, *row[:-1]] for row in rows_of(found)]
+        curves |= drawn(found, f"{model}, ")
+        ends[model], rough[model] = ([measure(curve) for curve in found.values()]
+                                     for measure in (final, jumps))  # fmt: skip
+    claims = []
+    for model, own in ends.items():
+        less, more = float(np.mean(own[-2:])), float(np.mean(own[:2]))
+        claims.append(Claim(f"{model}: with r > k the loss ends lower than with r < k", "lower",
+                            f"{less:.4f} against {more:.4f}", less < more))  # fmt: skip
+    less, more = float(np.mean(rough["LR"][-2:])), float(np.mean(rough["LR"][:2]))
+    claims.append(Claim("LR: with r < k it bumps more", "drastically",
+                        f"{more:.4f} against {less:.4f}", more > less))  # fmt: skip
+    return Finding(["model", *HEAD[:-1]], rows, claims, curves, (WORK, "loss"))
 
 
 def figure_9(options: Options) -> Finding:
@@ -222,3 +250,49 @@ def convergence(options: Options, model: str) -> Finding:
 
 figure_10a = partial(convergence, model="mlp")
 figure_10b = partial(convergence, model="cnn")
+
+
+# --- Figure 11 --------------------------------------------------------------------------------
+
+COSTS = {"mlp": (3.4e-5, 238_510), "cnn": (2.6e-4, 8490)}
+"""Seconds per example of a PGD step on one core, as the study pgd measures, and parameters."""
+PER_STEP = 1200
+"""Examples of a step of all workers: 2 % of 60,000 images."""
+LINKS = (10_000.0, 1000.0)
+"""Mbit/s of each worker; the first decides."""
+FLEETS = (1, 2, 4, 8)
+
+
+def round_s(model: str, workers: int, link_mbps: float) -> float:
+    """Time a step as with the paper's images: its part of the work, the model there and back."""
+    seconds, parameters = COSTS[model]
+    # section V-E: computing is divided, the exchange is not
+    return seconds * PER_STEP / workers + 2 * 32 * parameters / (1e6 * link_mbps)
+
+
+def figure_11(options: Options) -> Finding:
+    """Time to one loss on 1 to 8 workers."""
+    rows, best, curves = [], {}, {}
+    for model in COSTS:
+        options.say(f"{model}: {', '.join(map(str, FLEETS))} workers")
+        task, settings = of_figure(options, model), Ratios(0.01, 0.01, LR, options.pick(200, 2000))
+        found = [train(task, PGD_A, replace(settings, workers=m), options.seed) for m in FLEETS]
+        # what one worker has reached at that part of its steps
+        goal = part_of(found[0], 0.6)
+        steps = [work_to(curve, goal, "step") for curve in found]
+        for link in LINKS:
+            seconds = [n * round_s(model, m, link) for n, m in zip(steps, FLEETS, strict=True)]
+            speedups = [seconds[0] / each for each in seconds]
+            rows.append([model, f"{link:g} Mbit/s", *(f"{value:.1f}x" for value in speedups)])
+            if link == LINKS[0]:
+                best[model] = speedups[-1]
+                curves[model] = Curve(list(map(float, FLEETS)), speedups)
+        rows.append([model, "steps", *(f"{count:.0f}" for count in steps)])
+    claims = [
+        *(times(f"PGD scales linearly: 8 workers with the {model.upper()}", 8, value)
+          for model, value in best.items()),
+        Claim("the CNN scales better than the MLP", "yes",
+              f"{best['cnn']:.1f}x, {best['mlp']:.1f}x", best["cnn"] > best["mlp"]),
+    ]  # fmt: skip
+    head = ["model", "link", *(f"{n} workers" for n in FLEETS)]
+    return Finding(head, rows, claims, curves, ("workers", "speed-up"))

@@ -1,4 +1,4 @@
-"""Figure 1: what priorities look like while SGD trains."""
+"""Figures 1 and 5: what priorities look like while SGD trains."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -44,6 +44,9 @@ def priorities_of(
 ) -> tuple[NDArray[np.float64], dict[str, Tensor]]:
     """Compute all priorities exactly, and the sum of all gradients."""
     return all_priorities(model, each_loss, examples.inputs, examples.targets, batch_size=AT_A_TIME)
+
+
+# --- Figure 1 -------------------------------------------------------------------------------
 
 
 class TopParts(NamedTuple):
@@ -122,3 +125,76 @@ def figure_1(options: Options) -> Finding:
     head = ["iteration", "negative", *(f"top {top:.1%}" for top in TOPS)]
     axes = ("share of the examples", "priority over the mean size")
     return Finding(head, rows, claims, curves, axes)
+
+
+# --- Figure 5 -------------------------------------------------------------------------------
+
+STEPS, EVERY = 100, 2
+FALLING = 5
+"""The look at iteration 10, from which on the paper's priorities fall in straight lines."""
+
+
+def figure_5(options: Options) -> Finding:
+    """Priorities of examples over the iterations."""
+    found: dict[str, NDArray[np.float64]] = {}
+    for name in ("mlp", "cnn"):
+        options.say(name)
+        task = of_figure(options, name)
+        found[name] = np.array([
+            priorities_of(model, task.examples)[0]
+            for step, model in while_training(task, STEPS, options.seed) if step % EVERY == 0
+        ])  # fmt: skip
+    falls = {name: Fall.of(values) for name, values in found.items()}
+    rows = [
+        [name, f"{fall.early:.3f}", f"{fall.late:.3f}", f"{fall.positive:.0%}", f"{fall.line:.2f}"]
+        for name, fall in falls.items()
+    ]
+    early = [fall.early / fall.late for fall in falls.values()]
+    claims = [
+        Claim("priorities change drastically in the first iterations: ln |p| at least twice as "
+              "fast before iteration 10 as after", "yes",
+              ", ".join(f"{ratio:.1f}x" for ratio in early), min(early) >= 2),
+        Claim("then they are linear in log scale: a line explains half of the variance of ln |p| "
+              "of the median example", "yes", ", ".join(f"{f.line:.2f}" for f in falls.values()),
+              min(f.line for f in falls.values()) >= 0.5),
+        Claim("and positive, for Eq. 11 takes their logarithm: 95 % of all", "all",
+              ", ".join(f"{f.positive:.0%}" for f in falls.values()),
+              min(f.positive for f in falls.values()) >= 0.95),
+    ]  # fmt: skip
+    chosen = np.random.default_rng(options.seed).choice(found["mlp"].shape[1], 3, replace=False)
+    iterations = [float(i) for i in range(0, STEPS + 1, EVERY)]
+    curves = {
+        f"{name}, example {number}": Curve(iterations, values[:, i].tolist())
+        for name, values in found.items()
+        for number, i in enumerate(chosen, 1)
+    }
+    head = ["model", "change of ln |p| an iteration, to 10", "after", "positive", "line explains"]
+    return Finding(head, rows, claims, curves, ("iteration", "priority"))
+
+
+class Fall(NamedTuple):
+    """How priorities (looks, examples) change: medians over the examples."""
+
+    early: float
+    late: float
+    positive: float
+    line: float
+    """Share of the variance of ln |p| over time that a straight line explains."""
+
+    @classmethod
+    def of(cls, values: NDArray[np.float64]) -> "Fall":
+        """Measure it."""
+        # Eq. 11 takes logarithms of what is negative for many
+        logs = np.log(np.abs(values) + 1e-300)
+        change = np.abs(np.diff(logs, axis=0)) / EVERY
+        early, late = (float(np.median(part)) for part in (change[:FALLING], change[FALLING:]))
+        return cls(early, late, float((values > 0).mean()), explained(logs[FALLING:]))
+
+
+def explained(logs: NDArray[np.float64]) -> float:
+    """Return the share of the variance (looks, examples) that a line explains: the median."""
+    x = np.arange(len(logs)) - (len(logs) - 1) / 2
+    centred = logs - logs.mean(axis=0)
+    slopes = x @ centred / (x @ x)
+    left = np.square(centred - x[:, None] * slopes).sum(axis=0)
+    return float(np.median(1 - left / np.maximum(np.square(centred).sum(axis=0), 1e-300)))

@@ -136,25 +136,6 @@ def test_lost_or_damaged_state_is_rebuilt(name, settings, array, other, damage, 
     assert warned == ("no scalars" not in damage)  # without them there is nothing to distrust
 
 
-@pytest.mark.parametrize(
-    ("name", "array", "is_right", "least"),
-    [
-        ("biased-local-sgd", "losses", lambda v: np.isfinite(v).sum() >= 8 * 16, 0.3),
-        ("cd-grab", "order.order", lambda v: sorted(v) == list(range(20)), 0.7),
-    ],
-)
-def test_what_nodes_keep_and_its_loss(name, array, is_right, least):
-    run = start(name)
-    run.go_on(3)
-    records = run.state(next(iter(run.grid.get_node_ids())))
-    [kept] = [each for each in records if each.endswith(".arrays") and array in records[each]]
-    assert is_right(records[kept][array].numpy())
-    for spoil in (lambda: records[kept].pop(array), lambda: records.clear()):
-        spoil()
-        run.go_on(2)
-        assert run.evaluate()["accuracy"] > least
-
-
 def test_what_was_learned_outlives_the_round():
     run = start("pgd", rule="topk", local_steps=3)
     coverage = [record["sampler"]["coverage"] for record in run.go_on(3)]
@@ -217,20 +198,16 @@ def test_history_has_the_hidden_share_of_scoring():
     assert deciles["10 % are below"] < deciles["90 % are below"]
 
 
-@pytest.mark.parametrize("rule", ["stochastic", "uniform"])
-def test_looks_show_priorities_and_top_shares(rule):
-    infos = [record.get("sampler", {}) for record in start("pgd", rule=rule, look_every=2).go_on(4)]
-    looks = [info for info in infos if "share-of-loss-decrease" in info]
-    assert looks == infos[::2]
-    for stats in looks:
+def test_looks_show_priorities_and_top_shares():
+    records = start("pgd", rule="uniform", look_every=2).go_on(4)
+    infos = [record.get("sampler", {}) for record in records]
+    assert [bool(info) for info in infos] == [True, False, True, False]
+    for stats in infos[::2]:
         shares = stats["share-of-loss-decrease"]
         assert list(shares) == ["top 0.5 %", "top 1 %", "top 2 %", "top 5 %"]
         assert 0 < shares["top 0.5 %"] < shares["top 5 %"]
         low, middle, high = stats["priority-over-mean-size"].values()
         assert -5 < low < middle < high < 5
-    if rule == "uniform":
-        assert set(infos[0]) == {"share-of-loss-decrease", "priority-over-mean-size"}
-        assert not infos[1]
 
 
 TEXTS = {"dataset": "stdlib", "model": "bag", "learning_rate": 0.5}

@@ -50,7 +50,7 @@ def test_app_leaves_a_run_directory(flower, tmp_path, app, num_nodes, settings):
         assert "share-of-loss-decrease" in rounds[4]["sampler"]
 
 
-LONG = {"num_server_rounds": 12, "batch_size": 16, "fast_steps": 32}
+LONG = {"num_server_rounds": 12, "fast_steps": 32}
 CANCER = {"dataset": "breast-cancer", "model": "softmax", "learning_rate": 0.1}
 CNN = {"dataset": "stdlib", "model": "flwr_hetero_studies.tasks.models.texts:textcnn"}
 GPT = {"dataset": "stdlib", "task": "language-model", "model": "gpt", "optimizer": "adam"}
@@ -79,13 +79,12 @@ def test_other_inputs_and_tasks_than_images(flower, tmp_path, app, num_nodes, le
     rounds = history(tmp_path)
     assert not failures(rounds)
     assert rounds[-1]["global"]["accuracy"] > least
-    assert rounds[-1]["global"]["loss"] < rounds[0]["global"]["loss"]
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("app", "num_nodes", "same"),
-    [("biased-local-sgd", 5, ["biased-local-sgd"]), ("cd-grab", 3, ["global", "herding"])],
+    [("biased-local-sgd", 5, ["biased_local_sgd"]), ("cd-grab", 3, ["global", "herding"])],
 )
 def test_resume_equals_unbroken(flower, tmp_path, app, num_nodes, same):
     flower(app, num_nodes, num_server_rounds=4, output_dir=tmp_path / "whole")

@@ -1,4 +1,4 @@
-"""FedSlice in place of FedAvg: apps of six kinds, plain ``flwr run``, devices not emulated.
+"""FedSlice in place of FedAvg: apps of five kinds, plain ``flwr run``, devices not emulated.
 
 Nodes sleep by their speed, 4 to 0.1. Both runs have the same node's half: FedAvg passes over it.
 """
@@ -14,11 +14,8 @@ from e2e.examples.running import APPS, App, node_half, server_half
 
 pytestmark = [pytest.mark.app, pytest.mark.nightly]
 HERE = Path(__file__).parent
-PLAIN = {
-    "own": App("own loop in NumPy", HERE / "plain" / "own_app", "own_app", ()),
-    "older": App("NumPyClient", HERE / "plain" / "older_app", "older_numpy", ("sklearn",)),
-}
-KINDS = {name: app for name, app in APPS.items() if name != "xgboost"} | PLAIN
+OLDER = App("NumPyClient", HERE / "plain" / "older_app", "older_numpy", ("sklearn",))
+KINDS = {name: app for name, app in APPS.items() if name != "xgboost"} | {"older": OLDER}
 ROUNDS, NODES = 6, 8
 STEP_S = {"hugging-face": 0.3}
 """Of a node of speed 1, else as in slow_device.py: making a Trainer takes long too."""
@@ -45,9 +42,8 @@ def run(flower, kind, folder, strategy):
     change(
         package / "client_app.py",
         {
-            "from flwr.clientapp import ClientApp\n": f"\\g<0>{taken} pause, slow\n",
+            "from flwr.clientapp import ClientApp\n": f"\\g<0>{taken} slow\n",
             r"mods=\[hetero\]": "mods=[hetero, slow]",
-            r"for _ in (range\(hetero\.num_steps\(.*\)\)):": r"for _ in map(pause, \1):",
         },
     )
     change(
