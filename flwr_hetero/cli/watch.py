@@ -1,4 +1,4 @@
-"""The command ``watch``: the page of a run that goes on, made again as rounds are added."""
+"""The command ``watch``: the page of a run in progress, made again after each round."""
 
 import argparse
 import time
@@ -14,7 +14,7 @@ KILLED = "The run was killed: its process is gone. resume=true continues from it
 
 def add(commands: Any) -> None:
     """Add the command to the command line."""
-    text = "make a run's page again after each round while the run goes on"
+    text = "make the page of a run in progress again after each round"
     parser = commands.add_parser("watch", help=text, description=text)
     parser.add_argument("directory", type=Path, metavar="DIR", help="run directory (output-dir)")
     parser.set_defaults(run=_watch)
