@@ -84,7 +84,7 @@ class LocalGrid(Grid):
         # when the replies collected last arrived, by the id of the instruction
         self.arrived_s: dict[str, float] = {}
         # messages sent, and replies by the id of the instruction
-        self.asked, self.pending = 0, dict[str, Pending]()
+        self.num_sent, self.pending = 0, dict[str, Pending]()
         self._run = _flwr.new_run(_flwr.be_server_task(run_id=1, task_id=1, node_id=1))
         self._run_config = dict(run_config or {})
         self._node_config = {keys.EMULATED: True, "num-partitions": len(profiles)}
@@ -156,8 +156,8 @@ class LocalGrid(Grid):
 
     def _answer(self, message: Message) -> Answer:
         """Let a node answer; return when its reply arrives, and the reply."""
-        self.asked += 1
-        _flwr.set_message_id(message, f"{self.asked:08d}")
+        self.num_sent += 1
+        _flwr.set_message_id(message, f"{self.num_sent:08d}")
         now_s, node_id = self.virtual_time_s, message.metadata.dst_node_id
         if node_id not in self._online:
             offline = Error(_flwr.NODE_UNAVAILABLE, "the node is offline")

@@ -139,7 +139,7 @@ def test_replies_that_nobody_fetches_are_forgotten():
         grid.virtual_time_s += 1.0
         sizes.append(len(grid.pending))
     assert max(sizes[-20:]) <= max(sizes[:20])
-    assert grid.asked == 120
+    assert grid.num_sent == 120
 
 
 # --- nodes -------------------------------------------------------------------------
