@@ -27,7 +27,7 @@ class Metered(LocalGrid):
     def push_messages(self, messages):
         messages = list(messages)
         ids = list(super().push_messages(messages))
-        replies = [(m, self.traffic.pending[m.metadata.message_id][1]) for m in messages]
+        replies = [(m, self.pending[m.metadata.message_id].reply) for m in messages]
         train = [(m, r) for m, r in replies if m.metadata.message_type == "train"]
         self.jobs = [*getattr(self, "jobs", []), *(each for each in train if each[1].has_content())]
         return ids

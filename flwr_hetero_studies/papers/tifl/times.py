@@ -91,7 +91,7 @@ def table_2(options: Options) -> Finding:
         probs = policy_probs(policy, 5)
         estimated = [paper_estimate(run.tiers.seconds, probs, rounds) for run in runs]
         expected_s = float(np.mean([probs @ run.tiers.slowest_s * rounds for run in runs]))
-        actual_s = float(np.mean([run.estimate.actual_s for run in runs]))
+        actual_s = float(np.mean([run.actual_s for run in runs]))
         estimate_s = float(np.mean(estimated))
         errors[policy] = mape(estimate_s, actual_s)
         seconds = f"{estimate_s:.0f}", f"{actual_s:.0f}", f"{errors[policy]:.2f}"
