@@ -1,6 +1,7 @@
 """Figures 1b and 3 to 9: vanilla, the static policies and Algorithm 2."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -201,8 +202,8 @@ def figure_9(options: Options) -> Finding:
     config = PAPER | {"optimizer": "sgd", "learning-rate": 0.004, "lr-decay": 1.0}
     partition = {"partition": "dirichlet", "alpha": 0.5}
     nodes, per_round = options.pick((60, 6), (182, 10))
-    how = {"rounds": 2000, "config": options.pick(PAPER, config)}
-    plan = Plan(CIFAR_CPUS, partition, "leaf_cnn", nodes, per_round, **how)
+    plan = Plan(CIFAR_CPUS, partition, "leaf_cnn", nodes, per_round, 2000)
+    plan = replace(plan, config=options.pick(PAPER, config))
     found = compare(options, {"LEAF": plan}, (*STATIC, ADAPTIVE, CAPPED))
     ours = found["LEAF"]
     more = ours[SLOW].accuracy - ours[FAST].accuracy
