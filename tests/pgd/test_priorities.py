@@ -90,7 +90,7 @@ class FunctionalDropout(nn.Module):
 
 def test_model_and_random_state_stay():
     torch.manual_seed(4)
-    model, inputs = images(nn.BatchNorm2d(4), nn.Dropout(0.5), FunctionalDropout())
+    model, inputs = images(nn.BatchNorm2d(4), nn.Dropout(), nn.Dropout(), FunctionalDropout())
     model[0][2].eval()  # a user's own mix of modes
     direction = some_direction(model)
 
