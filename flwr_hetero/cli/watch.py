@@ -1,4 +1,4 @@
-"""The command ``watch``: the page of a run that goes on, for browsers on this machine."""
+"""The command ``watch``: the page of a run in progress, for browsers on this machine."""
 
 import argparse
 import json
@@ -24,7 +24,7 @@ KILLED = "The run was killed: its process is gone. resume=true continues from it
 
 def add(commands: Any) -> None:
     """Add the command to the command line."""
-    text = "serve the page of a run to this machine while the run goes on"
+    text = "serve the page of a run to this machine, kept up to date"
     parser = commands.add_parser("watch", help=text, description=text)
     parser.add_argument("directory", type=Path, metavar="DIR", help="run directory (output-dir)")
     parser.add_argument("--port", type=int, default=0, help="default: a free one")

@@ -64,7 +64,7 @@ def write_report(directory: str | Path) -> Path:
 
 
 def run_data(directory: str | Path) -> dict[str, Any]:
-    """Return all that the page of a run shows, for JSON; the run may still go on."""
+    """Return all that the page of a run shows, for JSON; the run need not have ended."""
     folder = Path(directory).expanduser().absolute()
     history, config = read_history(folder), read_config(folder)
     settings = config.get("settings") or {}

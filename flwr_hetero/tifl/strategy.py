@@ -126,6 +126,11 @@ class TiFL(Selection):
         check_count("sync_rounds", sync_rounds, 1)
         check_count("warmup_rounds", warmup_rounds)
         phase = (sync_rounds, warmup_rounds) if profiling == "phase" else None
+        if phase is None and (sync_rounds, warmup_rounds) != (3, 1):
+            rule = "be left out, for nodes are timed in training"
+            raise invalid(
+                "sync_rounds", (sync_rounds, warmup_rounds), rule, "or give profiling='phase' too"
+            )
         self.evaluates = self.named in (ADAPTIVE, ALGORITHM_2)
         super().__init__(strategy, clients_per_round)
         self.timing = Latencies(self, self.num_tiers, profile_interval, phase)

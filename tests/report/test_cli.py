@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flwr_hetero import __version__, cli
+from flwr_hetero import cli
 from flwr_hetero.cli import main
 
 APP = Path(__file__).parents[2] / "apps" / "tifl"
@@ -87,14 +87,6 @@ def test_hostile_history_gives_one_line(kind, make_run, capsys):
         assert result == 2
         assert said.startswith("flwr-hetero: error: ")
         assert said.count("\n") == 1
-
-
-def test_usage_and_version(capsys):
-    for typed, code in (["--version"], 0), ([], 2), (["compare", "--help"], 0):
-        with pytest.raises(SystemExit, match=str(code)):
-            main(typed)
-    said = "".join(capsys.readouterr().out.split())
-    assert f"flwr-hetero{__version__}" in said
 
 
 def test_broken_command_of_another_package_is_named(monkeypatch, capsys, two_runs):

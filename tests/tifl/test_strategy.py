@@ -288,6 +288,7 @@ PHASE = {"profiling": "phase"}
         ({"interval": 0}, "interval must be a whole number of at least 1"),
         ({**PHASE, "sync_rounds": 0}, "sync_rounds must be a whole number of at least 1"),
         ({**PHASE, "warmup_rounds": -1}, "warmup_rounds must be a whole number of at least 0"),
+        ({"warmup_rounds": 2}, "sync_rounds must be left out, for nodes are timed in training"),
         ({"profiling": "never"}, "profiling must be one of training, phase, got 'never'"),
         ({"profile_interval": 0}, "profile_interval must be a whole number of at least 1"),
         ({"seed": -1}, "seed must be a whole number of at least 0"),

@@ -90,29 +90,25 @@ def line_counts(app: App, wrapped: str | None, half: str | None) -> tuple[int, i
 
 # --- less data ----------------------------------------------------------------------------
 
-LOAD_DIGITS = sklearn.datasets.load_digits
-
-
-@cache
-def digits(count: int) -> sklearn.utils.Bunch:
-    """Return the first of scikit-learn's digits; of each node's part a fifth is for testing."""
-    found = LOAD_DIGITS()
-    return sklearn.utils.Bunch(**{key: found[key][:count] for key in ("data", "target", "images")})
+LOAD_DIGITS = cache(sklearn.datasets.load_digits)
 
 
 @contextmanager
 def few_digits(count: int) -> Iterator[None]:
     """Put fewer digits in place of load_digits, which reads a file of text each time."""
+    found = sklearn.utils.Bunch(
+        **{key: LOAD_DIGITS()[key][:count] for key in ("data", "target", "images")}
+    )
+    usual = sklearn.datasets.load_digits
 
     def load(return_X_y: bool = False) -> Any:
-        found = digits(count)
         return (found.data, found.target) if return_X_y else found
 
     sklearn.datasets.load_digits = load
     try:
         yield
     finally:
-        sklearn.datasets.load_digits = LOAD_DIGITS
+        sklearn.datasets.load_digits = usual
 
 
 # --- a run ----------------------------------------------------------------------------------
