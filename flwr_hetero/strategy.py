@@ -1,9 +1,5 @@
 """Wrapper strategies for heterogeneous fleets."""
 
-import warnings
-from importlib import import_module
-from typing import Any
-
 from flwr_hetero.asynchronous.over_select import OverSelect
 from flwr_hetero.asynchronous.strategy import FedBuff
 from flwr_hetero.biased_local_sgd.strategy import BiasedLocalSGD, FedNova, LocalSteps
@@ -33,24 +29,3 @@ __all__ = [
     "TiFL",
     "Wrapper",
 ]
-
-MOVED = {
-    "AdaComm": "rivals.adacomm",
-    "DeadlineSelection": "rivals.deadline",
-    "FedAT": "rivals.fedat",
-    "FedAsync": "rivals.fedasync",
-    "FedCompass": "rivals.fedcompass",
-    "HerdingMeter": "papers.cd_grab.herding",
-    "Oort": "rivals.oort",
-    "PowerOfChoice": "rivals.power_of_choice",
-}
-"""What is now imported from the studies; the old place stays for one release."""
-
-
-def __getattr__(name: str) -> Any:
-    """Find a name in its new place, with a warning."""
-    if name not in MOVED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    place = f"flwr_hetero_studies.{MOVED[name]}"
-    warnings.warn(f"{name} has moved to {place}", DeprecationWarning, stacklevel=2)
-    return getattr(import_module(place), name)

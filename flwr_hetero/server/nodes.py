@@ -171,18 +171,15 @@ class NodeBook:
         """Return a key that sorts nodes by identity, trailing numbers by value."""
         return identity_key(self.identity(node_id))
 
-    def learn(self, grid: Grid) -> None:
-        """Read names and public keys of the nodes online."""
-        for info in [] if is_simulated(grid) else grid.get_nodes():
+    def learn(self, grid: Grid, node_ids: Iterable[int]) -> None:
+        """Read names and public keys if some of these nodes have no identity yet."""
+        if is_simulated(grid) or all(map(self.knows, node_ids)):
+            return
+        for info in grid.get_nodes():
             if info.name:
                 self._claim(info.node_id, info.name)
             elif info.public_key:
                 self._claim(info.node_id, f"key-{hashlib.sha256(info.public_key).hexdigest()[:12]}")
-
-    def learn_new(self, grid: Grid, node_ids: Iterable[int]) -> None:
-        """Read names and public keys if some of these nodes have no identity yet."""
-        if not all(map(self.knows, node_ids)):
-            self.learn(grid)
 
     def set_partition_id(self, node_id: int, partition_id: int) -> None:
         """Name a node by the partition that it reports, unless it has a better identity."""

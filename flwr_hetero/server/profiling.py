@@ -69,15 +69,16 @@ def profile_nodes(
 def identify_nodes(strategy: Wrapper, context: Exchange, grid: Grid, t_max: float) -> None:
     """Find out the identities of unknown nodes after a resume."""
     fleet = context.fleet
-    fleet.nodes.learn(grid)
+    fleet.nodes.learn(grid, grid.get_node_ids())
+    if not (unknown := _unknown(fleet.nodes, grid)):
+        return
     # it takes no time of the fleet's clock and costs nothing: the run goes on as it would have
     virtual_s, costs = fleet.clock.virtual_s, deepcopy(fleet.costs)
-    if unknown := _unknown(fleet.nodes, grid):
-        log(INFO, "Asking %d nodes for their identity", len(unknown))
-        usual = profile_kind(strategy, context, grid, unknown, t_max)
-        # the one asked first has been named
-        kind = dict.fromkeys(_unknown(fleet.nodes, grid), usual)
-        _ask(strategy, context.beside(t_max), grid, kind)
+    log(INFO, "Asking %d nodes for their identity", len(unknown))
+    usual = profile_kind(strategy, context, grid, unknown, t_max)
+    # the one asked first has been named
+    kind = dict.fromkeys(_unknown(fleet.nodes, grid), usual)
+    _ask(strategy, context.beside(t_max), grid, kind)
     fleet.clock.virtual_s, fleet.costs = virtual_s, costs
 
 

@@ -10,7 +10,7 @@ from node_toy import Node
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from flwr_hetero import keys, sampler
+from flwr_hetero import keys
 from flwr_hetero.client.handler import _said
 from flwr_hetero.mod import (
     StepLoader,
@@ -42,13 +42,6 @@ def test_uniform_epochs_are_permutations():
     orders = [np.concatenate(epoch).tolist() for epoch in epochs]
     assert all(sorted(order) == list(range(10)) for order in orders)
     assert orders[0] != orders[1] != orders[2]
-
-
-def test_the_loss_has_its_old_name_for_a_release():
-    with pytest.warns(DeprecationWarning, match="SampledLoss is now WeightedLoss"):
-        assert sampler.SampledLoss is WeightedLoss
-    with pytest.raises(AttributeError, match="InTurn"):
-        sampler.InTurn  # noqa: B018
 
 
 @pytest.fixture
