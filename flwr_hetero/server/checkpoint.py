@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from logging import INFO, WARNING
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, MetricRecord
@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from flwr_hetero._flwr import log, trains_trees
-from flwr_hetero.errors import check_count, invalid
+from flwr_hetero.errors import invalid
 from flwr_hetero.report.trackers import Trackers, check_trackers
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
@@ -53,49 +53,35 @@ def save_checkpoint(folder: Path, run: Run) -> None:
     }
     path = folder / FILE
     draft = path.with_suffix(".draft")
-    try:
-        with draft.open("wb") as file:
-            np.savez(file, meta=np.array(json.dumps(meta)), **arrays)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        # it may be what fills the disk
-        draft.unlink(missing_ok=True)
-        why = f"no checkpoint of round {run.round} ({error.strerror or error})"
-        raise OSError(error.errno, f"{why}: make room, then resume the run", str(path)) from error
+    with draft.open("wb") as file:
+        np.savez(file, meta=np.array(json.dumps(meta)), **arrays)  # type: ignore[arg-type]
+        file.flush()
+        os.fsync(file.fileno())
     # the one before is kept, in case that this one cannot be read
     with suppress(FileNotFoundError):
         path.replace(folder / PREVIOUS)
     draft.replace(path)
 
 
-class Checkpoint(NamedTuple):
-    """A checkpoint as it was read."""
-
-    path: Path
-    meta: dict[str, Any]
-    arrays: dict[str, NDArray[Any]]
-
-
 def load_checkpoint(folder: Path, run: Run) -> None:
     """Continue from the last checkpoint that can be read; ValueError if this run cannot."""
-    found = read_checkpoint(folder)
+    path, meta, arrays = read_checkpoint(folder)
     try:
-        _check_fit(found, run)
-        _restore(found, run)
+        _check_fit(meta, arrays, run)
+        _restore(meta, arrays, run)
     except (ValueError, KeyError, TypeError) as error:
         hint = "resume the run as it was started, or start another one in a folder of its own"
-        raise ValueError(f"this run cannot go on from {found.path}: {error}: {hint}.") from error
+        raise ValueError(f"this run cannot go on from {path}: {error}: {hint}.") from error
 
 
-def read_checkpoint(folder: Path) -> Checkpoint:
+def read_checkpoint(folder: Path) -> tuple[Path, dict[str, Any], dict[str, NDArray[Any]]]:
     """Read the last checkpoint, or the one before if that cannot be read."""
     reasons = []
     for path in (folder / FILE, folder / PREVIOUS):
         try:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as entries:
                 arrays = {name: entries[name] for name in entries.files}
-            return Checkpoint(path, dict(json.loads(str(arrays.pop("meta")))), arrays)
+            return path, dict(json.loads(str(arrays.pop("meta")))), arrays
         # a damaged file may raise anything
         except Exception as error:
             reasons.append(f"{path.name}: {error}")
@@ -105,13 +91,13 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     raise ValueError(f"no checkpoint in {folder} can be read ({why}): {hint}.")
 
 
-def _check_fit(found: Checkpoint, run: Run) -> None:
+def _check_fit(meta: dict[str, Any], arrays: dict[str, NDArray[Any]], run: Run) -> None:
     """Refuse a checkpoint of other strategies or of another model, or with a model of NaN."""
     chain = run.strategy.chain()
-    saved, now = [s["type"] for s in found.meta["strategies"]], [type(s).__name__ for s in chain]
+    saved, now = [s["type"] for s in meta["strategies"]], [type(s).__name__ for s in chain]
     if saved != now:
         raise ValueError(f"it is of {' > '.join(saved)}, this run is {' > '.join(now)}")
-    model = entries_below("model/", found.arrays)
+    model = entries_below("model/", arrays)
     # trees grow
     if not trains_trees(chain[-1]):
         mine = {key: (tuple(array.shape), array.dtype) for key, array in run.arrays.items()}
@@ -124,8 +110,8 @@ def _check_fit(found: Checkpoint, run: Run) -> None:
         raise ValueError(f"its model holds NaN or infinity in {bad[0]}, training has diverged")
 
 
-def _restore(found: Checkpoint, run: Run) -> None:
-    meta, arrays, fleet = found.meta, found.arrays, run.fleet
+def _restore(meta: dict[str, Any], arrays: dict[str, NDArray[Any]], run: Run) -> None:
+    fleet = run.fleet
     run.arrays = ArrayRecord({k: Array(v) for k, v in entries_below("model/", arrays).items()})
     run.round, run.wall_offset_s = int(meta["round"]), float(meta["wall_s"])
     fleet.clock.virtual_s, fleet.accepted = float(meta["virtual_s"]), meta["accepted"]
@@ -191,8 +177,6 @@ class Recorded(Wrapper):
         What runs; FedAvg if left out.
     run_dir : str, Path or RunDirectory
         Absolute path, or for instance ``flwr_hetero.report.RunDirectory("/data/first", config)``.
-    checkpoint_every : int
-        Rounds between two checkpoints; the last round always gets one.
     resume : bool
         Continue from the directory's last checkpoint that can be read.
     trackers : sequence of str
@@ -201,22 +185,19 @@ class Recorded(Wrapper):
     Raises
     ------
     ValueError
-        If ``checkpoint_every`` is below 1, or ``run_dir`` cannot be used; by ``start``, if this
-        run cannot go on from the checkpoint to resume.
+        If ``run_dir`` cannot be used; by ``start``, if this run cannot go on from the checkpoint.
 
     Notes
     -----
-    A checkpoint is replaced in one step and the one before is kept, so that a run that is killed
-    continues from the last whole one. Which nodes were silent is learnt again. SIGTERM ends a run
-    as Ctrl-C does, with a report; its exit code is 143.
+    A run that is killed continues from the last whole checkpoint, and learns again which nodes are
+    silent. SIGTERM ends a run as Ctrl-C does, with a report; its exit code is 143.
 
     Examples
     --------
     >>> import tempfile
-    >>> from flwr_hetero.report import RunDirectory
     >>> from flwr_hetero.strategy import TiFL
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     strategy = Recorded(TiFL(), run_dir=RunDirectory(f"{folder}/first", {"seed": 0}))
+    ...     strategy = Recorded(TiFL(), run_dir=f"{folder}/first")
     """
 
     name: ClassVar[str] = "recorded"
@@ -228,12 +209,10 @@ class Recorded(Wrapper):
         strategy: Strategy | None = None,
         *,
         run_dir: Any,
-        checkpoint_every: int = 1,
         resume: bool = False,
         trackers: Sequence[str] = (),
     ) -> None:
         self.tracker_names = check_trackers(trackers)
-        self.checkpoint_every = check_count("checkpoint_every", checkpoint_every, 1)
         super().__init__(strategy)
         if isinstance(run_dir, str | Path):
             from flwr_hetero.report.run_dir import RunDirectory
@@ -257,11 +236,10 @@ class Recorded(Wrapper):
         self._begun = True
 
     def on_round_end(self, run: Run, record: dict[str, Any]) -> None:
-        """Write the round's line and, if it is due, the checkpoint."""
+        """Write the round's line and the checkpoint."""
         self.run_dir.append_round(record)
         self.trackers.log(record)
-        if run.round % self.checkpoint_every == 0 or run.round == run.num_rounds:
-            save_checkpoint(self.run_dir.checkpoint_dir, run)
+        save_checkpoint(self.run_dir.checkpoint_dir, run)
 
     def on_finish(self, run: Run) -> None:
         """Save the model and build the report, if the run has begun."""

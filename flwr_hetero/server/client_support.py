@@ -15,7 +15,6 @@ from flwr_hetero.server.context import Exchange
 MOD_LINES = """\
     from flwr_hetero.mod import hetero
     app = ClientApp(mods=[hetero])"""
-"""The mod alone: times."""
 STEP_LINES = {
     "transformers": """\
     # before trainer.train(), of a Trainer with num_train_epochs=1
@@ -89,19 +88,13 @@ def check_client_support(wrapper: Any, context: Exchange, replies: Sequence[Mess
         if num_with or never or len(lacking) >= context.quorum:
             wrapper.clear.add(support.key)
             if lacking and not never:
-                tell_missing(name_of(wrapper), support, [*lacking.values()], num_with, replies)
+                tell_missing(name_of(wrapper), support, [*lacking.values()], num_with)
 
 
-def tell_missing(
-    owner: str,
-    support: ClientSupport,
-    names: Sequence[str],
-    num_with: int,
-    replies: Sequence[Message] = (),
-) -> None:
+def tell_missing(owner: str, support: ClientSupport, names: Sequence[str], num_with: int) -> None:
     """Warn that some nodes lack what others have; raise if none has it."""
     key, meaning, lines, without, way_out = support
-    lines = lines or step_lines(has_mod=any(map(_has_mod, replies)))
+    lines = lines or step_lines()
     if not num_with:
         raise MissingClientSupportError(
             f"{owner}: no node reports {key!r} ({meaning}), so {owner} has no effect. "
@@ -113,14 +106,7 @@ def tell_missing(
     log(WARNING, text, owner, key, meaning, counts, lines)
 
 
-def _has_mod(reply: Message) -> bool:
-    """Return whether a mod of ours measured a reply; emulated times are also a LocalGrid's."""
-    record = reply.content.config_records.get(keys.TIMING)
-    return record is not None and record.get(keys.EMULATED) is False
-
-
-def step_lines(*, has_mod: bool) -> str:
-    """Return the lines for steps in the framework at hand; without the mod's if nodes have it."""
+def step_lines() -> str:
+    """Return the lines for steps in the framework at hand."""
     loaded = [name for name in STEP_LINES if {name, f"pytorch_{name}"} & sys.modules.keys()]
-    start = "    # mods=[hetero] is there, this is not" if has_mod else MOD_LINES
-    return f"{start}\n{STEP_LINES[loaded[0]]}"
+    return f"{MOD_LINES}\n{STEP_LINES[loaded[0]]}"
