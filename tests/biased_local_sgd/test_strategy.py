@@ -3,7 +3,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, MetricRecord
+from flwr.app import Array, ArrayRecord
 from flwr.serverapp import strategy as flower
 from recording import History
 from steps_toy import local_model, steps_app, steps_arrays
@@ -74,31 +74,11 @@ def test_every_way_to_weight_gives_the_same():
         assert other.train_metrics_clientapp == in_place.train_metrics_clientapp
 
 
-def test_own_metrics_function_gets_all_replies():
-    calls = []
-
-    def collect(contents, key):
-        calls.append((len(contents), key, {float(c["metrics"][key]) for c in contents}))
-        return MetricRecord({"seen": len(contents)})
-
-    result, _ = run(BY_STEPS(Spied(train_metrics_aggr_fn=collect)), num_rounds=1)
-    assert result.train_metrics_clientapp[1]["seen"] == 4
-    assert calls == [(4, "num-examples", {100.0})]
-
-
 @pytest.mark.parametrize("inner", [flower.FedMedian, flower.FedTrimmedAvg, flower.Krum])
 def test_robust_strategies_keep_their_rule(inner):
     biased, _ = run(BY_STEPS(inner()))
     plain, _ = run(LocalSteps(inner(), fast_steps=16, step_correction=0.0))
     np.testing.assert_allclose(biased.arrays["w"].numpy(), plain.arrays["w"].numpy(), rtol=1e-6)
-
-
-def test_server_optimiser_gets_the_weighted_mean():
-    result, _ = run(BY_STEPS(flower.FedAdam(eta=0.5)), num_rounds=1)
-    mean = mean_model([[1] * 4])
-    eta_norm = 0.5 * np.sqrt(1 - 0.99**2) / (1 - 0.9**2)
-    expected = eta_norm * 0.1 * mean / (np.sqrt(0.01 * mean**2) + 1e-3)
-    np.testing.assert_allclose(result.arrays["w"].numpy(), expected, rtol=1e-5)
 
 
 def test_differential_privacy_inside_clips_each_reply():
@@ -131,13 +111,6 @@ def test_profiling_by_tifl_measures_the_speeds():
     for record in records[1:]:
         fast = int(record["selected"][0][-1]) < 3
         assert list(record["biased_local_sgd"]["num_steps"].values()) == [8 if fast else 1] * 2
-
-
-@pytest.mark.parametrize(("claim", "counted"), [(10**6, 4), (0, 3)])
-def test_claims_weigh_no_more_than_assigned(claim, counted):
-    result, _ = run(BY_STEPS(), claims={3: claim})
-    expected = mean_model([[1] * counted, STEPS[:counted], STEPS[:counted]])
-    np.testing.assert_allclose(result.arrays["w"].numpy(), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("given", "share"), [(None, 48 / 50), (0.5, 0.5)])
