@@ -9,11 +9,9 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero.errors import check_count, invalid
-from flwr_hetero.server.aggregate import replaced
 from flwr_hetero.server.composition import check_enough_updates
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.nodes import MINIMA, GridView
-from flwr_hetero.server.rounds import late_replies
+from flwr_hetero.server.rounds import late_replies, showing
 from flwr_hetero.server.wrapper import Wrapper
 
 
@@ -94,11 +92,8 @@ class OverSelect(Wrapper):
         free = self._free(grid)
         if not self._in_flight:
             return ask(grid, *more)
-        # Flower would wait indefinitely for those that are hidden
-        own = {name: getattr(self.leaf, name) for name in MINIMA if hasattr(self.leaf, name)}
-        minima = {name: min(least, len(free)) for name, least in own.items()}
-        with replaced(self.leaf, **minima):
-            return ask(GridView(grid, free), *more) if free else []
+        with showing(self.leaf, grid, free) as view:
+            return ask(view, *more) if free else []
 
     def _free(self, grid: Grid) -> list[int]:
         now_s = self.fleet.clock.virtual_s

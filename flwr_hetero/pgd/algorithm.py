@@ -94,9 +94,8 @@ def learn(
 
     indices, priorities: (batch,), signed -> the trend of all examples.
 
-    Priorities at or below 0 are common and have no logarithm. That of the ratio exists where both
-    values have one sign; elsewhere, and at the first value, the trend starts flat. A second value
-    in one iteration replaces the first and keeps the slope.
+    Not the paper's: where the two values have no common sign the trend starts flat, and a second
+    value in one iteration keeps the slope.
 
     >>> trend = Trend(np.array([8.0, 1.0]), np.zeros(2), np.array([0, 0]))
     >>> learn(trend, np.array([0, 1]), np.array([2.0, -1.0]), iteration=2).slope.round(3)

@@ -51,21 +51,20 @@ def sample_priorities(
     inputs, targets : Tensor, shape (batch, ...)
         The examples.
     direction : mapping of str to Tensor
-        The aggregated gradient by parameter name; a parameter that is left out counts as
-        not moving (the last layer alone is cheaper and ranks much the same).
+        The aggregated gradient by parameter name; what is left out does not move (the last layer
+        alone is cheaper and ranks much the same).
 
     Returns
     -------
     Tensor, shape (batch,)
-        Signed priorities, detached. In training mode they contain an example's effect on the
-        statistics of BatchNorm, as the training step does; dropout is off.
+        Signed priorities, without dropout; in training mode with an example's effect on the
+        statistics of BatchNorm.
 
     Raises
     ------
     ValueError
-        If ``direction`` does not fit the model or is not finite, if ``loss_fn`` does not return
-        one finite loss per example, or if what moves goes through a layer without a forward
-        mode in torch: LSTM, EmbeddingBag, ``weight_norm``.
+        If ``direction`` or the losses do not fit or are not finite, or if what moves goes through
+        a layer without a forward mode in torch: LSTM, EmbeddingBag, ``weight_norm``.
 
     Examples
     --------

@@ -24,9 +24,8 @@ RULES = ("stochastic", "topk")
 class PGDSampler(BatchSampler):
     r"""Prioritised gradient descent: prefer examples whose gradient agrees with that of all.
 
-    ``update`` takes signed priorities :math:`p_i = \bar g \cdot g_i`, from
-    :func:`~flwr_hetero.sampler.sample_priorities` or, by
-    :class:`~flwr_hetero.sampler.PriorityFeed`, from the training step itself. Zhou and Gao,
+    ``update`` takes signed priorities :math:`p_i = \bar g \cdot g_i`, which
+    :class:`~flwr_hetero.sampler.PriorityFeed` takes from the training step. Zhou and Gao,
     "Distributed Framework for Accelerating Training of Deep Learning Models through
     Prioritization", sections III and IV.
 

@@ -67,6 +67,7 @@ def save_checkpoint(folder: Path, run: Run, initial: Mapping[int, Settings]) -> 
         draft.unlink(missing_ok=True)
         why = f"no checkpoint of round {run.round} ({error.strerror or error})"
         raise OSError(error.errno, f"{why}: make room, then resume the run", str(path)) from error
+    # the one before is kept, in case that this one cannot be read
     with suppress(FileNotFoundError):
         path.replace(folder / PREVIOUS)
     draft.replace(path)

@@ -236,6 +236,7 @@ class NodeBook:
 
     def backed_off(self, now_s: float) -> set[int]:
         """Return the nodes that are not asked now."""
+        now_s = round(now_s, 9)
         return {node for node, until_s in self._until_s.items() if until_s > now_s}
 
     def back_s(self, now_s: float) -> float:

@@ -52,6 +52,7 @@ def profile_nodes(
     for number in range(warmup_rounds + sync_rounds):
         now = context.beside(t_max)
         good = _ask(strategy, now, grid, kind, number)
+        # 4.2: the first rounds warm up and do not count
         if number >= warmup_rounds:
             for wrapper in strategy.wrappers():
                 wrapper.on_profile_replies(now, good)
@@ -178,8 +179,9 @@ class SamplerMetrics(Wrapper):
         groups = {name.partition(".")[0] for name in found if "." in name}
         for name, values in sorted(found.items()):
             group, _, part = name.partition(".")
+            # one node's number where others send a group
             if not part and group in groups:
-                continue  # one node's number where others send a group
+                continue
             table = self._info.setdefault(group, {}) if part else self._info
             table[part or group] = float(np.mean(values))
         return replies

@@ -118,7 +118,6 @@ def opened(run: Run, unit: str = "round") -> Iterator[None]:
     with quiet_strategies():
         strategy.summary()
         try:
-            fleet.started = True
             for wrapper in strategy.wrappers():
                 wrapper.on_start(run)
             yield
@@ -131,19 +130,23 @@ def opened(run: Run, unit: str = "round") -> Iterator[None]:
 
 @contextmanager
 def answering(run: Run) -> Iterator[Grid]:
-    """Show a strategy the nodes that are not backed off, if there are others.
-
-    Flower's minima, for which it would wait, are at most the nodes shown meanwhile.
-    """
-    fleet, leaf = run.fleet, run.strategy.leaf
+    """Show a strategy the nodes that are not backed off, if there are others."""
+    fleet = run.fleet
     silent = fleet.nodes.backed_off(fleet.clock.virtual_s)
     shown = sorted(online_nodes(run.grid) - silent) if silent else []
     if not shown:
         yield run.grid
         return
+    with showing(run.strategy.leaf, run.grid, shown) as view:
+        yield view
+
+
+@contextmanager
+def showing(leaf: Any, grid: Grid, shown: Sequence[int]) -> Iterator[Grid]:
+    """Show some nodes only; Flower's minima, for which it would wait, are at most these then."""
     minima = {name: min(getattr(leaf, name), len(shown)) for name in MINIMA if hasattr(leaf, name)}
     with replaced(leaf, **minima):
-        yield GridView(run.grid, shown)
+        yield GridView(grid, shown)
 
 
 def train(run: Run, number: int) -> Record:
@@ -290,6 +293,7 @@ def finish_round(run: Run, record: Record) -> None:
     fleet, run.round = run.fleet, record["round"]
     record |= {"wall_s": run.wall_s, **fleet.costs.until(fleet.clock.virtual_s)}
     keep_infos(run, record)
+    # the innermost first, so that the outermost writes what all have added
     for wrapper in reversed(run.strategy.wrappers()):
         wrapper.on_round_end(run, record)
     if run.round:

@@ -281,7 +281,7 @@ class ModelAverage(Wrapper):
         """Add the new global model to the average."""
         arrays, metrics = super().aggregate_train(server_round, replies, context)
         if arrays is not None:
-            self.add(keep_dtypes(arrays, self.current(context).arrays))
+            self.add(keep_dtypes(arrays, self.given(context).arrays))
         return arrays, metrics
 
     def configure_evaluate(

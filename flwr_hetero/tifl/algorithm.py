@@ -139,7 +139,12 @@ def first_state(
 
 
 def carry_over(before: TierState, new: TierState, policy: str, *, with_credits: bool) -> TierState:
-    """Go on with accuracies, and credits if wanted, with new tiers, as many as before."""
+    """Go on with accuracies, and credits if wanted, with new tiers, as many as before.
+
+    >>> old, new = first_state("uniform", 2, [3, 3], 2), first_state("fast", 2, [9, 9], 2)
+    >>> carry_over(old._replace(tier=1), new, "fast", with_credits=True).credits
+    array([3., 3.])
+    """
     probs = before.probs if policy == ALGORITHM_2 else new.probs
     credits = before.credits if with_credits else new.credits
     return new._replace(accuracy=before.accuracy, tier=before.tier, credits=credits, probs=probs)
@@ -241,7 +246,11 @@ def change_probs(accuracy: Floats) -> Floats:
 
 
 def refund(state: TierState) -> TierState:
-    """Give its credit back to the current tier, of which no reply counts."""
+    """Give its credit back to the current tier, of which no reply counts.
+
+    >>> refund(first_state("uniform", 2, [3, 3], 2)._replace(tier=1)).credits
+    array([3., 4.])
+    """
     return state._replace(credits=state.credits + (np.arange(len(state.credits)) == state.tier))
 
 
@@ -313,7 +322,12 @@ def weigh_tiers(accuracy: Floats, latency: Floats) -> Floats:
 
 
 def steer(state: TierState, accuracy: Floats | None, latency: Floats) -> TierState:
-    """Average the accuracies with those so far, and set the probabilities by them: "adaptive"."""
+    """Average the accuracies with those so far, and set the probabilities by them: "adaptive".
+
+    >>> state = TierState(np.ones(2) / 2, np.full(2, np.nan), np.ones(2), np.ones(2))
+    >>> steer(state, np.array([0.8, 0.6]), latency=np.ones(2)).probs
+    array([0.2, 0.8])
+    """
     if accuracy is None:
         accuracy = state.accuracy
     before = np.where(np.isnan(state.accuracy), accuracy, state.accuracy)

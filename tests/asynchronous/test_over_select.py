@@ -48,7 +48,7 @@ def test_nodes_at_work_are_not_asked_again():
     assert asked[1:7] == [3] * 6
     assert 4 in asked[7:]
     assert not any(record["failures"] for record in records)
-    assert grid.traffic.asked == sum(asked)
+    assert grid.num_sent == sum(asked)
 
 
 def test_silent_nodes_cost_nothing_if_enough_answer():

@@ -110,7 +110,7 @@ def test_pair_weighs_as_much_as_its_model(make, weights):
     rounds = Rounds(strategy, grid, 2)
     assert np.ravel(ratios[1]) == pytest.approx(np.array(weights) / np.mean(weights))
     shares = np.array(weights) / np.sum(weights)
-    assert list(rounds.lines[2]["weights"].values()) == pytest.approx(shares)
+    assert list(rounds.records[2]["weights"].values()) == pytest.approx(shares)
 
 
 @pytest.mark.parametrize("kind", ["errs", "garbage"])
@@ -135,7 +135,7 @@ def test_joiner_and_a_node_without_orders():
         if server_round == 3:
             grid.join(DeviceProfile())
 
-    rounds = Rounds(CDGraB(fedavg()), grid, 6, on_round_end=join)
+    rounds = Rounds(CDGraB(fedavg()), grid, 6, look=join)
     assert rounds.of("cd_grab", "pairs") == [10, 10, 10, 15, 15, 15]
     assert rounds.of("cd_grab", "pairs_together")[-1] == 15
     assert rounds.reasons() == []
@@ -161,7 +161,7 @@ def test_nodes_without_state_get_their_orders_after_a_resume():
     before = [state.order.tolist() for state in second.server.states.values()]
     grid, seen = grid_of([20] * 3, lr=0.001), []
     look = lambda number: seen.append([visited(grid, n) for n in nodes_of(grid)] if number else 0)  # noqa: E731
-    rounds = Rounds(second, grid, 4, on_round_end=look)
+    rounds = Rounds(second, grid, 4, look=look)
     assert rounds.of("cd_grab", "pairs") == [0, 15, 15, 15]
     assert seen[2] == before
 

@@ -36,17 +36,10 @@ def test_rounds_in_order_bad_lines_noted(tmp_path, lines, rounds, notes):
     assert history.column("wall_s").tolist()[1:] == [2.0] * (len(rounds) == 2)
 
 
-@pytest.mark.parametrize(
-    ("directory", "words"),
-    [
-        ("nowhere", "must exist, got '.*/nowhere'"),
-        ("empty", "must hold a history.jsonl, got '.*/empty'"),
-    ],
-)
-def test_folder_without_a_run_is_refused(tmp_path, directory, words):
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=f"run directory {words}"):
-        read_history(tmp_path / directory)
+@pytest.mark.parametrize("name", ["nowhere", ""])
+def test_folder_without_a_run_is_refused(tmp_path, name):
+    with pytest.raises(ValueError, match=r"run directory must (exist|hold a history.jsonl), got"):
+        read_history(tmp_path / name)
 
 
 def test_old_spelling_is_read(tmp_path):
@@ -127,23 +120,25 @@ def history_of(name, given):
     [
         ("accuracy", 0.5, "virtual_s", 5.0),
         ("accuracy", 0.5, "wall_s", 14.0),
-        ("accuracy", 0.0, "round", 0.0),
         ("accuracy", 0.95, "round", None),
         ("loss", 0.1, "round", 0.0),
         ("loss", 0.05, "round", None),
-        ("accuracy", 0.5, "moon", "clock must be one of virtual_s, wall_s, round, got 'moon'"),
-        ("accuracy", np.nan, "round", "target must be a number in .* got nan"),
     ],
 )
 def test_time_to_target_by_hand(name, target, clock, cost):
     history = history_of(name, [0.1, None, 0.5, 0.5, 0.6, 0.7, 0.8, 0.9])
-    if isinstance(cost, str):
-        with pytest.raises(ValueError, match=cost):
-            time_to_target(history, name, target, clock)
-        return
     assert time_to_target(history, name, target, clock) == cost
     timeless = History(tuple({**record, clock: None} for record in history.rounds))
     assert time_to_target(timeless, name, target, clock) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [((0.5, "moon"), "clock must be one"), ((np.nan,), "target must be")],
+)
+def test_time_to_target_refusals(given, words):
+    with pytest.raises(ValueError, match=words):
+        time_to_target(history_of("loss", [1.0]), "loss", *given)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from safetensors.numpy import load_file
 
 from flwr_hetero.report import RunDirectory, read_history, run_dir
 from flwr_hetero.report import page as page_module
-from flwr_hetero.report.run_dir import plain
+from flwr_hetero.report.history import plain
 
 
 def rounds_in(path):
@@ -50,18 +50,17 @@ def test_round_is_plain_json_and_synced(run, monkeypatch):
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("runs/first", "path must be an absolute path, got 'runs/first'"),
-        ("", "path must be an absolute path"),
-        ("{tmp}/old", "path must not hold another run, got '{tmp}/old'"),
-        ("{tmp}/file", "path must be a folder to write to"),
+        ("runs/first", "be an absolute path, got 'runs/first'"),
+        ("", "be an absolute path"),
+        ("{}/old", "not hold another run, got '{}/old'"),
+        ("{}/file", "be a folder to write to"),
     ],
 )
 def test_bad_folder_is_refused(tmp_path, path, words):
     (tmp_path / "file").write_text("text")
     RunDirectory(tmp_path / "old").append_round({"round": 0})
-    with pytest.raises(ValueError, match="path") as caught:
-        RunDirectory(path.format(tmp=tmp_path))
-    assert words.format(tmp=tmp_path) in str(caught.value)
+    with pytest.raises(ValueError, match=f"path must {words.format(tmp_path)}"):
+        RunDirectory(path.format(tmp_path))
     assert rounds_in(tmp_path / "old") == [0]
 
 
@@ -162,19 +161,13 @@ def test_report_is_built_or_costs_nothing(run, monkeypatch, caplog):
     assert "no ink" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (np.float64("inf"), None),
-        (np.bool_(True), True),
-        (np.array([[1, 2]]), [[1, 2]]),
-        (np.array(3.5), 3.5),
-        ((1, float("nan")), [1, None]),
-        ([None, b"x", "x", np.float32(0.5), [np.inf]], [None, "b'x'", "x", 0.5, [None]]),
-        (Path("/data"), "/data"),
-        ({1: {"a": np.int64(2)}}, {"1": {"a": 2}}),
-    ],
-)
-def test_plain_by_hand(value, expected):
-    assert plain(value) == expected
-    assert type(plain(value)) is type(expected)
+def test_plain_by_hand():
+    given = {
+        **{"inf": np.float64("inf"), "true": np.bool_(True), "array": np.array([[1, 2]])},
+        **{"scalar": np.array(3.5), "pair": (1, float("nan")), "path": Path("/data")},
+        **{"list": [None, b"x", np.float32(0.5), [np.inf]], 1: {"a": np.int64(2)}},
+    }
+    assert plain(given) == {
+        **{"inf": None, "true": True, "array": [[1, 2]], "scalar": 3.5, "pair": [1, None]},
+        **{"path": "/data", "list": [None, "b'x'", 0.5, [None]], "1": {"a": 2}},
+    }

@@ -14,10 +14,10 @@ from recording import History
 
 from flwr_hetero.fleet import DeviceProfile, LocalGrid, named_fleet
 from flwr_hetero.strategy import FedSlice, ModelAverage, TiFL, Wrapper
-from flwr_hetero_studies.advise.task import SmallTask
+from flwr_hetero_studies.advise.task import RUN_CONFIG, small_task
 
 NODES, EXAMPLES = 12, 96
-TASK = SmallTask(NODES, EXAMPLES)
+TASK, CONFIG = small_task(NODES, EXAMPLES), dict(RUN_CONFIG)
 
 
 class Metered(LocalGrid):
@@ -26,7 +26,7 @@ class Metered(LocalGrid):
     def push_messages(self, messages):
         messages = list(messages)
         ids = list(super().push_messages(messages))
-        replies = [(m, self.traffic.pending[m.metadata.message_id][1]) for m in messages]
+        replies = [(m, self.pending[m.metadata.message_id].reply) for m in messages]
         train = [(m, r) for m, r in replies if m.metadata.message_type == "train"]
         self.jobs = [*getattr(self, "jobs", []), *(each for each in train if each[1].has_content())]
         return ids
@@ -49,7 +49,7 @@ def accuracy(number, arrays):
 
 
 def run(strategy, num_rounds, profiles=None, **how):
-    grid = Metered(TASK.app, profiles or named_fleet("paper-5", NODES), seed=1)
+    grid = Metered(TASK.app, profiles or named_fleet("paper-5", NODES), seed=1, run_config=CONFIG)
     seen = History(strategy)
     result = seen.start(grid, TASK.first(), num_rounds, evaluate_fn=accuracy, **how)
     return grid, seen.records, result
@@ -67,9 +67,9 @@ def test_as_many_rounds_train_on_as_many_examples_as_fedavg(num_rounds, in_fligh
 def test_it_ends_as_good_as_fedavg_in_a_fraction_of_the_time():
     behind = []
     for seed in range(3):
-        task, ends = SmallTask(NODES, EXAMPLES, seed=seed), []
+        task, ends = small_task(NODES, EXAMPLES, seed=seed), []
         for strategy in (FedSlice(quiet()), Wrapper(quiet())):
-            grid = LocalGrid(task.app, named_fleet("paper-5", NODES), seed=seed)
+            grid = LocalGrid(task.app, named_fleet("paper-5", NODES), seed=seed, run_config=CONFIG)
             arrays = strategy.start(grid, task.first(), 12).arrays
             ends.append((grid.virtual_time_s, task.measure(values_of(arrays), [0])[0]))
         (ours_s, found), (base_s, usual) = ends
@@ -81,10 +81,10 @@ def test_it_ends_as_good_as_fedavg_in_a_fraction_of_the_time():
 @pytest.mark.parametrize("seed", [0, 1])
 def test_equal_nodes_bear_fedavgs_learning_rate(seed):
     """Their updates start from about the same model: unbounded, the sum of them overshoots."""
-    task = SmallTask(NODES, EXAMPLES, seed=seed, learning_rate=0.6)
+    task, config = small_task(NODES, EXAMPLES, seed=seed), CONFIG | {"learning-rate": 0.6}
 
     def first_round(strategy):
-        grid = LocalGrid(task.app, [DeviceProfile()] * NODES, seed=seed)
+        grid = LocalGrid(task.app, [DeviceProfile()] * NODES, seed=seed, run_config=config)
         arrays = strategy.start(grid, task.first(), 1).arrays
         return task.measure(values_of(arrays), [0])[0]
 
@@ -126,7 +126,7 @@ def test_evaluation_on_nodes_takes_little_of_the_time_of_training():
 
 
 def test_a_loop_of_single_rounds_takes_up_what_is_in_flight():
-    grid = Metered(TASK.app, named_fleet("paper-5", NODES), seed=1)
+    grid = Metered(TASK.app, named_fleet("paper-5", NODES), seed=1, run_config=CONFIG)
     strategy, arrays, versions = FedSlice(quiet()), TASK.first(), []
     for _ in range(6):
         result = strategy.start(grid, arrays, 1, evaluate_fn=accuracy)
@@ -141,7 +141,7 @@ def test_a_loop_of_single_rounds_takes_up_what_is_in_flight():
 
 
 def test_other_arrays_begin_a_new_run():
-    grid = Metered(TASK.app, named_fleet("paper-5", NODES), seed=1)
+    grid = Metered(TASK.app, named_fleet("paper-5", NODES), seed=1, run_config=CONFIG)
     strategy = FedSlice(quiet())
     strategy.start(grid, TASK.first(), 3)
     result = strategy.start(grid, TASK.first(), 1, evaluate_fn=accuracy)

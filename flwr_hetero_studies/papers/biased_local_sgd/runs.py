@@ -64,12 +64,10 @@ class Case:
 
     @property
     def batches(self) -> int:
-        """Number of batches in a round, of all nodes together."""
         slow_steps = self.steps if self.balanced else self.slow_steps
         return self.steps * self.fast + self.slow * slow_steps
 
     def rounds(self, batches_per_epoch: float, epochs: float) -> int:
-        """Count the rounds of so many epochs."""
         if self.as_long_as:
             return self.as_long_as.rounds(batches_per_epoch, epochs)
         return ceil(self.times * epochs * batches_per_epoch / self.batches)
@@ -83,7 +81,6 @@ class Case:
 
     @property
     def fleet(self) -> list[DeviceProfile]:
-        """Make the fast nodes, which are the reference, and the slow ones."""
         slow = DeviceProfile(self.slow_steps / TAU_F, name="slow")
         return [DeviceProfile(name="fast")] * self.fast + [slow] * self.slow
 
@@ -99,12 +96,10 @@ class Trained(NamedTuple):
 
     @property
     def accuracy(self) -> float:
-        """The mean final accuracy in percent."""
         return float(np.mean(self.finals))
 
     @property
     def percent(self) -> str:
-        """Write the final accuracy as the paper does."""
         return f"{self.accuracy:.2f} ± {np.std(self.finals, ddof=1):.2f}"
 
 
@@ -127,7 +122,6 @@ def setting(options: Options, case: Case) -> dict[str, Any]:
 
 
 def _train(options: Options, case: Case, seed: int) -> dict[str, list[Any]]:
-    """Train, and return the curve by columns."""
     shared = setting(options, case)
     dataset, batch = options.dataset("images"), int(shared["batch-size"])
     num_examples = len(shared_examples(dataset, seed))
@@ -179,7 +173,6 @@ class HighLossToSlow(SharedSamples):
 
 
 def shared_examples(dataset: str, seed: int) -> Examples:
-    """Load the data set that all nodes see."""
     return load_partition(dataset, 0, 1, seed=seed)
 
 
@@ -209,7 +202,6 @@ def shared_app() -> ClientApp:
 
 
 def compare(options: Options, cases: Mapping[str, Case]) -> dict[str, Trained]:
-    """Train with every algorithm."""
     found = {}
     for name, case in cases.items():
         options.say(name)

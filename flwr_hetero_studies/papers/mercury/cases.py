@@ -3,7 +3,6 @@
 A cell is a link, a partition and a number of nodes. ``bacc`` is the default of ``apps/mercury``.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -27,16 +26,12 @@ METHODS: dict[str, dict[str, Any]] = {
     DEFAULT: {"sampling": "bacc"},
     "free": {"sampling": "free"},
     "bacc, paper": {"sampling": "bacc", "estimator": "paper"},
-    "adacomm": {
-        "sampling": "uniform",
-        "communication": "adacomm",
-        "local-steps": 20,
-        "adapt-every-s": 3.0,
-    },
+    "adacomm": {"sampling": "uniform", "communication": "adacomm", "local-steps": 20,
+                "adapt-every-s": 3.0},
     "uniform, resharding": {"sampling": "uniform", "resharding": "random"},
     "bacc, resharding": {"sampling": "bacc", "resharding": "importance"},
     "bacc, random resharding": {"sampling": "bacc", "resharding": "random"},
-}
+}  # fmt: skip
 """Run-config of each; AdaComm adapts about every ten rounds at 100 Mbit/s."""
 MBPS, ALPHAS, USUAL = (10, 50, 100, 200), (None, 10.0, 1.0, 0.5), (100, 1.0, 4)
 CNN_BYTES = 4 * 20_490
@@ -65,39 +60,13 @@ def described() -> Iterator[Case]:
 
 
 def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
-    """Yield all runs; those of uniform sampling train once for all links."""
-    known = {training(line["case"], line["seed"]): line["curve"] for line in lines}
-    first: set[str] = set()
+    """Yield all runs."""
     for seed in options.seeds_or(range(3)):
         for one in described():
-            full = {"data": options.data, **options.settings} | one
-            key = training(full, seed)
-            if one["name"] != UNIFORM:
-                yield Trial(full, seed)
-            elif key in known:
-                yield Trial(full, seed, {"curve": known[key]})
-            elif key not in first:
-                first.add(key)
-                yield Trial(full, seed)
+            yield Trial({"data": options.data, **options.settings} | one, seed)
 
 
-def training(case: Case, seed: int) -> str:
-    """Name what a run trains on: with uniform sampling the link changes nothing but the clock."""
-    return json.dumps([case | {"fleet": "", "experiment": ""}, seed], sort_keys=True)
-
-
-def run(case: Case, seed: int, data: Data, curve: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Train once, or give a known training the clock of another link, as two rounds show it."""
-    if curve is None:
-        return train(case, seed, data)
-    # uniform sampling trains alike on every link
-    times = train(case | {"num-server-rounds": 2}, seed, data)["curve"]["virtual_s"]
-    clock = [round(number * (times[2] - times[1]), 5) for number in curve["round"]]
-    metrics = {"virtual_s": clock[-1], "accuracy": curve["accuracy"][-1]}
-    return {"metrics": metrics, "curve": curve | {"virtual_s": clock}}
-
-
-def train(case: Case, seed: int, data: Data) -> dict[str, Any]:
+def run(case: Case, seed: int, data: Data) -> dict[str, Any]:
     """Train for the rounds of the case, measured at most 60 times."""
     app, task = app_modules("mercury", "mercury_app")
     config = {key: value for key, value in case.items() if key not in OURS}
@@ -117,16 +86,9 @@ def train(case: Case, seed: int, data: Data) -> dict[str, Any]:
         own = moment.record["global"]
         return kept | ({"loss": own["loss"]} if own else {})
 
-    curve = emulate(
-        app,
-        settings,
-        settings.strategy(),
-        fleet,
-        config,
-        note=note,
-        every=max(1, settings.num_server_rounds // 60),
-        arrays=arrays,
-        train_config={keys.NUM_STEPS: settings.local_steps} if settings.local_steps else {},
-    )
+    how: dict[str, Any] = {"arrays": arrays, "every": max(1, settings.num_server_rounds // 60)}
+    if settings.local_steps:
+        how["train_config"] = {keys.NUM_STEPS: settings.local_steps}
+    curve = emulate(app, settings, settings.strategy(), fleet, config, note=note, **how)
     del curve["bytes"], curve["device_s"]
     return {"metrics": {key: curve[key][-1] for key in ("virtual_s", "accuracy")}, "curve": curve}

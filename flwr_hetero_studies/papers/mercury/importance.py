@@ -1,33 +1,69 @@
-"""Figure 3 and the proof of section 4.4: what importance is, and what it changes."""
+"""Figures 2 to 4 and 6, and the proof of section 4.4: what importance is and what it changes."""
 
 from dataclasses import replace
+from math import sqrt
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch.nn.functional import cross_entropy
 
 from flwr_hetero.mercury.algorithm import (
     Groups,
     draw_flat,
     draw_two_level,
+    error_probability,
     inverse_probs,
     mixed_probs,
 )
-from flwr_hetero_studies.core.experiment import Claim, Curve, Finding
+from flwr_hetero_studies.core.curves import Vector
+from flwr_hetero_studies.core.experiment import ENOUGH, Claim, Curve, Finding
 from flwr_hetero_studies.core.plan import Options
-from flwr_hetero_studies.papers.mercury.clock import costs
+from flwr_hetero_studies.papers.mercury.clock import MBPS, costs, overlapped_s
 from flwr_hetero_studies.papers.mercury.race import cell
 from flwr_hetero_studies.papers.mercury.training import RANDOM, Training
 
+FAST_LINKS = (1000, 10_000, 50_000)
+"""Mbit/s of the networks of data centers."""
 MOMENTS = (0, 50, 100, 200)
 """Iterations after which importance is looked at."""
+MOST = 2000
+"""Samples whose own gradients are taken."""
 FEW = 0.15
 """Part of the samples that counts as a small portion."""
 
 
+def figure_2(options: Options) -> Finding:
+    """Overlap computing and exchanging, layer by layer, on links of every speed."""
+    rows, cut = [], {}
+    for mbps in (*MBPS, *FAST_LINKS):
+        cost = costs(mbps)
+        cut[mbps] = 1 - overlapped_s(cost) / (cost.compute_s + cost.exchange_s)
+        parts = (cost.compute_s, cost.exchange_s, overlapped_s(cost))
+        paper = "15 %" if mbps in MBPS else "47 %"
+        rows.append((mbps, *(f"{part:.2f}" for part in parts), f"{cut[mbps]:.0%}", paper))
+    wireless, fast = max(cut[m] for m in MBPS), max(cut[m] for m in FAST_LINKS)
+    claims = [
+        Claim("On wireless links overlapping cuts the cost of a step little",
+              "15 %", f"{wireless:.0%} at most", wireless <= 0.15),
+        Claim("On a fast network it cuts much (on the best link, at least 2/3 of it)",
+              "47 %", f"{fast:.0%} at most", fast >= ENOUGH * 0.47),
+    ]  # fmt: skip
+    head = ("Mbit/s", "computing, s", "exchange, s", "overlapped, s", "saved", "paper")
+    return Finding(head, rows, claims)
+
+
+def trained(options: Options, steps: int) -> tuple[Training, NDArray[np.int64]]:
+    """Train by random batches; return the training and the numbers of all examples."""
+    training = Training(cell(options, "images").task, RANDOM, costs(100), options.seed)
+    for _ in range(steps):
+        training.advance()
+    return training, np.arange(len(training.examples))
+
+
 def figure_3(options: Options) -> Finding:
     """Look at how unequal importance is as random training goes on."""
-    training = Training(cell(options, "images").task, RANDOM, costs(100), options.seed)
-    samples = np.arange(len(training.examples))
+    training, samples = trained(options, 0)
     rows, curves, halves, count = [], {}, [], len(samples)
     for before, moment in zip((0, *MOMENTS), MOMENTS, strict=False):
         for _ in range(moment - before):
@@ -51,6 +87,91 @@ def figure_3(options: Options) -> Finding:
     head = ("iteration", "mean importance", "samples with half of it", "with 90 %")
     axes = ("samples, % (most important first)", "importance, %")
     return Finding(head, rows, claims, curves, axes)
+
+
+def figure_4(options: Options) -> Finding:
+    """Draw batches at random and by importance, and compare what they hold."""
+    training, samples = trained(options, MOMENTS[-1])
+    samples = samples[:MOST]
+    losses, norms = training.all_losses(samples), gradient_norms(training, samples)
+    ways = {"random": np.full(len(samples), 1.0 / len(samples))}
+    ways |= {"by loss (the paper)": mixed_probs(losses, 0.0)}
+    ways |= {"by gradient norm (Eq. 4)": mixed_probs(norms, 0.0)}
+    package = "by error probability, half uniform (the package)"
+    ways[package] = mixed_probs(error_probability(losses), 0.5)
+    top = np.argsort(-losses)[: len(samples) // 10]
+    # second moment of the gradient with the weights that keep it unbiased
+    noise = {name: float((norms**2 / probs).mean()) / len(samples) for name, probs in ways.items()}
+    gains = {name: noise["random"] / own for name, own in noise.items()}
+    rows = [
+        (name, f"{probs @ losses / losses.mean():.2f}", f"{probs[top].sum():.0%}",
+         f"{gains[name]:.2f}x")
+        for name, probs in ways.items()
+    ]  # fmt: skip
+    rank = float(np.corrcoef(ranks(losses), ranks(norms))[0, 1])  # Spearman's
+    share, gain = ways["by loss (the paper)"][top].sum(), gains["by loss (the paper)"]
+    claims = [
+        Claim("Important samples are more likely to be drawn (the top tenth, at least twice)",
+              "more likely", f"{share / 0.1:.1f} times", share >= 0.2),
+        Claim("The loss can stand in for the gradient norm (rank correlation at least 0.8)",
+              "often used", f"{rank:.3f}", rank >= 0.8),
+        Claim("It reduces the gradient's second moment, and so its variance",
+              "reduced", f"{gain:.2f} times smaller", gain > 1),
+    ]  # fmt: skip
+    head = ("batches", "importance, mean 1", "draws of the top tenth", "second moment smaller")
+    return Finding(head, rows, claims)
+
+
+def gradient_norms(training: Training, samples: NDArray[np.int64]) -> Vector:
+    """Return the norm of each example's own gradient."""
+    params = [p for p in training.model.parameters() if p.requires_grad]
+    found = []
+    for sample in samples:
+        inputs, targets = training.examples.take(np.array([sample]))
+        gradients = torch.autograd.grad(cross_entropy(training.model(inputs), targets), params)
+        found.append(float(sum(g.square().sum() for g in gradients) ** 0.5))
+    return np.array(found)
+
+
+def ranks(values: Vector) -> Vector:
+    """Return each value's rank, from 0 to 1."""
+    return np.argsort(np.argsort(values)) / (len(values) - 1)
+
+
+CHANGES = {(1, 0.05): 0.5, (1, 0.1): 0.7, (10, 0.1): 0.65}
+"""Iterations and change of rank, and the part of the samples that the paper has below it."""
+
+
+def figure_6(options: Options) -> Finding:
+    """See how far samples' ranks of importance move within 1 and 10 iterations."""
+    training, samples = trained(options, MOMENTS[1])
+    moves: dict[int, list[Vector]] = {1: [], 10: []}
+    for _ in range(10):
+        first = ranks(training.all_losses(samples))
+        for step in range(1, 11):
+            training.advance()
+            if step in moves:
+                moves[step].append(np.abs(ranks(training.all_losses(samples)) - first))
+    shares = {
+        (step, below): float(np.mean([(each < below).mean() for each in found]))
+        for step, found in moves.items()
+        for below in (0.05, 0.1)
+    }
+    rows, claims, curves, grid = [], [], {}, np.linspace(0, 1, 51)
+    times = {1: "1 iteration", 10: "10 iterations"}
+    for (step, below), share in shares.items():
+        paper = CHANGES.get((step, below))
+        here = f"{share:.0%}"
+        rows.append((step, f"{below:.0%}", here, f"{paper:.0%}" if paper else ""))
+        if paper:
+            text = f"Samples that change less than {below:.0%} in rank in {times[step]}"
+            text, about = f"{text} (at least 9/10 of that)", f"about {paper:.0%}"
+            claims.append(Claim(text, about, here, share >= 0.9 * paper))
+    for step, found in moves.items():
+        below_of = [100 * float(np.mean(np.concatenate(found) <= at)) for at in grid]
+        curves[f"after {times[step]}"] = Curve((100 * grid).tolist(), below_of)
+    head = ("iterations", "change of rank below", "samples", "paper")
+    return Finding(head, rows, claims, curves, ("change of rank, %", "samples, %"))
 
 
 # --- section 4.4 --------------------------------------------------------------------------------
@@ -110,7 +231,7 @@ def section_4_4(options: Options) -> Finding:
 def least_gradient(options: Options, length: int) -> float:
     """Train softmax regression by Mercury for T steps; return the least squared gradient norm."""
     small = cell(options, "images").task
-    task = replace(small, model="softmax", optimizer="sgd", rate=length**-0.5)
+    task = replace(small, model="softmax", optimizer="sgd", rate=1 / sqrt(length))
     method = replace(RANDOM, sampling="paper", share=1.0)
     training, least = Training(task, method, costs(100), options.seed), np.inf
     params = list(training.model.parameters())

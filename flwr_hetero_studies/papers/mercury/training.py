@@ -1,7 +1,7 @@
 """Distributed training as Mercury's: devices exchange gradients after every batch."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, NamedTuple
@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from flwr_hetero.client.batch_sampler import Batch, BatchSampler, UniformSampler
+from flwr_hetero.mercury.resharding import offer
+from flwr_hetero.mercury.strategy import match
 from flwr_hetero.sampler import MercurySampler
 from flwr_hetero_studies.papers.mercury.clock import StepCosts
 from flwr_hetero_studies.rivals.adacomm import adaptive_steps
@@ -29,6 +31,8 @@ from flwr_hetero_studies.tasks.training import pick_device
 Rows = NDArray[np.int64]
 FIRST_STEPS, ADAPT_EVERY = 20, 10
 """AdaComm: local steps at first, and exchanges until they are adapted."""
+RESHARD_TIMES = 20
+"""Parts in which samples are moved in a run."""
 SCORE_BATCH = 4096
 
 
@@ -63,6 +67,13 @@ class Sampling:
     """Part of the local data that is scored per exchange; None: as much as the exchange hides."""
     is_hidden: bool = True
     """Whether scoring goes on during the exchange (BACC), or comes before the next batch."""
+    bandwidth_noise: float = 0.0
+    """Standard deviation of the seconds of an exchange, relative."""
+    is_adaptive: bool = True
+    """Whether the group is sized by this exchange, or always by the mean one."""
+    resharding: str = ""
+    """``importance`` or ``random``: which samples are exchanged."""
+    reshard_share: float = 0.0
     local_steps: int = 1
     adapts_steps: bool = False
     """Whether local steps become fewer as the loss falls (AdaComm)."""
@@ -94,6 +105,8 @@ class TrainedRun(NamedTuple):
     exchanges: list[float]
     seconds: list[float]
     accuracy: list[float]
+    moved: int = 0
+    """Samples that changed devices."""
 
 
 SAMPLERS: dict[str, Callable[[int, int, int], BatchSampler]] = {
@@ -113,9 +126,8 @@ class Training:
         # the data are in random order already
         every = load_partition(task.dataset, 0, 1)
         first = slice(task.rows)
-        self.examples = replace(every, inputs=every.inputs[first], targets=every.targets[first]).to(
-            where
-        )
+        part = replace(every, inputs=every.inputs[first], targets=every.targets[first])
+        self.examples = part.to(where)
         self.test = load_test(task.dataset).to(where)
         labels = self.examples.targets.cpu().numpy()
         how = ("iid", 1.0) if task.alpha == inf else ("dirichlet", task.alpha)
@@ -131,33 +143,41 @@ class Training:
         self.optimizers: list[torch.optim.Optimizer] = [
             make(model.parameters(), lr=task.rate) for model in self.models
         ]
+        # a stream each, so that noise does not change who moves
+        self.rng, self.noise = np.random.default_rng([seed, 1]), np.random.default_rng([seed, 2])
         self.local_steps, self.exchanges, self.first_loss = method.local_steps, 0, 0.0
         self.learns = method.sampling in ("paper", "flat")
 
     def run(self) -> TrainedRun:
         """Train, and measure the model on the test examples from time to time."""
-        task, steps, seconds, points = self.task, 0, 0.0, []
+        task, steps, seconds, moved, points = self.task, 0, 0.0, 0, list[tuple[float, ...]]()
+        part = max(1, task.num_steps // RESHARD_TIMES)
         for mark in np.linspace(0, task.num_steps, task.evaluations + 1)[1:].astype(int).tolist():
             while steps < mark:
-                if task.decays:
-                    self._decay(steps / task.num_steps)
+                for group in (g for each in self.optimizers for g in each.param_groups):
+                    done = steps / task.num_steps if task.decays else 0.0
+                    group["lr"] = task.rate * (1 + np.cos(np.pi * done)) / 2
                 taken, took_s = self.advance()
+                if self.method.resharding and (steps + taken) // part > steps // part:
+                    moved += self.reshard()
                 steps, seconds = steps + taken, seconds + took_s
             accuracy = evaluate(self.model, self.test, device="auto")[1]
             points.append((steps, self.exchanges, seconds, accuracy))
-        return TrainedRun._make(list(column) for column in zip(*points, strict=True))
-
-    def _decay(self, done: float) -> None:
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = self.task.rate * (1 + np.cos(np.pi * done)) / 2
+        spent = (list(column) for column in zip(*points, strict=True))
+        return TrainedRun._make([*spent, moved])
 
     def advance(self) -> tuple[int, float]:
         """Train until gradients or models were exchanged; return steps and seconds."""
-        method, taken, share = self.method, self.local_steps, 0.0
+        method, taken = self.method, self.local_steps
+        noise = 1.0
+        if method.bandwidth_noise:
+            noise = max(0.1, 1 + method.bandwidth_noise * float(self.noise.standard_normal()))
+        cost = StepCosts(self.cost.compute_s, self.cost.exchange_s * noise, self.cost.score_all_s)
+        share = 0.0
         if self.learns:
+            hidden = (cost if method.is_adaptive else self.cost).hidden_share
             # section 4.3: the group is as large as the exchange hides
-            share = self.cost.hidden_share if method.share is None else method.share
+            share = hidden if method.share is None else method.share
         # Figure 15's rival: scores first, then the batch
         if share and not method.is_hidden:
             self.score(share)
@@ -167,60 +187,45 @@ class Training:
             if share and method.is_hidden:
                 self.score(share)
         else:
-            self._step(share if method.is_hidden else 0.0)
+            # BACC: the model that is scored is that of the step's start
+            self._step(self.model, self.optimizers[0], self.workers,
+                       share if method.is_hidden else 0.0)  # fmt: skip
         self.exchanges += 1
-        step_s = self.cost.step_s(share, is_hidden=method.is_hidden)
-        return taken, step_s + (taken - 1) * self.cost.compute_s
+        step_s = cost.step_s(share, is_hidden=method.is_hidden)
+        return taken, step_s + (taken - 1) * cost.compute_s
 
-    def _step(self, share: float) -> None:
-        """Take a step by the mean of the devices' gradients; score before the model moves."""
-        batches = [worker.sampler.next_batch() for worker in self.workers]
-        rows = np.concatenate([w.rows[i] for w, (i, _) in zip(self.workers, batches, strict=True)])
+    def _step(
+        self, model: nn.Module, optimizer: Any, workers: Sequence[Holder], share: float = 0.0
+    ) -> float:
+        """Take a step by the mean of devices' gradients; score a share before the model moves."""
+        batches = [worker.sampler.next_batch() for worker in workers]
+        rows = np.concatenate([w.rows[i] for w, (i, _) in zip(workers, batches, strict=True)])
         # Eq. 1: devices have equal say, whatever their batches
         weights = np.concatenate([c / (len(c) * len(batches)) for _, c in batches])
-        losses = self._descend(self.model, self.optimizers[0], rows, weights, share)
-        if self.method.sampling == "flat":
-            found = np.split(losses, np.cumsum([len(c) for _, c in batches])[:-1])
-            for worker, (index, _), each in zip(self.workers, batches, found, strict=True):
-                worker.sampler.update(index, each)
-
-    def _descend(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        rows: Rows,
-        weights: NDArray[np.float64],
-        share: float = 0.0,
-    ) -> NDArray[np.float64]:
         losses = self.losses(rows, model)
         optimizer.zero_grad()
-        (losses * torch.from_numpy(weights).to(losses)).sum().backward()  # type: ignore[no-untyped-call]
-        # BACC: the model that is scored is that of the step's start
+        loss: Any = (losses * torch.from_numpy(weights).to(losses)).sum()
+        loss.backward()
         if share:
             self.score(share)
         optimizer.step()
-        return np.asarray(losses.detach().cpu().numpy().astype(float))
+        found = losses.detach().cpu().numpy().astype(float)
+        if self.method.sampling == "flat":
+            parts = np.split(found, np.cumsum([len(c) for _, c in batches])[:-1])
+            for worker, (index, _), each in zip(workers, batches, parts, strict=True):
+                worker.sampler.update(index, each)
+        return float(found.mean())
 
     def _local_steps(self, count: int) -> None:
         """Let each device train by itself, then average the models; AdaComm adapts the steps."""
-        total = []
-        for worker, model, optimizer in zip(
-            self.workers, self.models, self.optimizers, strict=True
-        ):
-            for _ in range(count):
-                batch = worker.sampler.next_batch()
-                weights = batch[1] / len(batch[1])
-                found = self._descend(model, optimizer, worker.rows[batch[0]], weights)
-                if self.method.sampling == "flat":
-                    worker.sampler.update(batch[0], found)
-                total.append(found.mean())
+        devices = list(zip(self.models, self.optimizers, self.workers, strict=True))
+        loss = float(np.mean([self._step(m, o, [w]) for m, o, w in devices for _ in range(count)]))
         with torch.no_grad():
             own = [list(model.parameters()) for model in self.models]
             for target, *params in zip(self.model.parameters(), *own, strict=True):
                 target.copy_(torch.stack(params).mean(0))
                 for param in params:
                     param.copy_(target)
-        loss = float(np.mean(total))
         self.first_loss = self.first_loss or loss
         if self.method.adapts_steps and (self.exchanges + 1) % ADAPT_EVERY == 0:
             self.local_steps = adaptive_steps(loss, self.first_loss, count, FIRST_STEPS)
@@ -240,13 +245,31 @@ class Training:
         """Score a group of each device's data by the model as it is (section 4.1, step 1)."""
         groups = []
         for worker in self.workers:
-            # section 4.1, step 1: a group's turn
             worker.sampler.resize_groups(max(1, round(share * len(worker.rows))))
             groups.append(worker.sampler.refresh_indices())
         rows = [w.rows[group] for w, group in zip(self.workers, groups, strict=True)]
         found = np.split(self.all_losses(np.concatenate(rows)), np.cumsum([*map(len, rows)])[:-1])
         for worker, group, each in zip(self.workers, groups, found, strict=True):
             worker.sampler.update(group, each)
+
+    def reshard(self) -> int:
+        """Exchange samples between devices (section 4.2); return how many moved."""
+        offers = {}
+        for number, worker in enumerate(self.workers):
+            by_importance = self.method.resharding == "importance"
+            # section 4.2: from every group, the important ones or any
+            values = worker.sampler.importance if by_importance else np.ones(len(worker.rows))
+            count = round(self.method.reshard_share * len(worker.rows) / RESHARD_TIMES)
+            groups = worker.sampler.groups
+            offers[str(number)] = offer(values, groups, count, self.rng).tolist()
+        swaps = match(offers, self.rng)
+        for (one, i), (other, j) in swaps:
+            a, b = self.workers[int(one)], self.workers[int(other)]
+            # scores stay behind: the new device has not seen the sample
+            a.rows[i], b.rows[j] = b.rows[j], a.rows[i]
+            for worker, slot in ((a, i), (b, j)):
+                worker.sampler.forget(np.array([slot]))
+        return 2 * len(swaps)
 
 
 def train(task: Workload, method: Sampling, cost: StepCosts, seed: int) -> TrainedRun:

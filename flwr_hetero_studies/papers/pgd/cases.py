@@ -1,8 +1,7 @@
-"""PGD against SGD at equal work: races on one node, and what a step costs.
+"""PGD against SGD at equal work: races on one node, what a step and what priorities cost.
 
-SGD and the biased methods try some learning rates with the first seed, and each keeps to its best
-with the others; the unbiased rule runs at SGD's. The paper's sweeps and its distribution of
-priorities are ``flwr-hetero reproduce pgd``.
+SGD and the biased methods keep to the learning rate that was best with the first seed; the
+unbiased rule runs at SGD's.
 """
 
 import time
@@ -14,6 +13,7 @@ import numpy as np
 from flwr_hetero_studies.core.alone import steps
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line, of
+from flwr_hetero_studies.papers.pgd import costs
 from flwr_hetero_studies.papers.pgd.gains import best_rate
 from flwr_hetero_studies.papers.pgd.tasks import Problem, of_race
 from flwr_hetero_studies.papers.pgd.workers import (
@@ -27,10 +27,10 @@ from flwr_hetero_studies.papers.pgd.workers import (
     train,
 )
 
-SETTINGS = {"part": 1.0, "turns": 80}
-"""Part of the training runs' steps; turns of timings."""
-FAST = {"part": 0.1, "turns": 2}
-FAST_CASES = ["fig10/mlp-*", "price/fig10, mlp-synthetic"]
+SETTINGS = {"part": 1.0, "repeats": 5, "turns": 80}
+"""Part of the training runs' steps; repeats and turns of timings."""
+FAST = {"part": 0.1, "repeats": 1, "turns": 2}
+FAST_CASES = ["fig10/mlp-*", "price/fig10, mlp-synthetic", "cost/mlp"]
 TASKS = {
     "lr-synthetic": (10_000, (0.1, 1.0), 300),
     "mlp-synthetic": (3000, (0.1, 0.3), 600),
@@ -77,6 +77,9 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
             methods = tuple(dict.fromkeys(each["method"] for each in cases))
             given = {"lr": best_rate(done), "methods": methods, "turns": turns}
             yield Trial(case, 0, given, alone=True)
+    for name, (*_, batch) in costs.MODELS.items():
+        case = {"experiment": "cost", "name": name, "batch": batch}
+        yield Trial(case, 0, {"repeats": options.settings["repeats"]}, alone=True)
 
 
 def is_wanted(case: Case, seed: int, every: list[Case], lines: list[Line]) -> bool:
@@ -92,17 +95,16 @@ def is_wanted(case: Case, seed: int, every: list[Case], lines: list[Line]) -> bo
 
 def run(case: Case, seed: int, data: Data, **given: Any) -> dict[str, Any]:
     """Run a case of any kind."""
+    if case["experiment"] == "cost":
+        return {"metrics": costs.measure(case["name"], **given)}
     task = of_race(case["task"], case["samples"], data)
     if case["experiment"] == "price":
         ratios = Ratios(case["ratio"], case["ratio"], given["lr"], 0, workers=0)
         return {"metrics": {"methods": prices(task, ratios, given["methods"], given["turns"])}}
     settings = Ratios(case["top"], case["renewal"], case["lr"], case["iterations"], workers=0)
-    points = 15 if case["task"].startswith("cnn") else 30
-    found = train(task, case["method"], settings, seed, points)
-    curve = {
-        name: [float(f"{value:.5g}") for value in found[own]]
-        for name, own in (("iteration", "step"), ("loss", "loss"), ("accuracy", "accuracy"))
-    }
+    found = train(task, case["method"], settings, seed, 15 if "cnn" in case["task"] else 30)
+    names = {"iteration": "step", "loss": "loss", "accuracy": "accuracy"}
+    curve = {name: [float(f"{v:.5g}") for v in found[own]] for name, own in names.items()}
     return {"metrics": {"loss": curve["loss"][-1]}, "curve": curve}
 
 

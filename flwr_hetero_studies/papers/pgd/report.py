@@ -1,4 +1,4 @@
-"""Steps and time to SGD's losses, beside the paper's."""
+"""Steps and time to SGD's losses, and what priorities cost, beside the paper's."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -117,6 +117,17 @@ def final_loss(runs: Sequence[Line]) -> str:
     return f"diverged in {broken} of {len(ends)}" if broken else tables.spread(ends, ".4f", ".4f")
 
 
+def cost(lines: list[Line]) -> str:
+    """Tabulate time and memory of the ways to priorities."""
+    rows = [
+        [f"{line['case']['name']}, batch {line['case']['batch']}", way["way"],
+         f"{way['ms']:.1f} ({way['ms_least']:.1f} to {way['ms_most']:.1f})", f"{way['ratio']:.2f}x"]
+        for line in lines for way in line["metrics"]["ways"]
+    ]  # fmt: skip
+    head = ["model", "way", "CPU ms", "of forward + backward"]
+    return tables.table(head, rows)
+
+
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     """Return the parts of the page; draw the figure."""
     groups = by(lines, "experiment")
@@ -133,4 +144,6 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
         draw_races(races, prices, folder / "races.png")
         parts["short"] = in_short(races, prices)
         parts["races"] = "".join(race(name, races, prices) for name in RACES if name in groups)
+    if own := groups.get("cost"):
+        parts["cost"] = cost(own)
     return parts

@@ -31,12 +31,6 @@ def slow(message, context, call_next):
     return call_next(message, context)
 
 
-def pause(step):
-    """Take a step of an app without a loader."""
-    time.sleep(device["step_s"])
-    return step
-
-
 def timed(strategy):
     """Print the seconds from the first update, for until then processes start, to the end."""
     aggregate, start, times_s = strategy.aggregate_train, strategy.start, []

@@ -26,10 +26,6 @@ def start(name, profiles=None, **settings):
     return AppRun(name, profiles or usual, **common | settings)
 
 
-def steps_of(samples, nodes, batch_size=16):
-    return round(0.9 * samples / nodes / batch_size)
-
-
 # --- every setting --------------------------------------------------------------------------
 
 
@@ -58,7 +54,7 @@ def test_methods_of_cd_grab(method):
     records = run.go_on(4)
     assert run.evaluate()["accuracy"] > 0.8
     assert all(record["herding"]["herding_bound"] > 0 for record in records)
-    steps = steps_of(1438, 4)
+    steps = round(0.9 * 1438 / 4 / 16)
     assert records[-1]["train"]["num-steps"] == steps
     pairs = {"cd-grab": 4 * (steps // 2)}.get(method)
     assert records[-1].get("cd_grab", {}).get("pairs_together") == pairs
@@ -136,32 +132,6 @@ def test_lost_or_damaged_state_is_rebuilt(name, settings, array, other, damage, 
     assert warned == ("no scalars" not in damage)  # without them there is nothing to distrust
 
 
-@pytest.mark.parametrize(
-    ("name", "array", "is_right", "least"),
-    [
-        ("biased-local-sgd", "losses", lambda v: np.isfinite(v).sum() >= 8 * 16, 0.3),
-        ("cd-grab", "order.order", lambda v: sorted(v) == list(range(20)), 0.7),
-    ],
-)
-def test_what_nodes_keep_and_its_loss(name, array, is_right, least):
-    run = start(name)
-    run.go_on(3)
-    records = run.state(next(iter(run.grid.get_node_ids())))
-    [kept] = [each for each in records if each.endswith(".arrays") and array in records[each]]
-    assert is_right(records[kept][array].numpy())
-    for spoil in (lambda: records[kept].pop(array), lambda: records.clear()):
-        spoil()
-        run.go_on(2)
-        assert run.evaluate()["accuracy"] > least
-
-
-def test_what_was_learned_outlives_the_round():
-    run = start("pgd", rule="topk", local_steps=3)
-    coverage = [record["sampler"]["coverage"] for record in run.go_on(3)]
-    assert coverage[0] < coverage[1] < coverage[2]
-    assert run.state()[keys.PREFIX + "pgd.scalars"]["position"] == 9 * 16
-
-
 def test_private_mode_sends_no_single_loss(monkeypatch):
     sent, wait_for = [], LocalGrid.wait_for
 
@@ -200,17 +170,6 @@ def test_reading_gradients_costs_time_and_scoring_none(name, before, after, time
     assert took[1] / took[0] == pytest.approx(times, rel=rel)
 
 
-def test_group_follows_the_link_within_a_few_rounds():
-    def groups(link_mbps):
-        link = {"uplink_mbps": link_mbps, "downlink_mbps": link_mbps}
-        run.set_profile(DeviceProfile(**link, seconds_per_example=2e-3))
-        run.go_on(4)
-        return int(run.state()[keys.PREFIX + "mercury.scalars"]["group_size"])
-
-    run = start("mercury")
-    assert groups(4) > 2.5 * groups(16) > 0
-
-
 def test_without_a_link_to_wait_for_nothing_is_scored():
     profiles = [DeviceProfile(seconds_per_example=1e-4)] * 3
     assert start("mercury", profiles).go_on(3)[-1]["sampler"]["coverage"] < 0.6
@@ -228,20 +187,16 @@ def test_history_has_the_hidden_share_of_scoring():
     assert deciles["10 % are below"] < deciles["90 % are below"]
 
 
-@pytest.mark.parametrize("rule", ["stochastic", "uniform"])
-def test_looks_show_priorities_and_top_shares(rule):
-    infos = [record.get("sampler", {}) for record in start("pgd", rule=rule, look_every=2).go_on(4)]
-    looks = [info for info in infos if "share-of-loss-decrease" in info]
-    assert looks == infos[::2]
-    for stats in looks:
+def test_looks_show_priorities_and_top_shares():
+    records = start("pgd", rule="uniform", look_every=2).go_on(4)
+    infos = [record.get("sampler", {}) for record in records]
+    assert [bool(info) for info in infos] == [True, False, True, False]
+    for stats in infos[::2]:
         shares = stats["share-of-loss-decrease"]
         assert list(shares) == ["top 0.5 %", "top 1 %", "top 2 %", "top 5 %"]
         assert 0 < shares["top 0.5 %"] < shares["top 5 %"]
         low, middle, high = stats["priority-over-mean-size"].values()
         assert -5 < low < middle < high < 5
-    if rule == "uniform":
-        assert set(infos[0]) == {"share-of-loss-decrease", "priority-over-mean-size"}
-        assert not infos[1]
 
 
 TEXTS = {"dataset": "stdlib", "model": "bag", "learning_rate": 0.5}
@@ -254,30 +209,6 @@ def test_resharding_moves_samples_and_keeps_sizes(kind, data):
     assert sum(size["swaps"] for size in sizes) > 10
     assert all(size["offered_bytes"] <= 3 * 5000 for size in sizes)
     assert len(run.state()[keys.PREFIX + "shard.arrays"]["slots"].numpy()) > 5
-
-
-@pytest.mark.parametrize("kind", ["importance", "random"])
-def test_samples_are_offered_by_known_importance(kind, monkeypatch):
-    run, given = start("mercury", resharding=kind), []
-    from mercury_app import client_app
-
-    offer = client_app.offer
-
-    def choose(importance, *args):
-        given.append(importance.copy())
-        return offer(importance, *args)
-
-    monkeypatch.setattr(client_app, "offer", choose)
-    run.go_on(6)
-    assert len(given) == 3
-    for importance in given:
-        assert (len(np.unique(importance)) > len(importance) / 3) == (kind == "importance")
-
-
-def test_adacomm_takes_fewer_steps_as_the_loss_falls():
-    run = start("mercury", communication="adacomm", adapt_every_s=0.0, local_steps=8)
-    steps = [record["adacomm"]["num_steps"] for record in run.go_on(4)]
-    assert steps[0] == 8 > steps[-1]
 
 
 def test_two_runs_with_one_seed_are_equal():

@@ -57,35 +57,3 @@ def test_tifl_is_compared_with_random_selection(tmp_path):
     assert "policy=vanilla" in text
     assert not (alone / "compare.html").exists()
     assert times(run("tifl", out, 4, resume=True)) == both
-
-
-@pytest.mark.parametrize(
-    ("num_nodes", "settings", "check"),
-    [
-        (4, {}, lambda line: line["fedslice"]["updates"] > 1),
-        (
-            4,
-            {"engine": "buffered", "selection": "all", "steps": "slice", "order": "id-grab"},
-            lambda line: len(line["fedbuff"]["nodes"]) == 3,
-        ),
-        # of 3 wanted as many as there are
-        (2, {"engine": "rounds", "selection": "random"}, lambda line: len(line["selected"]) == 2),
-    ],
-)
-def test_engines_of_the_fleet(num_nodes, settings, check, tmp_path):
-    history = run("fleet", tmp_path / "run", num_nodes, **settings, **{"fraction-evaluate": 1.0})
-    assert all(check(record) for record in history[1:])
-    assert history[-1]["fairness"]["nodes"] == num_nodes
-
-
-@pytest.mark.parametrize(
-    ("name", "key"),
-    [
-        *(("tifl", "clients-per-round"), ("tifl", "num-tiers")),
-        *(("biased-local-sgd", "fast-steps"), ("cd-grab", "sketch-size"), ("fleet", "fast-steps")),
-    ],
-)
-def test_refusals_name_the_run_config_key(name, key, tmp_path):
-    with pytest.raises(ValueError, match=f"^{key} must be "):
-        run(name, tmp_path / "run", **{key: 0})
-    assert not (tmp_path / "run").exists()

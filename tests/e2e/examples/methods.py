@@ -39,12 +39,12 @@ def first_replies(seen: Seen, plain_s: float) -> None:
     assert seen.records[-1]["virtual_s"] < 0.8 * plain_s
 
 
-def merges(seen: Seen, plain_s: float) -> None:
-    merged = [record["fedbuff"] for record in seen.records[1:]]
-    nodes = [node for merge in merged for node in merge["nodes"]]
-    assert all(len(merge["nodes"]) == 2 for merge in merged)
+def updates(seen: Seen, plain_s: float) -> None:
+    found = [record["fedbuff"] for record in seen.records[1:]]
+    nodes = [node for update in found for node in update["nodes"]]
+    assert all(len(update["nodes"]) == 2 for update in found)
     assert sum(node in FAST_NODES for node in nodes) > len(nodes) / 2
-    assert max(max(merge["staleness"]) for merge in merged) > 0
+    assert max(max(update["staleness"]) for update in found) > 0
     assert seen.records[-1]["virtual_s"] < 0.8 * plain_s
 
 
@@ -105,73 +105,38 @@ def exchange(seen: Seen, plain_s: float) -> None:
     assert seen.records[2]["resharding"]["delivered_bytes"] > 0
 
 
+# Strategy, half, effect and its check, the strategy of the same work, rounds.
 METHODS = {
     "TiFL": Method(
-        "TiFL({}, clients_per_round=2, num_tiers=2)",
-        None,
-        "nodes of equal speed train together",
-        tiers,
-        "TiFL({}, clients_per_round=4, num_tiers=1)",
-        rounds=6,
-    ),
+        "TiFL({}, clients_per_round=2, num_tiers=2)", None, "nodes of equal speed train together",
+        tiers, "TiFL({}, clients_per_round=4, num_tiers=1)", rounds=6),
     "OverSelect": Method(
-        "OverSelect({}, take=2)",
-        None,
-        "a round ends with its second reply",
-        first_replies,
-        "OverSelect({}, take=4)",
-    ),
+        "OverSelect({}, take=2)", None, "a round ends with its second reply",
+        first_replies, "OverSelect({}, take=4)"),
     "FedBuff": Method(
-        "FedBuff({}, buffer_size=2)",
-        None,
-        "no node waits; two updates make a model",
-        merges,
-        "FedBuff({}, buffer_size=4)",
-        rounds=6,
-    ),
+        "FedBuff({}, buffer_size=2)", None, "no node waits; two updates make a model",
+        updates, "FedBuff({}, buffer_size=4)", rounds=6),
     "LocalSteps": Method(
-        "LocalSteps({}, fast_steps=8)",
-        "steps",
-        "8 steps on fast nodes, 2 on slow ones",
-        steps,
-        "LocalSteps({}, fast_steps=STEPS, gamma=1)",
-    ),
+        "LocalSteps({}, fast_steps=8)", "steps", "8 steps on fast nodes, 2 on slow ones",
+        steps, "LocalSteps({}, fast_steps=STEPS, gamma=1)"),
     "FedNova": Method(
-        "FedNova({}, fast_steps=8)",
-        "steps",
-        "8 steps on fast nodes, 2 on slow ones",
-        fednova,
-        "FedNova({}, fast_steps=STEPS, gamma=1)",
-    ),
+        "FedNova({}, fast_steps=8)", "steps", "8 steps on fast nodes, 2 on slow ones",
+        fednova, "FedNova({}, fast_steps=STEPS, gamma=1)"),
     "AdaComm": Method(
-        "AdaComm({}, first_steps=8, interval_s=0)",
-        "steps",
-        "8 steps, then 4, then 2",
-        fewer_steps,
-        "AdaComm({}, first_steps=STEPS, interval_s=1e9)",
-    ),
+        "AdaComm({}, first_steps=8, interval_s=0)", "steps", "8 steps, then 4, then 2",
+        fewer_steps, "AdaComm({}, first_steps=STEPS, interval_s=1e9)"),
     "BiasedLocalSGD": Method(
-        "BiasedLocalSGD({}, fast_steps=8)",
-        "biased",
-        "8 or 2 steps, high losses on fast nodes",
-        biased,
-        "BiasedLocalSGD({}, fast_steps=STEPS, gamma=1)",
-    ),
+        "BiasedLocalSGD({}, fast_steps=8)", "biased", "8 or 2 steps, high losses on fast nodes",
+        biased, "BiasedLocalSGD({}, fast_steps=STEPS, gamma=1)"),
     "CDGraB": Method(
-        "CDGraB({})",
-        "cd_grab",
-        "each round other orders, balanced over all nodes",
-        orders,
-        "CDGraB({})",
-    ),
+        "CDGraB({})", "cd_grab", "each round other orders, balanced over all nodes",
+        orders, "CDGraB({})"),
     "MercurySampler": Method(
-        None, "mercury", "importance is learnt, and kept between rounds", importance
-    ),
+        None, "mercury", "importance is learnt, and kept between rounds", importance),
     "PGDSampler": Method(None, "pgd", "priorities are learnt, and kept between rounds", priorities),
     "Resharding": Method(
-        "Resharding({})", "resharding", "samples change places", exchange, "Resharding({})"
-    ),
-}
+        "Resharding({})", "resharding", "samples change places", exchange, "Resharding({})"),
+}  # fmt: skip
 
 
 class Refusal(NamedTuple):

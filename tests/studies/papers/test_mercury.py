@@ -1,14 +1,15 @@
 """Mercury's experiments: clock, training and gains by hand, and whole ones in a tiny form."""
 
 from dataclasses import replace
+from math import inf, isinf
 
 import numpy as np
 import pytest
 
 from flwr_hetero_studies.core.plan import Options
-from flwr_hetero_studies.papers.mercury import components, importance, race, speed
-from flwr_hetero_studies.papers.mercury.clock import StepCosts, costs
-from flwr_hetero_studies.papers.mercury.race import gain, mean_of, spent
+from flwr_hetero_studies.papers.mercury import clock, importance, race, speed
+from flwr_hetero_studies.papers.mercury.clock import StepCosts, costs, overlapped_s
+from flwr_hetero_studies.papers.mercury.race import SeededTask, gain, mean_of, spent
 from flwr_hetero_studies.papers.mercury.training import (
     ADACOMM,
     FLAT,
@@ -37,6 +38,9 @@ def run_of(accuracy, second=1.0):
     return TrainedRun(places.tolist(), places.tolist(), (second * places).tolist(), accuracy)
 
 
+# --- clock ---------------------------------------------------------------------------------
+
+
 def test_a_step_hides_scoring_or_adds_it():
     assert COST.hidden_share == 0.25
     assert COST.step_s(0.25) == 5.0
@@ -50,14 +54,42 @@ def test_wifi_costs_are_the_papers():
     assert costs(10, 12).score_all_s == pytest.approx(costs(10).score_all_s / 3)
 
 
+@pytest.mark.parametrize("mbps", [10, 200, 1000, 50_000])
+def test_overlapping_lies_between_the_longer_part_and_both(mbps):
+    cost = costs(mbps)
+    both = cost.compute_s + cost.exchange_s
+    assert max(cost.compute_s, cost.exchange_s) <= overlapped_s(cost) < both
+
+
+def test_one_layer_cannot_overlap():
+    assert overlapped_s(COST, [(1.0, 1.0)]) == pytest.approx(5.0)
+
+
+# --- gains ---------------------------------------------------------------------------------
+
+
 def test_gain_is_the_ratio_of_what_is_spent():
     rising = [0.1 * n for n in range(10)] + [0.9] * 20
     base, twice = run_of(rising), run_of(rising, 0.5)
     assert spent(base, 0.5) == pytest.approx(6.0)
     assert gain(base, twice) == pytest.approx(2.0)
     assert gain(base, twice, "steps") == pytest.approx(1.0)
-    assert race.written(gain(base, run_of([0.5] * 30))) == "never"
-    assert mean_of([base, twice]).seconds[-1] == pytest.approx(22.5)
+
+
+def test_gain_is_0_where_the_plateau_is_not_reached():
+    base, worse = run_of([0.9] * 30), run_of([0.5] * 30)
+    assert isinf(spent(worse, 0.8))
+    assert gain(base, worse) == 0.0
+    assert race.written(0.0) == "never"
+
+
+def test_means_are_taken_over_seeds():
+    mean = mean_of([run_of([0.2, 0.4]), run_of([0.4, 0.8], 3.0)])
+    assert mean.accuracy == pytest.approx([0.3, 0.6])
+    assert mean.seconds == pytest.approx([2.0, 4.0])
+
+
+# --- training ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", [RANDOM, MERCURY, FLAT, ADACOMM], ids=["r", "m", "f", "a"])
@@ -92,11 +124,37 @@ def test_scores_are_those_of_the_model_before_the_step():
     assert training.all_losses(rows) != pytest.approx(before, rel=1e-3)
 
 
+@pytest.mark.parametrize("which", ["importance", "random"])
+def test_resharding_moves_samples_and_loses_none(which):
+    training = Training(TINY, Sampling("paper", resharding=which, reshard_share=1.0), COST, 0)
+    before = [worker.rows.copy() for worker in training.workers]
+    training.advance()
+    moved = training.reshard()
+    after = [worker.rows for worker in training.workers]
+    assert moved == sum((a != b).sum() for a, b in zip(after, before, strict=True)) > 0
+    assert sorted(np.concatenate(after)) == list(range(120))
+
+
+def test_bandwidth_noise_changes_seconds_and_adaptive_groups():
+    noisy = replace(MERCURY, bandwidth_noise=0.1)
+    adaptive, fixed = (
+        train(TINY, replace(noisy, is_adaptive=on), COST, 0).seconds[-1] for on in (True, False)
+    )
+    assert adaptive < fixed, "a fixed group is too large when the link is fast"
+
+
+# --- experiments ---------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     "run",
     [
+        importance.figure_2,
         importance.figure_3,
+        importance.figure_6,
+        speed.figure_14,
         speed.figure_12,
+        speed.figure_17,
         speed.figure_18,
     ],
 )
@@ -108,7 +166,7 @@ def test_an_experiment_has_rows_and_claims(run, tiny):
 
 def test_the_way_that_takes_longer_is_not_called_faster(tiny):
     one, other = Sampling("paper", share=0.1), Sampling("paper", share=0.1, is_hidden=False)
-    outcome = components.compare(tiny, {"hidden": one, "not hidden": other}, (1.0, 2.0))
+    outcome = speed.compare(tiny, {"hidden": one, "not hidden": other}, (1.0, 2.0))
     assert not outcome.claims[-1].holds
 
 
@@ -117,3 +175,22 @@ def test_the_papers_estimator_is_biased_and_the_packages_is_not():
     assert abs(off) > importance.ERRORS * error
     off, error = importance.bias("package", 4000, 0)
     assert abs(off) < importance.ERRORS * error
+
+
+def test_without_overlapping_nothing_is_saved(monkeypatch):
+    monkeypatch.setattr(importance, "overlapped_s", lambda cost: cost.compute_s + cost.exchange_s)
+    little, much = importance.figure_2(Options()).claims
+    assert little.holds
+    assert not much.holds
+
+
+def test_cells_have_seeds_of_their_own():
+    one, other = (race.cell(Options(fast=True, seeds=[seed]), "images") for seed in (0, 1))
+    assert isinstance(one, SeededTask)
+    assert not set(one.seeds) & set(other.seeds)
+    assert one.task.alpha == inf
+
+
+def test_speedup_by_hand():
+    assert clock.speedup(1.0, 0.0, 1.0, 1.0) == 1.0
+    assert clock.speedup(0.4, 2.0, 1.0, 3.0) == pytest.approx(1 / (0.4 * 1.5))

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from flwr_hetero_studies.core.plan import Options
-from flwr_hetero_studies.papers.pgd import cases, figures, gains, priorities, tasks, workers
+from flwr_hetero_studies.papers.pgd import cases, costs, figures, gains, priorities, tasks, workers
 from flwr_hetero_studies.papers.pgd.workers import METHODS, PAPER, PGD_A, PGD_S, SGD
 from flwr_hetero_studies.tasks import Examples
 
@@ -57,6 +57,16 @@ def test_each_method_takes_its_best_rate_and_is_priced_in_steps_of_sgd(task):
     assert found[PGD_A]["start"] > found[SGD]["start"] == 0.0
 
 
+def test_ways_to_priorities_agree():
+    found = costs.ways("cnn", 4)
+    exact = found[costs.PER_SAMPLE]()
+    for way in ("forward mode", "step with priorities, all"):
+        torch.testing.assert_close(found[way](), exact, rtol=1e-4, atol=1e-6)
+    assert figures.COSTS["cnn"][1] == sum(
+        p.numel() for p in tasks.paper_cnn((1, 28, 28), 10).parameters()
+    )
+
+
 def test_what_is_read_off_curves():
     assert gains.falling([3.0, 1.0, 2.0, 0.5]).tolist() == [3.0, 1.5, 1.5, 0.5], "jumps alike"
     assert gains.falling([1.0, 2.0, 3.0]).tolist() == [2.0, 2.0, 2.0]
@@ -69,6 +79,13 @@ def test_what_is_read_off_curves():
     assert figures.curve_of(never).y == [4.0] * 4, "what is finite is drawn"
 
 
+def test_time_of_a_step_is_work_and_link():
+    seconds, parameters = figures.COSTS["mlp"]
+    assert figures.round_s("mlp", 4, inf) == pytest.approx(seconds * 300)
+    link = figures.round_s("mlp", 4, 1000.0) - figures.round_s("mlp", 4, inf)
+    assert link == pytest.approx(64 * parameters / 1e9)
+
+
 def test_a_step_along_all_gradients_lowers_the_loss_by_the_sum_of_priorities(task):
     model = task.make_model(0).double()
     examples = Examples(task.examples.inputs.double(), task.examples.targets)
@@ -76,6 +93,15 @@ def test_a_step_along_all_gradients_lowers_the_loss_by_the_sum_of_priorities(tas
     found = priorities.look_at(model, examples)
     assert all(map(torch.equal, before, model.parameters()))
     np.testing.assert_allclose(found.of_decrease, found.of_priorities, rtol=0.02)
+
+
+def test_fall_tells_a_steep_start_from_an_even_end_and_lines_from_noise():
+    steps = np.arange(0.0, 51)
+    logs = np.where(steps < 5, -2.0 * steps, -10 - 0.1 * (steps - 5))
+    fall = priorities.Fall.of(np.exp(logs)[:, None])
+    assert fall.early > 2 * fall.late
+    assert (fall.positive, fall.line) == (1.0, pytest.approx(1))
+    assert priorities.explained(np.random.default_rng(0).normal(size=(20, 50))) < 0.2
 
 
 @pytest.mark.parametrize(("speed", "verdict"), [(2.0, "reproduced"), (0.5, "partly")])

@@ -1,1 +1,0 @@
-"""An app with Adam, two classes a node and seeded clients."""

@@ -1,1 +1,0 @@
-"""A short app of its own, in NumPy."""
