@@ -68,12 +68,6 @@ def test_silent_node_is_asked_again_after_time_out():
     assert not any(record["failures"] for record in records)
 
 
-def test_time_out_comes_before_the_nth_reply():
-    records = run(OverSelect(fedavg(), take=2), fleet([1, 0.1, 0.1]), timeout=3.0)
-    assert lengths(records) == pytest.approx([3.0])
-    assert len(records[1]["failures"]) == 2
-
-
 @pytest.mark.parametrize("outside", [lambda s: s, lambda s: RandomSelection(s, 3)])
 def test_evaluation_does_not_wait_for_nodes_at_work(outside):
     inner = outside(flower.FedAvg(fraction_evaluate=1.0))
