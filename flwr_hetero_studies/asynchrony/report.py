@@ -38,7 +38,6 @@ def smooth(line: Line, name: str) -> Vector:
 
 
 def column(line: Line, name: str) -> Vector:
-    """Return what stands at the end of each window."""
     return np.asarray(line["curve"][name], float)[WINDOW - 1 :]
 
 
@@ -79,7 +78,6 @@ def row(name: str, lines: Sequence[Line], runs: Mapping[str, Sequence[Line]]) ->
 
 
 def drawn(lines: Sequence[Line], name: str) -> tuple[Vector, Vector]:
-    """Return smoothed accuracy in % against virtual time, mean over seeds."""
     clocks = [column(line, "virtual_s") for line in lines]
     return curves.over_time(clocks, [100 * smooth(line, name) for line in lines])
 

@@ -54,7 +54,6 @@ class MeteredGrid(LocalGrid):
 
 
 def payload_bytes_of(times: ConfigRecord) -> int:
-    """Count the record of an emulated device's times."""
     return payload_bytes(RecordDict({keys.TIMING: times}))
 
 
@@ -114,7 +113,6 @@ class Looks:
             raise Enough
 
     def measured(self, moment: Moment) -> dict[str, float]:
-        """Measure the newest model and averages; FedSlice's own in place of the longest."""
         models = {average.window: average.model for average in self.averages}
         if moment.watch.updates:
             own = moment.averaged.items()
@@ -126,13 +124,15 @@ class Looks:
         return point
 
 
+def epoch_s(device: DeviceProfile, examples: float, model_mb: float) -> float:
+    """Return what an epoch takes with both transfers of the model."""
+    link_s = 8 * model_mb * (1 / device.uplink_mbps + 1 / device.downlink_mbps)
+    return examples * device.seconds_per_example / device.compute_factor + link_s
+
+
 def slowest(profiles: Sequence[DeviceProfile], size_bytes: float, examples: float) -> list[int]:
     """Return the fifth of the nodes that take longest for an epoch."""
-    times_s = [
-        examples * p.seconds_per_example / p.compute_factor
-        + 8e-6 * size_bytes * (1 / p.uplink_mbps + 1 / p.downlink_mbps)
-        for p in profiles
-    ]
+    times_s = [epoch_s(profile, examples, size_bytes / 1e6) for profile in profiles]
     order = sorted(range(len(profiles)), key=lambda number: (-times_s[number], -number))
     return sorted(order[: max(1, round(SLOWEST * len(profiles)))])
 
