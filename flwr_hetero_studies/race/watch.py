@@ -6,7 +6,7 @@ from math import inf
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from flwr_hetero import keys
@@ -46,15 +46,12 @@ class MeteredGrid(LocalGrid):
         if reply is not None and reply.has_content():
             times = reply.content.config_records[keys.TIMING]
             # no real node sends an emulated device's own times
-            self.bytes += payload_bytes(reply.content) - payload_bytes_of(times)
+            timing = RecordDict({keys.TIMING: times})
+            self.bytes += payload_bytes(reply.content) - payload_bytes(timing)
             self.device_s += float(times[keys.TRAIN_TIME]) + float(times[keys.TRANSFER_TIME])  # type: ignore[arg-type]
             processed, scored, hidden = work(reply)
             self.examples += processed + FORWARD_SHARE * (scored + hidden)
         return super()._keep(message, answer)
-
-
-def payload_bytes_of(times: ConfigRecord) -> int:
-    return payload_bytes(RecordDict({keys.TIMING: times}))
 
 
 @dataclass

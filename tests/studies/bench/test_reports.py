@@ -54,10 +54,7 @@ def test_time_to_target_counts_whole_windows_only():
     for each in (base, quick):
         each["curve"]["slow"] = [0.5 * a for a in each["curve"]["accuracy"]]
     assert asynchrony.reach(quick, 0.08)["virtual_s"] == 4.0, "not before five evaluations"
-    assert asynchrony.reach(quick, 0.59) == {
-        "virtual_s": 17.0, "bytes": 34.0, "device_s": 51.0,
-        "accuracy": pytest.approx(0.6), "slow": pytest.approx(0.3),
-    }  # fmt: skip
+    assert asynchrony.reach(quick, 0.59) == {"virtual_s": 17.0, "bytes": 34.0, "device_s": 51.0}
     runs = {"FedAvg": [base], "FedAvg, averaged": [base]}
     assert asynchrony.row("all, fair", [quick], runs)[1:4] == ["18.7x", "18.7x", "23.0"]
     never = rising("all, paper", 0, rise=0.04, most=0.5)
