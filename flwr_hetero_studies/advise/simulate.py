@@ -65,7 +65,7 @@ class Simulation:
 
         def note(moment: Moment) -> None:
             nonlocal next_look
-            asked, watch = grid.traffic.asked, moment.watch
+            asked, watch = grid.num_sent, moment.watch
             # by messages: a round of FedSlice has as many as FedAvg with all nodes
             if asked >= min(next_look, most):
                 next_look = asked + self.clients_per_round

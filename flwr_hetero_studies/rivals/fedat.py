@@ -130,7 +130,7 @@ class FedAT(NodeMemory, Rule):
     def aggregate_train(
         self, server_round: int, replies: Any, context: Exchange | None = None
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        context = self.current(context)
+        context = self.given(context)
         if self.updates:  # wrappers further in see the model from which the tier started
             first = next(iter(self.updates.values())).pending.instruction
             context.arrays = next(iter(first.content.array_records.values()))

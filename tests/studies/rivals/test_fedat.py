@@ -87,7 +87,7 @@ def test_another_run_begins_without_models_of_tiers():
 def test_dead_node_costs_its_tier_the_time_out_and_the_others_nothing():
     class Dies(Watched):
         def push_messages(self, messages):
-            never = [i for i, (_, reply) in self.traffic.pending.items() if not answers(reply)]
+            never = [i for i, each in self.pending.items() if not answers(each.reply)]
             self.at_work = {i: n for i, n in self.at_work.items() if i not in never}
             return super().push_messages(messages)
 
