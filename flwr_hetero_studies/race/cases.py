@@ -123,8 +123,8 @@ def run(case: Case, seed: int, data: Data, split: str, **given: Any) -> dict[str
         return {"metrics": metrics | {"scores": scores, "ends": found_ends}}
     kept = {key: curve[key] for key in ("virtual_s", "examples", "bytes", "device_s")}
     window = case["window"]
-    kept |= {"newest": curve["all/1"], "all": curve[f"all/{window}"]}
-    return {"metrics": metrics, "curve": kept | {"slow": curve[f"slow/{window}"]}}
+    kept |= {"all": curve[f"all/{window}"], "slow": curve[f"slow/{window}"]}
+    return {"metrics": metrics, "curve": kept}
 
 
 def limits_of(case: Case, cell: RaceCell, split: str, given: dict[str, Any]) -> Limits:

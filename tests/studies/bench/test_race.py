@@ -114,7 +114,7 @@ def line(name, seed, rise, *, step_s=1.0, most=0.9, looks=60, end=None, at_work=
     accuracy = [min(most, rise * n) for n in range(looks)]
     names = ("virtual_s", "bytes", "device_s", "examples")
     curve = {key: [step_s * n for n in range(looks)] for key in names}
-    curve |= {"all": accuracy, "slow": [a / 2 for a in accuracy], "newest": accuracy}
+    curve |= {"all": accuracy, "slow": [a / 2 for a in accuracy]}
     curve |= {f"{key}/8": curve[key] for key in ("all", "slow")}
     limits = {"limits": {"end": end, "virtual_s": step_s * (looks - 1)}} if end else {}
     case = {"experiment": "dirichlet, 5 at work", "name": name, "cell": "dirichlet",
