@@ -233,11 +233,6 @@ class Engine:
         context.quorum = min(QUORUM, max(1, len(online_nodes(self.run.grid))))
         return context
 
-    def goes_on_in(self, run: rounds.Run) -> bool:
-        """Return whether a run begins where this one has ended."""
-        is_here = run.round < 0 and self.queue.fleet is whole_grid(run.grid)
-        return is_here and run.arrays == self.returned
-
 
 def run_asynchronously(run: rounds.Run, rule: Any) -> Result:
     """Keep nodes in flight and update the model until ``num_rounds`` rounds are over.
@@ -245,8 +240,10 @@ def run_asynchronously(run: rounds.Run, rule: Any) -> Result:
     On the same grid, from the arrays that the last run returned, what is in flight goes on.
     """
     engine, rule.engine = rule.engine, None
-    if engine is not None and engine.goes_on_in(run):
-        run.continues, run.arrays = True, engine.newest
+    if engine is not None and run.round < 0 and run.arrays == engine.returned:
+        run.continues = engine.queue.fleet is whole_grid(run.grid)
+    if run.continues:
+        run.arrays = engine.newest
     with rounds.opened(run, rule.unit):
         if run.round < 0:
             rounds.record_start(run)
@@ -263,12 +260,10 @@ def run_asynchronously(run: rounds.Run, rule: Any) -> Result:
 def joined_rounds(before: rounds.Record, after: rounds.Record, count: int) -> rounds.Record:
     """Put the lines of ``count`` updates of a round and of the next one together."""
     record: rounds.Record = rounds.joined(before, after)
+    share = 1 / (count + 1)
     for name in ("train", "weights"):
-        record[name] = _mean(before[name], after[name], 1 / (count + 1))
+        old, new = before[name], after[name]
+        numbers = [key for key, value in (old | new).items() if not isinstance(value, list)]
+        mean = {key: (1 - share) * old.get(key, 0.0) + share * new.get(key, 0.0) for key in numbers}
+        record[name] = mean
     return record
-
-
-def _mean(before: rounds.Record, after: rounds.Record, share: float) -> rounds.Record:
-    """Average figures by name; those that are no numbers are left out."""
-    names = [key for key, value in (before | after).items() if not isinstance(value, list)]
-    return {key: (1 - share) * before.get(key, 0.0) + share * after.get(key, 0.0) for key in names}

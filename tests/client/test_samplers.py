@@ -207,7 +207,6 @@ def test_top_loss_takes_its_role():
     ("sampler", "config", "reason"),
     [
         *[(OrderedSampler(12, 2, method=m), {}, "model must be") for m in ("cd-grab", "id-grab")],
-        (TopLossSampler(20, 5), {keys.FAST: True, keys.FAST_SHARE: 2.0}, "share must be a number"),
         (OrderedSampler(12, 2), None, "msg must be the message"),
     ],
 )
