@@ -54,21 +54,16 @@ def stamped(context=None, **metrics):
     return record[keys.TRAIN_TIME], record[keys.TRANSFER_TIME]
 
 
-def test_emulated_device_follows_its_profile(emulate):
-    reply, is_emulated = emulate("paper-5", partition=4)
-    assert is_emulated
-    record = reply.content[keys.TIMING]
-    assert record[keys.EMULATED] is True
-    assert record[keys.TRAIN_TIME] == pytest.approx(50 * 0.01 / 0.1)
-
-
 @pytest.mark.parametrize(
-    ("simulated", "fleet"), [(False, "paper-5"), (True, "real"), (False, "real")]
+    ("simulated", "fleet", "emulated"),
+    [(True, "paper-5", True), (False, "paper-5", False), (True, "real", False)],
 )
-def test_emulated_device_times_real_nodes(emulate, simulated, fleet):
-    reply, is_emulated = emulate(fleet, simulated=simulated)
-    assert reply.content[keys.TIMING][keys.EMULATED] is False
-    assert not is_emulated
+def test_emulated_device_follows_its_profile_in_a_simulation(emulate, simulated, fleet, emulated):
+    reply, is_emulated = emulate(fleet, partition=4, simulated=simulated)
+    record = reply.content[keys.TIMING]
+    assert record[keys.EMULATED] == is_emulated == emulated
+    if emulated:
+        assert record[keys.TRAIN_TIME] == pytest.approx(50 * 0.01 / 0.1)
 
 
 def test_unavailable_device_answers_with_an_error(emulate, tmp_path):
@@ -101,15 +96,11 @@ def test_device_rng_depends_on_its_message_only():
     assert len({draw(), *others, draw(**{keys.REPEAT: 1})}) == 6
 
 
-def test_stamp_notes_link_and_speed():
+def test_stamp_counts_scoring_that_the_network_does_not_hide():
     context = node()
-    _, transfer_s = stamped(context)
+    plain_s, transfer_s = stamped(context)
     assert read_pace(context) == NodePace(pytest.approx(transfer_s), pytest.approx(0.01))
     assert transfer_s > 0.3
-
-
-def test_stamp_counts_scoring_that_the_network_does_not_hide():
-    plain_s, transfer_s = stamped()
     assert stamped(**{keys.EXAMPLES_SCORED: 100})[0] == pytest.approx(plain_s + 1.0)
     fits = int(transfer_s / 0.01)
     assert stamped(**{keys.EXAMPLES_HIDDEN: fits - 1})[0] == plain_s

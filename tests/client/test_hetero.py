@@ -194,8 +194,8 @@ def train_with(sampler=None, epochs=1, batches=hetero.batches, loader=plain, **h
     return train
 
 
-def loader_of(sampler, **how):
-    return lambda: DataLoader(DATA, batch_sampler=sampler(NUM, BATCH, **how))
+def loader_of(sampler):
+    return lambda: DataLoader(DATA, batch_sampler=sampler(NUM, BATCH))
 
 
 SAMPLERS = {
@@ -213,9 +213,8 @@ SAMPLERS = {
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_a_sampler_is_put_in_place_and_kept(name, steps, epochs):
     make, how = SAMPLERS[name]
-    node, fresh = (
-        Node(train_with(make, epochs, **how), **{"local-epochs": epochs}) for _ in range(2)
-    )
+    train = train_with(make, epochs, **how)
+    node, fresh = (Node(train, **{"local-epochs": epochs}) for _ in range(2))
     for _ in range(2):
         assert node.work(steps) == report(steps or epochs * FULL, epochs, epochs * FULL)
     sampler = node.results[1][0]
@@ -236,7 +235,7 @@ def test_a_loader_made_anew_for_each_epoch_goes_on_learning(by_hand):
             keep(loader.batch_sampler, current_handler().context)
         return hetero.batches(loader, msg)
 
-    make = train_with(loader=loader_of(MercurySampler, scores="loss"), batches=batches)
+    make = train_with(loader=loader_of(SAMPLERS["made"][0]), batches=batches)
     node = Node(lambda msg, context: [make(msg, context)[0] for _ in range(3)][-1])
     node.ask()
     assert node.results[0].state_dict()["steps"] == node.state()["steps"] == 3 * FULL
@@ -335,18 +334,6 @@ NUMBERS = TensorDataset(torch.arange(10.0)[:, None], torch.arange(10))
 
 def load(loader, steps=None):
     return StepLoader(loader, {} if steps is None else {"num-steps": steps})
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("num_steps", [1, 3, 4, 11])
-def test_exactly_so_many_batches_whatever_the_epochs(num_steps, workers):
-    loader = load(DataLoader(NUMBERS, batch_size=4, num_workers=workers), num_steps)
-    seen = [targets.tolist() for epoch in range(3) for _, targets in loader]
-    in_turn = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    assert seen == [in_turn[step % 3] for step in range(num_steps)]
-    examples = sum(map(len, seen))
-    assert loader.metrics == {"num-steps": num_steps, "examples-processed": examples}
-    assert len(loader) == loader.num_steps == num_steps
 
 
 def test_nothing_asked_is_the_loader_itself():
