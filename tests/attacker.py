@@ -24,7 +24,7 @@ PHASE = {"profiling": "phase", "sync_rounds": 1, "warmup_rounds": 0}
 
 
 def leaf(name="FedAvg", **settings):
-    """Make one of Flower's strategies that does not evaluate, if not told otherwise."""
+    """One of Flower's strategies, that does not evaluate if not told otherwise."""
     return FLOWER_STRATEGIES[name](**{"fraction_evaluate": 0.0} | settings)
 
 

@@ -12,6 +12,7 @@ from recording import Folder, History
 from flwr_hetero import strategy as ours
 from flwr_hetero._flwr import NodeInfo
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
+from flwr_hetero.server.context import Exchange
 
 TIMEOUT_S = 20.0
 TOGETHER = ("everything", "merged")
@@ -130,6 +131,7 @@ class Named:
 def test_names_and_keys_are_learnt_in_every_nest(nest):
     """Before any reply, so that no claim of a partition comes first."""
     strategy = NESTS[nest](leaf())
-    strategy.configure_train(1, start(), ConfigRecord(), Named())
+    context = Exchange(strategy.fleet, 1, start())
+    strategy.configure_train(1, start(), ConfigRecord(), Named(), context)
     assert strategy.identity(7) == "roof"
     assert strategy.identity(8).startswith("key-")

@@ -61,8 +61,6 @@ CANCER = {"dataset": "breast-cancer", "model": "softmax", "learning_rate": 0.1}
 CNN = {"dataset": "stdlib", "model": "flwr_hetero_studies.tasks.models.texts:textcnn"}
 GPT = {"dataset": "stdlib", "task": "language-model", "model": "gpt", "optimizer": "adam"}
 GPT |= {"learning_rate": 0.005, "fast_steps": 16, "selection": "all", "sampler": "mercury"}
-LSTM = {"dataset": "stdlib", "model": "lstm", "optimizer": "adam", "learning_rate": 0.01}
-SPEECH = {"dataset": "speech", "learning_rate": 0.1}
 
 
 @pytest.mark.nightly
@@ -73,9 +71,6 @@ SPEECH = {"dataset": "speech", "learning_rate": 0.1}
         ("fleet", 4, 0.85, LONG | CANCER),
         ("fleet", 5, 0.32, GPT),
         ("cd-grab", 5, 0.88, {"dataset": "series", "model": "auto", "learning_rate": 0.2}),
-        ("pgd", 5, 0.4, SPEECH),
-        ("mercury", 5, 0.4, SPEECH | {"local_steps": 40, "resharding": "importance"}),
-        ("biased-local-sgd", 5, 0.25, LSTM),
     ],
 )
 def test_other_inputs_and_tasks_than_images(flower, tmp_path, app, num_nodes, least, settings):
