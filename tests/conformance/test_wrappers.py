@@ -290,6 +290,10 @@ EXACT = partial(ours.CDGraB, mode="exact")
         (lambda: BIASED(ours.CDGraB()), "leave orders to BiasedLocalSGD"),
         (lambda: ours.Resharding(BIASED()), "leave samples to Resharding"),
         (lambda: ours.TiFL(ours.CDGraB(ours.OverSelect())), "place is outside .*selection"),
+        (
+            lambda: ours.OverSelect(ours.Wrapper(ours.TiFL())),
+            "time nodes before .* inside OverSelect, got 'TiFL': give it profiling='phase'",
+        ),
         (lambda: ours.TiFL(flower.FedXgbCyclic()), "leave the choice of nodes"),
         (lambda: ours.CDGraB(flower.FedXgbBagging()), "train by gradient steps inside CDGraB"),
         (lambda: ours.TiFL(flower.FedAvg(fraction_train=0.5)), "FedAvg.fraction_train must be 1.0"),

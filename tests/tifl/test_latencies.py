@@ -15,7 +15,7 @@ from toy import toy_app, toy_arrays
 from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid, named_fleet
 from flwr_hetero.server.client_support import MissingClientSupportError
-from flwr_hetero.strategy import OverSelect, Recorded, TiFL, Wrapper
+from flwr_hetero.strategy import Recorded, TiFL, Wrapper
 from flwr_hetero.tifl import latencies
 from flwr_hetero.tifl.tiers import T_MAX
 
@@ -164,13 +164,6 @@ def test_a_node_without_an_answer_is_given_up(case, caplog):
     assert records[-1]["tifl"]["in_flight"] <= 1
     said = [r for r in caplog.records if "id-1000: failed 3 times in a row" in r.getMessage()]
     assert [r.levelname for r in said][:1] == ["WARNING"] * (case != "faster later" or bool(said))
-
-
-def test_over_select_has_a_waiting_rule_of_its_own():
-    rule = "time nodes before the first round inside OverSelect, got 'TiFL': give it profiling="
-    with pytest.raises(ValueError, match=f"strategy must {rule}'phase'"):
-        OverSelect(Wrapper(TiFL()), take=2)
-    OverSelect(Wrapper(TiFL(profiling="phase")), take=2)
 
 
 # --- the phase ---------------------------------------------------------------------------
