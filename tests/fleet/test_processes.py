@@ -1,5 +1,6 @@
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -110,3 +111,25 @@ def test_ended_process_has_no_tag(start, tmp_path):
     wait_until(lambda: not os.path.exists(gone), step_s=0.01, meanwhile=processes.collect)
     for none in (pid, 0, -1):  # ended, never started
         processes.signal_one(none, tmp_path, signal.SIGKILL)
+
+
+SUPERNODE = """
+import threading, time
+from types import SimpleNamespace
+from flwr_hetero.fleet import supernode
+
+def flower_supernode():
+    threading.Thread(target=time.sleep, args=(300,)).start()
+    {end}
+
+supernode.entry_points = lambda **what: [SimpleNamespace(load=lambda: flower_supernode)]
+supernode.main()
+"""
+
+
+@pytest.mark.parametrize("end", ["return", "raise OSError('certificate has expired')"])
+def test_supernode_ends_with_its_loop(end):
+    command = [sys.executable, "-c", SUPERNODE.format(end=end)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == -signal.SIGTERM  # Flower's handler makes a 0 of it
+    assert end == "return" or "OSError: certificate has expired" in done.stderr
