@@ -106,7 +106,7 @@ def test_priorities_count_from_the_next_epoch_on():
     ("key", "value"),
     [
         ("rule", "topk"),
-        ("order", np.full(8, 8, dtype=np.int32)),
+        ("order", np.full(7, 1, dtype=np.int32)),
         ("weights", np.ones(9)),
     ],
 )
