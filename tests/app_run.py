@@ -9,8 +9,7 @@ from flwr.app import ConfigRecord
 from recording import History
 
 from flwr_hetero import keys
-from flwr_hetero.fleet import DeviceProfile, LocalGrid
-from flwr_hetero.fleet import named_fleet as fleet_of
+from flwr_hetero.fleet import LocalGrid, named_fleet
 from flwr_hetero_studies.tasks.run import central_evaluate, initial_arrays
 
 APPS = Path(__file__).parents[1] / "apps"
@@ -37,7 +36,7 @@ class AppRun:
     def __init__(self, name, profiles, **settings):
         self.settings = settings_of(name)(**settings)
         if isinstance(profiles, int):
-            profiles = fleet_of(self.settings.fleet, profiles)
+            profiles = named_fleet(self.settings.fleet, profiles)
         config = {key.replace("_", "-"): value for key, value in vars(self.settings).items()}
         client = importlib.import_module(SETTINGS[name].partition(".")[0] + ".client_app").app
         self.grid = LocalGrid(client, profiles, run_config=config)
@@ -67,10 +66,6 @@ class AppRun:
 
     def state(self, node=1000):
         return self.grid.context(node).state
-
-    def set_profile(self, profile: DeviceProfile):
-        for node in self.grid.get_node_ids():
-            self.grid.set_profile(node, profile)
 
 
 def failures(records):

@@ -16,12 +16,11 @@ SLOTS, SAMPLE_BYTES, USUAL_STEPS = 4, 8, 4
 
 
 def num_examples(partition: int) -> int:
-    """Give the size of a node's data; no two are equal."""
     return 10 * (1 + partition)
 
 
 def goal(partition: int) -> float:
-    """Give what node ``partition`` descends to; no two pairs are equally far apart."""
+    """What a node descends to; no two pairs are equally far apart."""
     return 1.0 + partition + 0.1 * partition**2
 
 

@@ -5,6 +5,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
+from recording import History
 from toy import app_of, partition_of, reply_with
 
 from flwr_hetero import keys
@@ -25,19 +26,12 @@ def examples(partition: int, size: int, outlier: int = -1) -> tuple[np.ndarray, 
 
 
 def gradient(w, inputs, targets, weights) -> np.ndarray:
-    """Gradient of the weighted mean of squared errors / 2."""
+    """Of the weighted mean of squared errors / 2."""
     return (weights * (inputs @ w - targets)) @ inputs / len(targets)
 
 
 def order_app(
-    sizes,
-    *,
-    lr=0.02,
-    method="cd-grab",
-    passes=1,
-    ordered=lambda partition: True,
-    outlier=-1,
-    mods=(),
+    sizes, *, lr=0.02, method="cd-grab", passes=1, ordered=lambda i: True, outlier=-1, mods=()
 ) -> ClientApp:
     """Make a ClientApp whose node i visits ``sizes[i]`` examples in batches of about BATCH.
 
@@ -80,22 +74,18 @@ def order_app(
 
 
 def order_arrays(dtype=np.float32) -> ArrayRecord:
-    """Make the model."""
     return ArrayRecord({"w": Array(np.zeros(DIM, dtype))})
 
 
 def visited(grid, node_id) -> list[int]:
-    """Read which units a node visited in its last round."""
+    """Which units a node visited in its last round."""
     return list(grid.context(node_id).state["visited"]["units"])
 
-
-# --- runs ----------------------------------------------------------------------------
 
 NO_EVALUATION = {"fraction_evaluate": 0.0, "min_train_nodes": 1, "min_available_nodes": 1}
 
 
 def fedavg():
-    """Make the strategy inside."""
     return FedAvg(**NO_EVALUATION)
 
 
@@ -105,26 +95,24 @@ def grid_of(sizes, *, profiles=None, faults=(), **options):
     return LocalGrid(order_app(sizes, **options), profiles=profiles, seed=0, faults=faults)
 
 
-class Rounds:
-    """The lines of the history of a run."""
+class Rounds(History):
+    """A run that has ended."""
 
-    def __init__(self, strategy, grid, num_rounds, dtype=np.float32, on_round_end=None, **options):
-        self.lines, end = [], strategy.on_round_end
+    def __init__(
+        self, strategy, grid, num_rounds, dtype=np.float32, look=lambda r: None, **options
+    ):
+        super().__init__(strategy)
+        self.look = look
+        self.result = self.start(grid, order_arrays(dtype), num_rounds=num_rounds, **options)
 
-        def record(run, line):
-            self.lines.append(line)
-            if on_round_end is not None:
-                on_round_end(line["round"])
-            end(run, line)
-
-        strategy.on_round_end = record
-        arrays = order_arrays(dtype)
-        self.result = strategy.start(grid, arrays, num_rounds=num_rounds, **options)
+    def on_round_end(self, run, record):
+        super().on_round_end(run, record)
+        self.look(record["round"])
 
     def of(self, wrapper, key):
-        """Return what a wrapper said in each round."""
-        return [line.get(wrapper, {}).get(key) for line in self.lines if line["round"]]
+        """What a wrapper said in each round."""
+        return [record.get(wrapper, {}).get(key) for record in self.records if record["round"]]
 
     def reasons(self):
-        """Return why replies were dropped."""
-        return [failure["reason"] for line in self.lines for failure in line["failures"]]
+        """Why replies were dropped."""
+        return [failure["reason"] for record in self.records for failure in record["failures"]]

@@ -3,9 +3,10 @@
 import logging
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
+from toy import partition_of, reply_with
 
 from flwr_hetero._flwr import MESSAGE_UNAVAILABLE
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
@@ -15,12 +16,10 @@ STEPS = 10
 
 
 def fedavg(**settings):
-    """Make a FedAvg that does not evaluate."""
     return FedAvg(**{"fraction_evaluate": 0.0} | settings)
 
 
 def start(x=0.0):
-    """Make a model of one number or several."""
     return ArrayRecord({"x": Array(np.atleast_1d(np.array(x, float)))})
 
 
@@ -29,11 +28,9 @@ def app(goals, examples, lr, claims=None):
 
     ``claims``: partition to what it says of its examples processed.
     """
-    app = ClientApp()
 
-    @app.train()
     def train(message, context):
-        partition = int(context.node_config["partition-id"])
+        partition = partition_of(context)
         steps = int(message.content["config"].get("num-steps", STEPS))
         x, goal = message.content["arrays"]["x"].numpy(), goals[partition]
         metrics = {
@@ -41,17 +38,17 @@ def app(goals, examples, lr, claims=None):
             "num-steps": steps,
             "examples-processed": (claims or {}).get(partition, steps),
         }
-        arrays = ArrayRecord({"x": Array(goal + (1 - lr) ** steps * (x - goal))})
-        content = RecordDict({"arrays": arrays, "metrics": MetricRecord(metrics)})
-        return Message(content, reply_to=message)
+        return reply_with(message, metrics, {"x": Array(goal + (1 - lr) ** steps * (x - goal))})
 
-    @app.evaluate()
     def evaluate(message, context):
-        partition = int(context.node_config["partition-id"])
+        partition = partition_of(context)
         off = message.content["arrays"]["x"].numpy() - goals[partition]
         metrics = {"num-examples": examples[partition], "eval-loss": float(off @ off)}
-        return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
+        return reply_with(message, metrics)
 
+    app = ClientApp()
+    app.train()(train)
+    app.evaluate()(evaluate)
     return app
 
 
@@ -71,7 +68,6 @@ class Watched(LocalGrid):
         self.training, self.most = set(), 0
 
     def push_messages(self, messages):
-        """Note when what was sent to which partition, and the model's number."""
         messages = list(messages)
         for message in messages:
             node_id = message.metadata.dst_node_id
@@ -80,14 +76,13 @@ class Watched(LocalGrid):
             self.sent.append((self.virtual_time_s, node_id - 1000, kind, int(number)))
         ids = list(super().push_messages(messages))
         for message_id, message in zip(ids, messages, strict=True):
-            if answers(self.traffic.pending[message_id][1]):
+            if answers(self.pending[message_id].reply):
                 self.at_work[message_id] = message.metadata.dst_node_id
                 self.training |= {message_id} if message.metadata.message_type == "train" else set()
         self.most = max(self.most, len(self.training & self.at_work.keys()))
         return ids
 
     def _collect(self, ids, until_s):
-        """Note which replies come when."""
         replies = super()._collect(ids, until_s)
         for reply in replies:
             self.at_work.pop(reply.metadata.reply_to_message_id, None)

@@ -23,7 +23,6 @@ class History(Wrapper):
 
 
 def history(folder: Path) -> list[dict]:
-    """Read what the loop has written."""
     return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
 
 

@@ -5,31 +5,25 @@ from flwr.app import Array, ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
 from toy import app_of, partition_of, reply_with
 
-LR = 0.25
-BATCH = 8
+LR, BATCH = 0.25, 8
 
 
 def goal(partition: int) -> float:
-    """Give what node ``partition`` descends to."""
     return 1.0 + partition
 
 
 def local_model(start: np.ndarray, partition: int, steps: int) -> np.ndarray:
     """Take gradient steps on (w - goal)^2 / 2."""
-    w = start
     for _ in range(steps):
-        w = (w - LR * (w - goal(partition))).astype(np.float32)
-    return w
+        start = (start - LR * (start - goal(partition))).astype(np.float32)
+    return start
 
 
-def steps_app(
-    claims=None, num_examples=None, reports=True, seen=None, mods=(), silent=()
-) -> ClientApp:
+def steps_app(claims=None, num_examples=None, seen=None, mods=(), silent=()) -> ClientApp:
     """Make a ClientApp that takes ``num-steps`` steps.
 
     ``claims``: partition to what it says instead of its steps; ``num_examples``: partition to
-    data size; ``reports``: whether it says how many steps it took, and ``silent``: partitions that
-    do not; ``seen``: gets every config.
+    data size; ``silent``: partitions that do not say their steps; ``seen``: gets every config.
     """
 
     def train(message: Message, context: Context) -> Message:
@@ -44,7 +38,7 @@ def steps_app(
             "examples-processed": steps * BATCH,
             "train-loss": float(np.mean((w - goal(partition)) ** 2)),
         }
-        if reports and partition not in silent:
+        if partition not in silent:
             metrics["num-steps"] = (claims or {}).get(partition, steps)
         new = {"w": Array(w), "n": Array(np.asarray(count + steps, count.dtype))}
         return reply_with(message, metrics, new)
@@ -54,5 +48,4 @@ def steps_app(
 
 
 def steps_arrays() -> ArrayRecord:
-    """Make a model of one float array and one integer buffer."""
     return ArrayRecord({"w": Array(np.zeros(3, np.float32)), "n": Array(np.array(0))})

@@ -12,9 +12,6 @@ from flwr_hetero._flwr import only_errors
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
-
-
 NOTEBOOK = ROOT / "docs" / "fleet.ipynb"
 APPS = sorted((ROOT / "apps").glob("*/pyproject.toml"))
 
@@ -31,7 +28,6 @@ def blocks(page: Path) -> list[str]:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda p: p.stem)
 def test_examples_of_a_page_run(page, tmp_path, monkeypatch, capsys):
-    """One after the other, in one place, as one reads them."""
     monkeypatch.setenv("HOME", str(tmp_path))
     names: dict = {}
     for number, block in enumerate(blocks(page)):
@@ -61,7 +57,7 @@ def test_readme_is_short_and_has_examples():
     assert PAGES[0].read_text(encoding="utf-8").count("\n") <= 120
 
 
-@pytest.mark.parametrize("page", [*PAGES, NOTEBOOK], ids=[*NAMES, "notebook"])
+@pytest.mark.parametrize("page", [*PAGES, NOTEBOOK], ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     text = page.read_text(encoding="utf-8") if page != NOTEBOOK else "\n".join(cells("markdown"))
     text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
@@ -69,20 +65,17 @@ def test_links_lead_somewhere(page):
     assert not [target for target in targets if not (page.parent / target).exists()]
 
 
-def is_shown(shown: str, value: object) -> bool:
-    return shown == str(value).lower() or (isinstance(value, float) and float(shown) == value)
-
-
 @pytest.mark.parametrize("path", APPS, ids=lambda path: path.parent.name)
 def test_settings_of_an_app_are_its_defaults(path):
     config = tomllib.loads(path.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]
     page = (path.parent / "README.md").read_text(encoding="utf-8")
     (table,) = re.findall(r"\| key \| default \|.*?\n\n", page, flags=re.DOTALL)
-    rows = [row.split("|")[1:3] for row in table.splitlines()[2:] if row]
-    shown = {}
-    for keys, defaults in rows:
-        names = re.findall(r"`([^`]+)`", keys)
-        values = [value.strip(" `") for value in defaults.split(",")]
-        shown |= dict(zip(names, values, strict=True))
+    shown = set()
+    for row in filter(None, table.splitlines()[2:]):
+        names, defaults = row.split("|")[1:3]
+        names, defaults = re.findall(r"`([^`]+)`", names), defaults.split(",")
+        for name, default in zip(names, defaults, strict=True):
+            kind = float if isinstance(config[name], float) else str
+            assert kind(default.strip(" `")) == kind(str(config[name]).lower())
+            shown.add(name)
     assert "num-server-rounds" in shown
-    assert not [name for name in shown if not is_shown(shown[name], config[name])]

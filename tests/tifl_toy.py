@@ -23,7 +23,6 @@ def paper_grid(num_nodes=20, app=None, **settings):
 
 
 def records_of(tifl, grid=None, num_rounds=10, **settings):
-    """Run, and return the history."""
     run = History(tifl)
     run.start(grid or paper_grid(), toy_arrays(), num_rounds, **settings)
     return run.records
@@ -59,5 +58,4 @@ class Answers(LocalGrid):
         return pushed
 
     def count(self, partition, kind):
-        """Return how often a node was sent messages of a type."""
         return self.asked.count((partition, kind))

@@ -40,9 +40,7 @@ def partition_of(context: Context) -> int:
     return int(context.node_config["partition-id"])
 
 
-def reply_with(
-    message: Message, metrics: dict, arrays: dict | ArrayRecord | None = None
-) -> Message:
+def reply_with(message, metrics: dict, arrays: dict | ArrayRecord | None = None) -> Message:
     """Answer with metrics, and with a model if there is one."""
     content = RecordDict({"metrics": MetricRecord(metrics)})
     if arrays is not None:
@@ -53,8 +51,7 @@ def reply_with(
 def app_of(train, mods=(), profile: dict | None = None, spread=0.0) -> ClientApp:
     """Make a ClientApp that trains by a function.
 
-    ``profile``: metrics of its answer to profiling, if it has one; ``spread``: by how much the
-    accuracy of a node differs from that of the one before.
+    ``profile``: metrics of its answer to profiling, if any; ``spread``: of the nodes' accuracies.
     """
     app = ClientApp(mods=list(mods))
     app.train()(train)

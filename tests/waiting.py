@@ -4,7 +4,6 @@ import time
 
 
 def wait_until(condition, timeout_s=300.0, step_s=0.05, meanwhile=lambda: None) -> None:
-    """Wait until ``condition()``, and call ``meanwhile`` between two polls."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"waited {timeout_s:g} s"

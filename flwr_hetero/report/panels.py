@@ -128,4 +128,4 @@ def _nodes(history: History) -> list[Panel]:
     title = "updates" if history.is_buffered else f"{history.unit}s"
     layout = {"barmode": "stack", "xaxis": axis, "yaxis": {"title": title}}
     caption = "Pale: no valid reply." if lost.any() else ""
-    return [_panel("Who trained", traces, caption, showlegend=False, **layout)]
+    return [_panel("Replies of each node", traces, caption, showlegend=False, **layout)]

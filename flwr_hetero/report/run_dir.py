@@ -2,7 +2,6 @@
 
 import json
 import logging
-import math
 import os
 import platform
 import re
@@ -24,6 +23,7 @@ from flwr_hetero.report.history import (
     LOCK,
     MODEL,
     parse,
+    plain,
     read_config,
     replace,
 )
@@ -43,7 +43,7 @@ SECRET = re.compile(r"token|password|passwd|secret|api[-_]?key", re.IGNORECASE)
 
 
 class RunDirectory:
-    """Record a run while it goes on; what is written survives a crash.
+    """Record a run, round by round; what is written survives a crash.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ class RunDirectory:
         if not self.path.is_absolute():
             raise invalid(argument, str(path), "be an absolute path")
         if not resume and self._has_history():
-            rule, hint = "not hold another run", "resume=True goes on with it"
+            rule, hint = "not hold another run", "resume=True continues it"
             raise invalid(argument, str(path), rule, hint)
         if resume and not any(self.checkpoint_dir.glob("*.npz")):
             hint = "correct the path, or leave resume out to start a run in a folder of its own"
@@ -197,16 +197,3 @@ class RunDirectory:
             "platform": platform.platform(),
         }
         return (json.dumps(content, indent=2) + "\n").encode()
-
-
-def plain(value: Any) -> Any:
-    """Convert a value to what JSON can hold."""
-    if isinstance(value, np.generic | np.ndarray):
-        value = value.tolist()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, list | tuple) else str(value)

@@ -52,7 +52,7 @@ class Trackers:
         self._open: dict[str, Tracker] = {}
 
     def open(self, names: Sequence[str], checkpoint_dir: Path) -> None:
-        """Begin, or go on with, a run in each; the run directory is that of the checkpoint."""
+        """Begin or continue a run in each; the run directory is that of the checkpoint."""
         for name in names:
             if tracker := self._try(name, partial(TRACKERS[name], checkpoint_dir.parent)):
                 self._open[name] = tracker
@@ -91,7 +91,7 @@ def tensorboard(folder: Path) -> Tracker:
 
 
 def mlflow(folder: Path) -> Tracker:
-    """Go on with this directory's run at ``MLFLOW_TRACKING_URI``, else in ``mlflow.db``."""
+    """Continue this directory's run at ``MLFLOW_TRACKING_URI``, else in ``mlflow.db``."""
     from mlflow import MlflowClient
     from mlflow.entities import Metric
 
@@ -115,14 +115,14 @@ def mlflow(folder: Path) -> Tracker:
 
 
 def wandb(folder: Path) -> Tracker:
-    """Go on with this directory's run by ``WANDB_MODE``, else offline where nobody is logged in."""
+    """Continue this directory's run by ``WANDB_MODE``, else offline where nobody is logged in."""
     import wandb as client
 
     mode: Any = os.environ.get("WANDB_MODE") or ("online" if client.api.api_key else "offline")
     run = client.init(
         project=PROJECT,
         name=folder.name,
-        # Of this directory, so that a resume goes on with it.
+        # Of this directory, so that a resume continues it.
         id=sha256(str(folder).encode()).hexdigest()[:16],
         resume="allow",
         dir=str(folder),

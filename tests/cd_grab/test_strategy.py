@@ -67,7 +67,6 @@ def test_exact_mode_is_the_papers_algorithm(sizes, dtype):
     tolerance = 1e-4 if dtype == np.float32 else 1e-10
     np.testing.assert_allclose(rounds.result.arrays["w"].numpy(), w, rtol=tolerance)
     assert set(rounds.of("cd_grab", "own_share")) <= ({0.0} if len(sizes) > 1 else {0.0, 1.0})
-    assert max(rounds.of("cd_grab", "bytes_up")) >= len(sizes) * DIM * 4
 
 
 def test_orders_of_all_nodes_go_together():
@@ -88,9 +87,7 @@ def test_num_units_brings_unequal_nodes_together(num_units, together):
     assert set(rounds.of("cd_grab", "pairs_together")) == {together}
 
 
-KNOWN = [*(("id", 1000 + i) for i in range(3)), *(("node", i) for i in range(3))]
-GAMMA = {f"{name}-{i}": 0.5 if i % 1000 == 2 else 1.0 for name, i in KNOWN}
-STEPS = {"fast_steps": 8, "gamma": GAMMA, "high_loss_fraction": None}
+STEPS = {"fast_steps": 8, "high_loss_fraction": None}
 
 
 @pytest.mark.parametrize(
@@ -109,16 +106,16 @@ def test_pair_weighs_as_much_as_its_model(make, weights):
 
     def spy(context, replies, reports):
         scaled = scale(context, replies, reports)
-        raw = [reports[reply.metadata.src_node_id].diffs[0][0] for reply in replies]
-        ratios.append([r.diffs[0][0] / x for r, x in zip(scaled.values(), raw, strict=True)])
+        raw = [reports[reply.metadata.src_node_id].diffs[:1, :1] for reply in replies]
+        ratios.append([r.diffs[:1, :1] / x for r, x in zip(scaled.values(), raw, strict=True)])
         return scaled
 
     cd_grab._weighted = spy
     grid = grid_of([16, 32, 24], profiles=[DeviceProfile(s) for s in (1, 1, 0.5)])
     rounds = Rounds(strategy, grid, 2)
-    assert ratios[1] == pytest.approx(np.array(weights) / np.mean(weights))
+    assert np.ravel(ratios[1]) == pytest.approx(np.array(weights) / np.mean(weights))
     shares = np.array(weights) / np.sum(weights)
-    assert list(rounds.lines[2]["weights"].values()) == pytest.approx(shares)
+    assert list(rounds.records[2]["weights"].values()) == pytest.approx(shares)
 
 
 @pytest.mark.parametrize("kind", ["errs", "garbage"])
@@ -143,7 +140,7 @@ def test_joiner_and_a_node_without_orders():
         if server_round == 3:
             grid.join(DeviceProfile())
 
-    rounds = Rounds(CDGraB(fedavg()), grid, 6, on_round_end=join)
+    rounds = Rounds(CDGraB(fedavg()), grid, 6, look=join)
     assert rounds.of("cd_grab", "pairs") == [10, 10, 10, 15, 15, 15]
     assert rounds.of("cd_grab", "pairs_together")[-1] == 15
     assert rounds.reasons() == []
@@ -205,7 +202,7 @@ def test_nodes_without_state_get_their_orders_after_a_resume():
     before = [state.order.tolist() for state in second.server.states.values()]
     grid, seen = grid_of([20] * 3, lr=0.001), []
     look = lambda number: seen.append([visited(grid, n) for n in nodes_of(grid)] if number else 0)  # noqa: E731
-    rounds = Rounds(second, grid, 4, on_round_end=look)
+    rounds = Rounds(second, grid, 4, look=look)
     assert rounds.of("cd_grab", "pairs") == [0, 15, 15, 15]
     assert seen[2] == before
 

@@ -1,7 +1,3 @@
-import socket
-import ssl
-import threading
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -9,7 +5,6 @@ import pytest
 from flwr_hetero._flwr import app_tables
 from flwr_hetero.cli import doctor, main
 from flwr_hetero.cli.run import check_run_config
-from flwr_hetero.fleet import certificates
 
 APPS = Path(__file__).parents[2] / "apps"
 
@@ -74,57 +69,3 @@ def test_app_has_known_keys_and_rules_of_its_own(tmp_path, capsys, monkeypatch):
     assert "note  for simulation ray are missing: in a checkout" in said
     with pytest.raises(ZeroDivisionError):  # by the most derived of its rules
         main(["doctor", str(tmp_path), "-c", "lr=2"])
-
-
-# --- a SuperLink -------------------------------------------------------------------
-
-
-@pytest.fixture
-def listener():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield listener
-
-
-@pytest.fixture
-def connect(tmp_path, monkeypatch, listener):
-    """Give Flower a configuration file with a connection to the listener; return the address."""
-
-    def write(*settings):
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
-        lines = ["[superlink.lab]", f'address = "{address}"', *settings]
-        (tmp_path / "config.toml").write_text("\n".join(lines))
-        return address
-
-    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-    return write
-
-
-@pytest.mark.parametrize("trusted", [True, False])
-def test_superlink_must_have_a_trusted_certificate(listener, connect, trusted, tmp_path):
-    certificates.make_authority(tmp_path / "keys")
-    certificates.make_authority(tmp_path / "other")
-    certificates.make_server_certificate(tmp_path / "keys", ["127.0.0.1"])
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tmp_path / "keys/superlink.crt", tmp_path / "keys/superlink.key")
-
-    def serve():
-        plain, _ = listener.accept()
-        with suppress(OSError), plain:
-            context.wrap_socket(plain, server_side=True).close()
-
-    server = threading.Thread(target=serve)
-    server.start()
-    ca = tmp_path / ("keys" if trusted else "other") / "ca.crt"
-    address = connect(f'root-certificates = "{ca}"')
-    [(state, text)] = doctor.superlink("lab")
-    server.join()
-    assert state == ("ok" if trusted else "FAIL")
-    assert text.startswith(f"superlink lab: {address}")
-    assert text.endswith("flwr supernode list lab" if trusted else "see root-certificates")
-
-
-def test_superlink_that_is_not_there(listener, connect, capsys):
-    address = connect()
-    listener.close()
-    assert main(["doctor", "--superlink", "lab"]) == 1
-    assert f"FAIL  superlink lab: {address}:" in capsys.readouterr().out

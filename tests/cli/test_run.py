@@ -1,4 +1,3 @@
-import subprocess
 import sys
 from pathlib import Path
 
@@ -30,18 +29,3 @@ def test_run_tells_by_its_status_how_it_ended(status, code, capsys, tmp_path, mo
     assert "'lab', '--stream', '--run-config', 'seed=3', '--federation-config'" in said.out
     assert "num-supernodes=6 client-resources-num-cpus=1" in said.out
     assert said.err == ("" if code == 0 else "flwr-hetero: error: run 42 is finished:failed\n")
-
-
-@pytest.mark.parametrize("words", [[], ["watch"], ["compare"], ["fleet", "up"]])
-def test_help_loads_no_heavy_package(words):
-    code = f"""
-import sys, flwr_hetero.cli
-try:
-    flwr_hetero.cli.main({[*words, "--help"]!r})
-except SystemExit:
-    heavy = {{"torch", "matplotlib", "plotly", "flwr", "ray", "rich"}} & set(sys.modules)
-    sys.exit(str(heavy) if heavy else 0)
-"""
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr

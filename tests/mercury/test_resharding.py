@@ -1,6 +1,7 @@
 """What is offered and matched; the swap table and the nodes together, under random failures."""
 
 from collections import Counter
+from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
@@ -51,16 +52,8 @@ NODES, SLOTS = ("a", "b", "c"), 6
 EVENTS = ("works", "works", "works", "reply lost", "absent", "state lost")
 
 
-def content_of(node: str, slot: int) -> bytes:
-    return f"{node}{slot:03d}".encode()
-
-
 def own(node: str) -> dict[int, bytes]:
-    return {slot: content_of(node, slot) for slot in range(SLOTS)}
-
-
-def shard_of(delivery: Delivery, state: dict | None = None) -> NodeShard:
-    return NodeShard(delivery.to_record(), state)
+    return {slot: f"{node}{slot:03d}".encode() for slot in range(SLOTS)}
 
 
 def assigned(table: SwapTable, node: str) -> dict[int, bytes]:
@@ -88,7 +81,8 @@ def test_no_sample_is_lost_or_doubled(seed: int, back: int | None) -> None:
             event = rng.choice(EVENTS) if number < 12 else "works"
             if event == "absent":
                 continue
-            shard = shard_of(table.deliver(node), None if event == "state lost" else states[node])
+            state = None if event == "state lost" else states[node]
+            shard = NodeShard(table.deliver(node).to_record(), state)
             held, wanted = own(node) | shard.held, assigned(table, node)
             assert all(held[slot] == wanted[slot] for slot in held if slot not in shard.missing)
             assert not shard.missing or event == "state lost" or back is not None
@@ -104,7 +98,7 @@ def test_no_sample_is_lost_or_doubled(seed: int, back: int | None) -> None:
         checkpoint = checkpoint or restarted(table)
         assert Counter(c for n in NODES for c in assigned(table, n).values()) == everything
     for node in NODES:  # two rounds later every node holds what the table says
-        shard = shard_of(table.deliver(node), states[node])
+        shard = NodeShard(table.deliver(node).to_record(), states[node])
         assert shard.missing == []
         assert own(node) | shard.held == assigned(table, node)
 
@@ -161,37 +155,30 @@ def test_bad_offer_is_refused_whole(slots: list[int], content: bytes) -> None:
     assert (table.store, table.received) == ([b"xy"], {"a": 1})
 
 
-def test_outdated_sample_is_not_used() -> None:
-    shard = shard_of(Delivery([0], [1], [0], b"B0"))
-    assert (shard.fresh, shard.missing, shard.held) == ([0], [], {0: b"B0"})
-    again = shard_of(Delivery([0], [1], [0], b"B0"), shard.state_dict())
-    assert (again.fresh, again.missing) == ([], [])
-    later = shard_of(Delivery([0], [2], [], b""), shard.state_dict())
-    assert (later.missing, later.held) == ([0], {})
-    assert shard_of(Delivery([0], [2], [0], b"A0"), later.state_dict()).fresh == [0]
+def test_fresh_is_what_was_not_held() -> None:
+    first = NodeShard(Delivery([0], [1], [0], b"B0").to_record())
+    again = NodeShard(Delivery([0], [1], [0], b"B0").to_record(), first.state_dict())
+    assert (first.fresh, again.fresh) == ([0], [])
 
 
 def test_queue_resumes_where_the_server_says() -> None:
-    asked: list[tuple[int, bool]] = []
-
-    def offers(received: int, budget: int, state: dict | None, chosen: list[int] | None) -> dict:
+    state, choose = None, Mock(side_effect=[None, np.array([5, 3, 9, 1])])
+    rounds = [
+        (0, 25, []),
+        (0, 25, [5, 3]),
+        (0, 29, [5, 3]),
+        (2, 25, [9, 1]),
+        (4, 25, []),
+        (0, 9, []),
+    ]
+    for received, budget, slots in rounds:
         terms = {keys.SHARE: 0.35, keys.BY_IMPORTANCE: True}
         terms |= {keys.RECEIVED: received, keys.BUDGET: budget}
         shard = NodeShard(Delivery([], [], [], b"").to_record() | terms, state)
-
-        def choose(count: int, by_importance: bool) -> np.ndarray | None:
-            asked.append((count, by_importance))
-            return None if chosen is None else np.array(chosen)
-
-        return {"slots": shard.offers(10, 10, choose), "state": shard.state_dict()}
-
-    state = offers(0, 25, None, None)
-    assert state["slots"] == []
-    state = offers(0, 25, state["state"], [5, 3, 9, 1])
-    assert state["slots"] == [5, 3]
-    for received, budget, slots in [(0, 29, [5, 3]), (2, 25, [9, 1]), (4, 25, []), (0, 9, [])]:
-        assert offers(received, budget, state["state"], [7])["slots"] == slots
-    assert asked == [(4, True)] * 2  # a share of 0.35 of 10 samples, chosen once
+        assert shard.offers(10, 10, choose) == slots
+        state = shard.state_dict()
+    # a share of 0.35 of 10 samples: not yet, then once
+    assert choose.call_args_list == [call(4, True)] * 2
 
 
 def test_unpack_reads_what_pack_wrote() -> None:

@@ -4,17 +4,9 @@ import numpy as np
 import pytest
 import torch
 from oracles.pgd import one_by_one
-from pgd.nets import (
-    LOSS,
-    Recurrent,
-    Tied,
-    TiedByHand,
-    TimeMajor,
-    data,
-    image_net,
-    some_direction,
-)
+from pgd.nets import LOSS, Tied, data, image_net, some_direction
 from torch import nn
+from torch.nn.functional import linear
 
 from flwr_hetero.pgd.priorities import LayerPriorities, all_priorities
 from flwr_hetero.sampler import sample_priorities
@@ -29,23 +21,18 @@ def images(*layers):
     return nn.Sequential(body, nn.Linear(body(inputs).shape[1], 5)), inputs
 
 
-class Sequence(nn.Module):
-    def __init__(self, body):
-        super().__init__()
-        self.body, self.head = body, nn.LazyLinear(5)
-
-    def forward(self, inputs):
-        out = self.body(inputs)
-        return self.head((out[0] if isinstance(out, tuple) else out).mean(1))
+class Mean(nn.Module):
+    def forward(self, out):
+        return (out[0] if isinstance(out, tuple) else out).mean(1)
 
 
 def sequences(body):
-    model, inputs = Sequence(body), torch.randn(BATCH, 7, 8)
+    model, inputs = nn.Sequential(body, Mean(), nn.LazyLinear(5)), torch.randn(BATCH, 7, 8)
     model(inputs)
     return model, inputs
 
 
-def words(body):
+def embedded(body):
     model = nn.Sequential(body, nn.Flatten(), nn.LazyLinear(5))
     model(inputs := torch.randint(9, (BATCH, 4)))
     return model, inputs
@@ -61,7 +48,7 @@ EXACT = {
     "cnn": lambda: images(nn.ReLU(), nn.MaxPool2d(2)),
     "group norm": lambda: images(nn.GroupNorm(2, 4)),
     "batch norm": lambda: images(nn.BatchNorm2d(4)),
-    "embedding": lambda: words(nn.Embedding(9, 6)),
+    "embedding": lambda: embedded(nn.Embedding(9, 6)),
     "gru": lambda: sequences(nn.GRU(8, 6, batch_first=True)),
     "transformer": lambda: sequences(
         nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
@@ -72,7 +59,7 @@ EXACT = {
     ),
 }
 NO_FORWARD_MODE = {
-    "embedding bag": lambda: words(nn.EmbeddingBag(9, 6)),
+    "embedding bag": lambda: embedded(nn.EmbeddingBag(9, 6)),
     "lstm": lambda: sequences(nn.LSTM(8, 6, batch_first=True)),
     "weight norm": lambda: mlp(nn.utils.parametrizations.weight_norm(nn.Linear(9, 12))),
 }
@@ -103,16 +90,17 @@ class FunctionalDropout(nn.Module):
 
 def test_model_and_random_state_stay():
     torch.manual_seed(4)
-    model, inputs = images(nn.BatchNorm2d(4), nn.Dropout(0.5), FunctionalDropout())
+    model, inputs = images(nn.BatchNorm2d(4), nn.Dropout(), nn.Dropout(), FunctionalDropout())
     model[0][2].eval()  # a user's own mix of modes
     direction = some_direction(model)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    modes = [module.training for module in model.modules()]
-    state = torch.get_rng_state()
+
+    def state():
+        modes = [torch.tensor(module.training) for module in model.modules()]
+        return [*model.state_dict().values(), *modes, torch.get_rng_state()]
+
+    before = [value.clone() for value in state()]
     sample_priorities(model, LOSS, inputs, TARGETS, direction)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert [module.training for module in model.modules()] == modes
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(map(torch.equal, state(), before))
     assert all(p.grad is None for p in model.parameters())
     assert torch.backends.mha.get_fastpath_enabled()
     model(inputs).sum().backward()  # still an ordinary model
@@ -126,7 +114,7 @@ def test_model_and_random_state_stay():
         ({"direction": {"0.bias": torch.ones(3)}}, r"one of .*'0.bias', \(12,\).*got .'0.bias'"),
         (
             {"direction": {"0.bias": torch.full((12,), torch.nan)}},
-            "direction must give finite numbers, got .nan, nan, nan.: the model has diverged",
+            "direction must give .* got .nan",
         ),
         ({"loss_fn": nn.CrossEntropyLoss()}, r"loss_fn must return one loss per example"),
         ({"loss_fn": lambda *given: LOSS(*given) * torch.nan}, "loss_fn must give finite numbers"),
@@ -179,29 +167,43 @@ def test_layer_priorities_equal_forward_mode(make, layers):
     assert listener.collect(len(inputs)) is None
 
 
-def test_nothing_is_measured_without_gradients():
-    model = image_net()
-    inputs, targets = data(model)
-    listener = aimed(model)
-    with torch.no_grad():
-        model(inputs)
-    assert listener.collect(len(inputs)) is None
-    listener.close()
-    LOSS(model(inputs), targets).mean().backward()
-    assert listener.collect(len(inputs)) is None
+class Words(nn.Module):
+    """Embedding, perhaps an LSTM, which has no forward mode, and a head: used in some ``way``."""
+
+    def __init__(self, way, recurrent=False):
+        super().__init__()
+        self.embed, self.way = nn.Embedding(9, 6), way
+        self.lstm = nn.LSTM(6, 6, batch_first=True) if recurrent else None
+        self.head = nn.Linear(6, 9)
+
+    def forward(self, words):
+        steps = self.embed(words)
+        return self.way(self, self.lstm(steps)[0] if self.lstm else steps)
+
+
+def time_first(self, steps):
+    return self.head(steps.transpose(0, 1)).mean(0)
+
+
+def flattened(self, steps):
+    return self.head(steps.flatten(0, 1)).unflatten(0, steps.shape[:2]).mean(1)
+
+
+def tied_by_hand(self, steps):
+    return linear(self.head(steps).tanh().mean(1)[:, :6], self.embed.weight)
 
 
 @pytest.mark.parametrize(
-    ("make", "layers", "match"),
+    ("way", "layers", "match"),
     [
-        (TimeMajor, "all", "have the 8 examples in the first dim.* got .7.: call sample_prior"),
-        (lambda: Recurrent(flattens=True), "last", "have the 8 examples .* got .56."),
-        (TiedByHand, "all", "use parameters that priorities count in their layers only"),
+        (time_first, "all", "have the 8 examples in the first dim.* got .7.: call sample_prior"),
+        (flattened, "last", "have the 8 examples .* got .56."),
+        (tied_by_hand, "all", "use parameters that priorities count in their layers only"),
     ],
 )
-def test_models_whose_layers_do_not_tell_are_refused_at_once(make, layers, match):
+def test_models_whose_layers_do_not_tell_are_refused_at_once(way, layers, match):
     torch.manual_seed(0)
-    model, words, targets = make(), torch.randint(9, (8, 7)), torch.arange(8) % 5
+    model, words, targets = Words(way), torch.randint(9, (8, 7)), torch.arange(8) % 5
     listener = aimed(model, layers)
     LOSS(model(words), targets).sum().backward()
     with pytest.raises(ValueError, match=f"model must {match}"):
@@ -210,7 +212,8 @@ def test_models_whose_layers_do_not_tell_are_refused_at_once(make, layers, match
 
 def test_the_last_layer_of_an_lstm_is_measured():
     torch.manual_seed(0)
-    model, words, targets = Recurrent(), torch.randint(9, (8, 3)), torch.arange(8) % 5
+    model = Words(lambda self, steps: self.head(steps).mean(1), recurrent=True)
+    words, targets = torch.randint(9, (8, 3)), torch.arange(8) % 5
     listener = aimed(model)
     LOSS(model(words), targets).sum().backward()
     found = listener.collect(8)
@@ -253,5 +256,10 @@ def test_batches_of_others_do_not_count():
     listener = aimed(model)
     LOSS(model(torch.randn(7, 3)), torch.zeros(7, dtype=torch.int64)).sum().backward()
     LOSS(model(inputs), targets).sum().backward()
+    with torch.no_grad():
+        model(inputs)
     expected = sample_priorities(model, LOSS, inputs, targets, listener.direction)
     torch.testing.assert_close(listener.collect(4), expected)
+    listener.close()
+    LOSS(model(inputs), targets).sum().backward()
+    assert listener.collect(4) is None

@@ -9,26 +9,28 @@ from flwr_hetero.pgd.algorithm import estimate
 from flwr_hetero.sampler import PGDSampler
 
 
-def with_priorities(sampler, seed=0):
+def with_priorities(sampler):
     """Give every example a priority, a third of them negative."""
-    rng = np.random.default_rng(seed)
-    num = sampler.num_samples
+    rng, num = np.random.default_rng(0), sampler.num_samples
     priorities = rng.lognormal(size=num) * rng.choice([1, 1, -1], num)
     sampler.update(np.arange(num), priorities)
     return priorities
 
 
-def test_batch_is_round_robin_and_top():
-    sampler = PGDSampler(20, 6, seed=3, rule="topk", renewal_share=0.5)
-    priorities = with_priorities(sampler)
-    turn = sampler.order.tolist()
+@pytest.mark.parametrize(
+    ("share", "size", "renewed"), [(0.5, 6, 3), (0.01, 6, 1), (1.0, 6, 6), (0.5, 99, 10)]
+)
+def test_batch_is_round_robin_and_top(share, size, renewed):
+    sampler, used = PGDSampler(20, size, rule="topk", renewal_share=share), min(size, 20)
+    assert sampler.num_renewed == used  # at first all, in turn
+    priorities, turn = with_priorities(sampler), sampler.order.tolist()
     for step in range(20):
         indices, weights = sampler.next_batch()
-        expected = [turn[(3 * step + i) % 20] for i in range(3)]
-        assert indices[:3].tolist() == expected
+        expected = [turn[(renewed * step + i) % 20] for i in range(renewed)]
+        assert indices[:renewed].tolist() == expected
         best = [i for i in np.argsort(-priorities).tolist() if i not in expected]
-        assert sorted(indices[3:].tolist()) == sorted(best[:3])
-        assert weights.tolist() == [1.0] * 6
+        assert sorted(indices[renewed:].tolist()) == sorted(best[: used - renewed])
+        assert weights.tolist() == [1.0] * used
 
 
 def test_two_iterations_by_hand():
@@ -59,22 +61,12 @@ def test_first_epoch_is_taken_in_turn():
     assert all(5 in sampler.next_batch()[0] for _ in range(5))
 
 
-@pytest.mark.parametrize(
-    ("share", "batch_size", "number"), [(0.5, 12, 6), (0.01, 12, 1), (1.0, 12, 12), (0.5, 99, 20)]
-)
-def test_number_of_renewed_examples(share, batch_size, number):
-    sampler = PGDSampler(40, batch_size, rule="topk", renewal_share=share)
-    assert sampler.num_renewed == min(batch_size, 40)
-    with_priorities(sampler)
-    assert sampler.num_renewed == number
-
-
 @pytest.mark.parametrize("renewal_share", [0.25, 0.5, 1.0])
 def test_weighted_mean_is_unbiased(renewal_share):
     rng = np.random.default_rng(5)
     gradients = rng.normal(size=(30, 3)) + np.linspace(0, 4, 30)[:, None]
     sampler = PGDSampler(30, 8, seed=5, renewal_share=renewal_share)
-    sampler.update(np.arange(30), rng.lognormal(size=30) * rng.choice([1, 1, -1], 30))
+    with_priorities(sampler)
     sampler.update(np.arange(10), np.zeros(10))  # no priority at all must not mean never drawn
     means = [[], [], [], []]  # by place in the epoch
     for step in range(8000):
@@ -102,32 +94,12 @@ def test_priorities_count_from_the_next_epoch_on():
     assert all((weights == 1).all() for _, weights in later)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("rule", "topk"),
-        ("order", np.full(8, 8, dtype=np.int32)),
-        ("weights", np.ones(9)),
-    ],
-)
-def test_damaged_state_is_refused(key, value):
-    sampler, twin = (PGDSampler(8, 4, seed=1) for _ in range(2))
-    state = sampler.state_dict()
-    with_priorities(sampler)
-    with_priorities(twin)
-    with pytest.raises(ValueError, match="state of PGDSampler must hold"):
-        sampler.load_state_dict({**state, key: value})
-    for _ in range(3):
-        np.testing.assert_array_equal(sampler.next_batch()[0], twin.next_batch()[0])
-
-
-@pytest.mark.parametrize(
-    ("change", "match"),
-    [
-        ({"rule": "top"}, "rule must be one of stochastic, topk"),
-        ({"renewal_share": 0.0}, r"renewal_share must be a number in \(0, 1\]"),
-    ],
-)
-def test_bad_arguments_are_refused(change, match):
-    with pytest.raises(ValueError, match=match):
-        PGDSampler(10, 4, **change)
+def test_bad_arguments_and_orders_are_refused():
+    with pytest.raises(ValueError, match="rule must be one of stochastic, topk"):
+        PGDSampler(10, 4, rule="top")
+    with pytest.raises(ValueError, match=r"renewal_share must be a number in \(0, 1\]"):
+        PGDSampler(10, 4, renewal_share=0.0)
+    sampler = PGDSampler(8, 4)
+    damaged = sampler.state_dict() | {"order": np.full(8, 8, dtype=np.int32)}
+    with pytest.raises(ValueError, match="state of PGDSampler must hold order below 8"):
+        sampler.load_state_dict(damaged)

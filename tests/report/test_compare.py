@@ -20,11 +20,11 @@ def settings(policy, seed=0, **more):
 
 @pytest.fixture
 def three(make_run, rising):
-    """Write a baseline, a run of rounds a fifth as long, and one that never gets there."""
+    """Write a baseline, a run of rounds a fifth as long, and one that never reaches it."""
     base = make_run("a/base", rising(10.0), settings("vanilla"))
-    lucky = [*rising.values[:3], 0.95, *rising.values[4:]]
+    outlier = [*rising.values[:3], 0.95, *rising.values[4:]]
     tiers = {"tier": 0, "tier_probs": [0.5, 0.5]}
-    fast = make_run("b/fast", rising(2.0, lucky, tifl=tiers), settings("fast"))
+    fast = make_run("b/fast", rising(2.0, outlier, tifl=tiers), settings("fast"))
     poor = make_run("c/poor", rising(2.0, [0.5 * v for v in rising.values]), settings("slow"))
     return base, fast, poor
 
@@ -112,9 +112,9 @@ def test_default_target(rising, metric, middle, target):
     assert default_target([run], metric) == pytest.approx(target)
 
 
-def test_a_lucky_round_does_not_count(rising):
-    lucky = np.array([0.1, 0.2, 0.9, 0.9, 0.3, 0.3])
-    np.testing.assert_allclose(smooth(lucky), [0.1, 0.2, 0.3, 0.3, 0.3, 0.3])
+def test_an_outlier_does_not_count(rising):
+    outlier = np.array([0.1, 0.2, 0.9, 0.9, 0.3, 0.3])
+    np.testing.assert_allclose(smooth(outlier), [0.1, 0.2, 0.3, 0.3, 0.3, 0.3])
     assert smooth(np.array([0.3, 0.3, 0.3, 0.3, 0.3, 0.9])).tolist() == [0.3] * 6  # nor the last
     np.testing.assert_array_equal(smooth(np.array(rising.values)), rising.values)
 

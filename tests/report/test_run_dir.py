@@ -9,7 +9,7 @@ from safetensors.numpy import load_file
 
 from flwr_hetero.report import RunDirectory, read_history, run_dir
 from flwr_hetero.report import page as page_module
-from flwr_hetero.report.run_dir import plain
+from flwr_hetero.report.history import plain
 
 
 def rounds_in(path):

@@ -72,7 +72,7 @@ def test_every_reply_is_counted(runs, name):
     counts = {node: names.count(node) for node in set(names)}
     assert {node.identity: node.selected for node in node_stats(history)} == counts
     bars = {panel["title"]: panel["traces"] for panel in run_data(runs / name)["panels"]}
-    assert sum(bars["Who trained"][0]["y"]) == len(names)
+    assert sum(bars["Replies of each node"][0]["y"]) == len(names)
     for key in ("staleness", "age_s"):
         rows = [record["fedbuff"][key] for record in history.rounds[1:]]
         expected = [[min(row), np.median(row), max(row)] for row in rows]

@@ -19,8 +19,7 @@ from flwr_hetero.report.compare.verdict import (
     speed_up,
     verdict,
 )
-from flwr_hetero.report.history import CLOCKS, History, read_config, read_history
-from flwr_hetero.report.run_dir import plain
+from flwr_hetero.report.history import CLOCKS, History, plain, read_config, read_history
 from flwr_hetero.report.style import figure, method_colours, words
 from flwr_hetero.report.tables import setting_text
 

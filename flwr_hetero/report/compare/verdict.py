@@ -98,8 +98,8 @@ def time_to_target(
 def smooth(values: Floats) -> Floats:
     """Take the running median of five values; of fewer at the start, of the last five at the end.
 
-    One or two lucky rounds do not count, not even the last; a curve that only rises stays as it is
-    but for its last two values.
+    One or two outliers do not count, not even the last; a curve that only rises stays as it is but
+    for its last two values.
 
     >>> smooth(np.array([0.1, 0.2, 0.9, 0.3, 0.4, 0.5])).tolist()
     [0.1, 0.2, 0.3, 0.4, 0.4, 0.4]

@@ -14,7 +14,6 @@ from flwr.serverapp.strategy import FedAvg
 from flwr_hetero.fleet import LocalGrid, named_fleet
 from flwr_hetero.strategy import TiFL
 from flwr_hetero.tifl import algorithm
-from flwr_hetero.tifl.tiers import TimeEstimate
 from flwr_hetero_studies.core.apps import app_modules
 from flwr_hetero_studies.core.emulate import Moment, config_of, emulate, with_last_classes
 from flwr_hetero_studies.core.plan import Data, Options, Trial
@@ -125,15 +124,17 @@ def predicted(case: Case) -> dict[str, float]:
     unequal = np.random.default_rng(0).integers(20, 181, NODES).tolist()
     app, errors = idle_app(unequal if case["unequal"] else [100]), []
     for seed in range(case["seeds"]):
-        how: dict[str, Any] = {"policy": case["policy"], "profiling": "phase", "warmup_rounds": 0}
-        strategy = TiFL(FedAvg(fraction_evaluate=0.0), PER_ROUND, seed=seed, **how)
-        ahead = TimeEstimate()
+        how: dict[str, Any] = {"profiling": "phase", "warmup_rounds": 0, "seed": seed}
+        inner = FedAvg(fraction_evaluate=0.0)
+        strategy, ahead = TiFL(inner, PER_ROUND, policy=case["policy"], **how), list[float]()
 
-        def note(number: int, arrays: ArrayRecord, own: TiFL = strategy, it: Any = ahead) -> None:
+        def note(number: int, arrays: ArrayRecord, own: TiFL = strategy, to: Any = ahead) -> None:
             if number == 0:
-                it.expect(case["rounds"], own.tiers, own.state, own.named, own.state.probs)
+                full, probs = own.state.full_credits, own.state.probs
+                probs = full / full.sum() if own.named == algorithm.PACED else probs
+                to.append(case["rounds"] * float(probs @ own.tiers.slowest_s))
 
         grid = LocalGrid(app, fleet, seed=seed)
         strategy.start(grid, ArrayRecord([np.zeros(1)]), case["rounds"], evaluate_fn=note)
-        errors.append(abs(ahead.exact_s / strategy.estimate.actual_s - 1))
+        errors.append(abs(ahead[0] / strategy.actual_s - 1))
     return {"error": float(np.mean(errors))}

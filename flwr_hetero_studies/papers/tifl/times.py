@@ -82,7 +82,7 @@ def table_2(options: Options) -> Finding:
         runs, probs = [idle_run(policy, rounds, seed) for seed in seeds], policy_probs(policy, 5)
         estimate_s, expected_s, actual_s = np.mean(
             [(paper_estimate(run.tiers.seconds, probs, rounds),
-              probs @ run.tiers.slowest_s * rounds, run.estimate.actual_s) for run in runs], axis=0,
+              probs @ run.tiers.slowest_s * rounds, run.actual_s) for run in runs], axis=0,
         ).tolist()  # fmt: skip
         errors[policy] = mape(estimate_s, actual_s)
         seconds = f"{estimate_s:.0f}", f"{actual_s:.0f}", f"{errors[policy]:.2f}"

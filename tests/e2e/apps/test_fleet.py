@@ -65,8 +65,8 @@ def test_buffered_engine_learns_with_every_part(settings, weighted):
     run = start(**BUFFERED | settings)
     assert run.loss_ratio(12) < 0.8
     assert run.history.chain()[2].weighting == weighted  # History > SamplerMetrics > FedBuff
-    merged = [len(record["fedbuff"]["nodes"]) for record in run.history.records[1:]]
-    assert merged == [settings.get("buffer_size", 3)] * 12
+    sizes = [len(record["fedbuff"]["nodes"]) for record in run.history.records[1:]]
+    assert sizes == [settings.get("buffer_size", 3)] * 12
 
 
 def chain(run):

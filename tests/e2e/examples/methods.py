@@ -39,12 +39,12 @@ def first_replies(seen: Seen, plain_s: float) -> None:
     assert seen.records[-1]["virtual_s"] < 0.8 * plain_s
 
 
-def merges(seen: Seen, plain_s: float) -> None:
-    merged = [record["fedbuff"] for record in seen.records[1:]]
-    nodes = [node for merge in merged for node in merge["nodes"]]
-    assert all(len(merge["nodes"]) == 2 for merge in merged)
+def updates(seen: Seen, plain_s: float) -> None:
+    found = [record["fedbuff"] for record in seen.records[1:]]
+    nodes = [node for update in found for node in update["nodes"]]
+    assert all(len(update["nodes"]) == 2 for update in found)
     assert sum(node in FAST_NODES for node in nodes) > len(nodes) / 2
-    assert max(max(merge["staleness"]) for merge in merged) > 0
+    assert max(max(update["staleness"]) for update in found) > 0
     assert seen.records[-1]["virtual_s"] < 0.8 * plain_s
 
 
@@ -115,7 +115,7 @@ METHODS = {
         first_replies, "OverSelect({}, take=4)"),
     "FedBuff": Method(
         "FedBuff({}, buffer_size=2)", None, "no node waits; two updates make a model",
-        merges, "FedBuff({}, buffer_size=4)", rounds=6),
+        updates, "FedBuff({}, buffer_size=4)", rounds=6),
     "LocalSteps": Method(
         "LocalSteps({}, fast_steps=8)", "steps", "8 steps on fast nodes, 2 on slow ones",
         steps, "LocalSteps({}, fast_steps=STEPS, gamma=1)"),

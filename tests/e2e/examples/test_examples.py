@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 from e2e.examples.methods import METHODS, MISSING, REFUSED
 from e2e.examples.running import APPS, run, train_once
+from e2e.examples.table import made, parts
 from flwr.app import ArrayRecord
+
+from flwr_hetero_studies.cost.apps import overheads
 
 THEIRS = pytest.mark.filterwarnings("ignore")
 KINDS = [
@@ -60,3 +63,12 @@ def test_error_without_the_nodes_half(kind, name, tmp_path):
     app, refusal = open_app(kind), REFUSED.get((kind, name), MISSING[name])
     with pytest.raises(refusal.error, match=re.escape(refusal.text)):
         run(app, tmp_path, METHODS[name].wrapped, rounds=1)
+
+
+def test_table_of_the_docs_is_that_of_the_apps():
+    found = overheads()
+    assert set(found) == set(APPS)
+    for kind in found:
+        assert set(found[kind]) == {name for name in METHODS if (kind, name) not in REFUSED}
+    assert set(REFUSED) < {(kind, name) for kind in APPS for name in METHODS}
+    assert parts()[1] == made(found)

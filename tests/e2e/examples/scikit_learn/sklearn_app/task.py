@@ -28,7 +28,7 @@ def load_data(partition_id, num_partitions):
 
 
 def make_model(coefficients, intercepts):
-    """Make a classifier that goes on from these."""
+    """Make a classifier with these coefficients."""
     model = SGDClassifier(loss="log_loss", learning_rate="constant", eta0=0.05, random_state=0)
     model.classes_ = np.arange(10)
     model.coef_, model.intercept_ = coefficients.copy(), intercepts.copy()
