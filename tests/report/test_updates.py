@@ -15,7 +15,6 @@ from flwr_hetero.mod import emulated_device
 from flwr_hetero.report import RunDirectory, read_history
 from flwr_hetero.report.compare import compare, read_runs
 from flwr_hetero.report.compare.page import comparison_data
-from flwr_hetero.report.curves import MAX_POINTS
 from flwr_hetero.report.nodes import node_stats
 from flwr_hetero.report.page import run_data
 from flwr_hetero.strategy import FedBuff, FedSlice, Recorded
@@ -87,23 +86,6 @@ def test_what_came_to_nothing_was_asked(tmp_path):
     assert failed
     assert nodes.pop("id-1002") == (len(failed), len(failed))
     assert nodes == {name: (in_updates(history).count(name), 0) for name in nodes}
-
-
-def test_page_of_a_long_run_is_bounded(make_run):
-    sizes = []
-    for count in (1000, 4000):
-        rounds = [{"round": 0, "virtual_s": 0.0}]
-        for number in range(1, count + 1):
-            names = [f"node-{(number + i) % 20}" for i in range(10)]
-            record = {"round": number, "virtual_s": 0.5 * number, "device_s": 10.0, "bytes_up": 100}
-            record |= {"selected": names, "global": {"accuracy": 0.9 - 0.8 * 0.998**number}}
-            record["fedbuff"] = {"nodes": names, "staleness": [*range(10)], "age_s": [0.5] * 10}
-            rounds.append(record)
-        data = run_data(make_run(f"run-{count}", rounds))
-        sizes.append(len(json.dumps(data)))
-    assert sizes[1] < 1.05 * sizes[0]
-    [curves] = [line["curves"] for line in data["curves"]["lines"]]
-    assert len(curves["fedbuff/staleness"]["round"]["y"]) == MAX_POINTS
 
 
 @pytest.mark.parametrize(("name", "unit"), [("buffered", "server update"), ("slices", "round")])
