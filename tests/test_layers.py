@@ -137,21 +137,6 @@ def test_no_class_name_twice():
     assert {name for name, count in Counter(found).items() if count > 1} <= TWICE
 
 
-@pytest.mark.parametrize("folder", sorted({p.parent for p in PACKAGE.rglob("*/algorithm.py")}))
-def test_docstrings_are_a_third_of_a_paper(folder):
-    texts = [path.read_text(encoding="utf-8") for path in folder.glob("*.py")]
-    share = sum(map(docstring_lines, texts)) / sum(text.count("\n") for text in texts)
-    assert share <= 0.36
-
-
-def docstring_lines(text: str) -> int:
-    """Count the lines of all docstrings."""
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
-    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, documented)]
-    first = [node.body[0] for node in nodes if ast.get_docstring(node) is not None]
-    return sum(node.end_lineno - node.lineno + 1 for node in first)
-
-
 HEAVY = {"torch", "ray", "matplotlib", "plotly"}
 COMMANDS = ("", "'watch', ", "'compare', ", "'fleet', 'up', ")
 LIGHT = {

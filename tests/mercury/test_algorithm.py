@@ -89,16 +89,6 @@ def test_draw_flat_follows_its_probabilities(zeros: int, mixing: float) -> None:
     assert np.abs(z).max() < 5.5
 
 
-def test_uniform_share_is_rounded_at_random_for_each_batch() -> None:
-    importance, rng = np.eye(1, 500, 7)[0], np.random.default_rng(6)
-    drawn = np.array([draw_flat(importance, (4, 3), 0.5, rng) == 7 for _ in range(4000)])
-    assert drawn.mean() == pytest.approx(0.5 + 0.5 / 500, abs=0.01)
-    by_importance = drawn.sum(axis=2)  # (4000, 4), mostly 1 or 2 with equal probability
-    assert set(by_importance.ravel().tolist()) <= {1, 2, 3}
-    together = np.corrcoef(by_importance, rowvar=False) - np.eye(4)
-    assert np.abs(together).max() < 4.5 / np.sqrt(4000)
-
-
 def test_groups_are_chosen_by_successive_draws() -> None:
     rng = np.random.default_rng(0)
     groups = make_groups(40, 4, rng)._replace(turn=1)

@@ -180,15 +180,3 @@ def test_invented_offers_buy_nothing():
     again.load_state_dict(strategy.state_dict())
     assert again.table.limits == strategy.table.limits
     assert told[-1]["waiting"] <= 2
-
-
-@pytest.mark.parametrize(
-    ("settings", "rule"),
-    [
-        ({"budget_bytes": 0}, "budget_bytes must be a whole number of at least 1"),
-        ({"seed": -1}, "seed must be a whole number of at least 0"),
-    ],
-)
-def test_refuses_settings(settings, rule):
-    with pytest.raises(ValueError, match=rule):
-        Resharding(**settings)

@@ -49,8 +49,7 @@ def test_aggregate_follows_eq_9():
         np.testing.assert_allclose(gradient.direction["w"].numpy(), expected, rtol=1e-5)
 
 
-def test_aggregate_follows_parameters_to_their_device():
-    """A trainer may move the model after the sampler was made."""
+def test_aggregate_follows_a_model_that_is_moved_later():
     model = nn.Linear(3, 2)
     gradient = AggregatedGradient(dict(model.named_parameters()), num_samples=10)
     gradient.parameters = dict(model.to("meta").named_parameters())
