@@ -124,6 +124,7 @@ def test_after_a_resume_nodes_are_identified_in_time():
 SPOILT = {
     "too much": {keys.CONTENT: bytes(4 * SIZE), keys.SLOTS: np.arange(4, dtype="<i4").tobytes()},
     "no bytes": {keys.CONTENT: 3.0},
+    "no samples": {keys.NUM_SAMPLES: 0},
     "odd size": {keys.CONTENT: bytes(2 * SIZE + 1)},
     "no list": {keys.SLOTS: b"123"},
     "missing what it never had": {keys.MISSING: np.array([99], "<i4").tobytes()},
