@@ -50,16 +50,12 @@ MODULE = '"flwr_hetero_studies'
 """How a string would name a module of the studies."""
 
 
-def modules() -> dict[str, Path]:
-    """Name every module of the package."""
-    files = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-        files[".".join(parts).removesuffix(".__init__")] = path
-    return files
+def name_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts).removesuffix(".__init__")
 
 
-MODULES = modules()
+MODULES = {name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def imports_of(source: str) -> set[str]:
@@ -76,7 +72,6 @@ def imports_of(source: str) -> set[str]:
 
 
 def room_of(module: str) -> str:
-    """Name the folder or file of the package in which a module lies."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else "__init__"
 

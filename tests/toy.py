@@ -41,7 +41,6 @@ def partition_of(context: Context) -> int:
 
 
 def reply_with(message, metrics: dict, arrays: dict | None = None) -> Message:
-    """Answer with metrics, and with a model if there is one."""
     content = RecordDict({"metrics": MetricRecord(metrics)})
     if arrays is not None:
         content["arrays"] = ArrayRecord(arrays)

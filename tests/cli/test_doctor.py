@@ -75,42 +75,35 @@ def test_app_has_known_keys_and_rules_of_its_own(tmp_path, capsys, monkeypatch):
 
 
 @pytest.fixture
-def listener():
+def listener(tmp_path, monkeypatch):
+    """Where Flower's configuration says that the SuperLink is, by an authority of its own."""
+    certificates.make_authority(tmp_path / "trusted")
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield listener
-
-
-@pytest.fixture
-def connect(tmp_path, monkeypatch, listener):
-    """Give Flower a configuration file with a connection to the listener; return the address."""
-
-    def write(*settings):
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
-        lines = ["[superlink.lab]", f'address = "{address}"', *settings]
+        address = "{}:{}".format(*listener.getsockname())
+        lines = ["[superlink.lab]", f'address = "{address}"']
+        lines.append(f'root-certificates = "{tmp_path}/trusted/ca.crt"')
         (tmp_path / "config.toml").write_text("\n".join(lines))
-        return address
-
-    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-    return write
+        monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+        yield listener, address
 
 
 @pytest.mark.parametrize("trusted", [True, False])
-def test_superlink_must_have_a_trusted_certificate(listener, connect, trusted, tmp_path):
-    certificates.make_authority(tmp_path / "keys")
-    certificates.make_authority(tmp_path / "other")
-    certificates.make_server_certificate(tmp_path / "keys", ["127.0.0.1"])
+def test_superlink_must_have_a_trusted_certificate(listener, trusted, tmp_path):
+    door, address = listener
+    keys = tmp_path / ("trusted" if trusted else "other")
+    if not trusted:
+        certificates.make_authority(keys)
+    certificates.make_server_certificate(keys, ["127.0.0.1"])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tmp_path / "keys/superlink.crt", tmp_path / "keys/superlink.key")
+    context.load_cert_chain(keys / "superlink.crt", keys / "superlink.key")
 
     def serve():
-        plain, _ = listener.accept()
+        plain, _ = door.accept()
         with suppress(OSError), plain:
             context.wrap_socket(plain, server_side=True).close()
 
     server = threading.Thread(target=serve)
     server.start()
-    ca = tmp_path / ("keys" if trusted else "other") / "ca.crt"
-    address = connect(f'root-certificates = "{ca}"')
     [(state, text)] = doctor.superlink("lab")
     server.join()
     assert state == ("ok" if trusted else "FAIL")
@@ -118,8 +111,8 @@ def test_superlink_must_have_a_trusted_certificate(listener, connect, trusted, t
     assert text.endswith("flwr supernode list lab" if trusted else "see root-certificates")
 
 
-def test_superlink_that_is_not_there(listener, connect, capsys):
-    address = connect()
-    listener.close()
+def test_superlink_that_is_not_there(listener, capsys):
+    door, address = listener
+    door.close()
     assert main(["doctor", "--superlink", "lab"]) == 1
     assert f"FAIL  superlink lab: {address}:" in capsys.readouterr().out
