@@ -4,7 +4,6 @@ Tried with flwr 1.41.0 (``tests/test_flwr.py``). With a new version, this file i
 """
 
 import logging
-import os
 import re
 import time
 import tomllib
@@ -27,7 +26,7 @@ from flwr.serverapp.strategy import Strategy
 from flwr.supercore.run import Run as Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from flwr_hetero.errors import check_choice, invalid
+from flwr_hetero.errors import invalid
 
 TRIED_WITH = "1.41.0"
 """Version of flwr that all of this was tried with."""
@@ -265,13 +264,3 @@ def parse_run_config(given: Sequence[str]) -> dict[str, Any]:
     except Exception as error:
         hint = "texts need quotes, as in \"policy='vanilla' num-tiers=3\""
         raise invalid("--run-config", " ".join(given), "be of key=value in TOML", hint) from error
-
-
-def superlink_connection(name: str) -> dict[str, Any]:
-    """Return a connection of Flower's configuration file: address, root-certificates, ..."""
-    path = Path(os.environ.get("FLWR_HOME", "~/.flwr")).expanduser() / "config.toml"
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    known = tomllib.loads(text).get("superlink", {})
-    names = [key for key, value in known.items() if isinstance(value, dict)]
-    check_choice("superlink", name, names, f"connections are in {path}")
-    return dict(known[name])

@@ -65,6 +65,14 @@ NESTS = {
     "merged": merged,
 }
 """Every wrapper alone, and two legal nests of all that goes together."""
+RIVAL_NESTS = {
+    "Oort": lambda inner: rivals.Oort(inner, 6, profiling=True),
+    "PowerOfChoice": lambda inner: rivals.PowerOfChoice(inner, 6),
+    "DeadlineSelection": lambda inner: rivals.DeadlineSelection(inner, deadline_s=100.0),
+    "FedAsync": lambda inner: rivals.FedAsync(inner),
+    "FedAT": lambda inner: rivals.FedAT(inner, 6, 1),
+    "FedCompass": lambda inner: rivals.FedCompass(inner, 2, 4),
+}
 BY_NIGHT = [
     nest if nest in ("everything", "merged") else pytest.param(nest, marks=pytest.mark.nightly)
     for nest in NESTS
@@ -75,8 +83,8 @@ BY_NIGHT = [
 class LyingGrid(LocalGrid):
     """Nodes, by partition, rewrite their replies after the grid has timed them."""
 
-    def __init__(self, app, profiles, lies, **settings):
-        super().__init__(app, profiles, **settings)
+    def __init__(self, app, profiles, lies):
+        super().__init__(app, profiles)
         self.lies = lies
 
     def _answer(self, message):
@@ -103,12 +111,12 @@ def start(size=3):
     return ArrayRecord({"w": Array(np.zeros(size, np.float32))})
 
 
-def attack(strategy, lies, *, rounds=3, profiles=FLEET, app=None, arrays=None, **settings):
+def attack(strategy, lies, *, rounds=3, profiles=FLEET, app=None, arrays=None, grid=LyingGrid):
     """Run among liars; return the records after the first, and the models."""
     random.seed(3)
     history = strategy if isinstance(strategy, ours.Recorded) else History(strategy)
     records = history.run_dir.records if isinstance(strategy, ours.Recorded) else history.records
-    grid, models = LyingGrid(app or composition_app(), profiles, lies), []
+    grid, models = grid(app or composition_app(), profiles, lies), []
 
     def watch(number, arrays):
         models.append(deepcopy(arrays["w"].numpy()))
@@ -118,7 +126,7 @@ def attack(strategy, lies, *, rounds=3, profiles=FLEET, app=None, arrays=None, *
         with TemporaryDirectory() as folder:
             if isinstance(history, ours.Recorded):
                 history.run_dir.checkpoint_dir = Path(folder)
-            history.start(grid, arrays or start(), rounds, evaluate_fn=watch, **settings)
+            history.start(grid, arrays or start(), rounds, evaluate_fn=watch)
     finally:
         logging.disable(logging.NOTSET)
     return records[1:], np.array(models)

@@ -76,7 +76,7 @@ class Watched(LocalGrid):
             self.sent.append((self.virtual_time_s, node_id - 1000, kind, int(number)))
         ids = list(super().push_messages(messages))
         for message_id, message in zip(ids, messages, strict=True):
-            if answers(self.traffic.pending[message_id][1]):
+            if answers(self.pending[message_id].reply):
                 self.at_work[message_id] = message.metadata.dst_node_id
                 self.training |= {message_id} if message.metadata.message_type == "train" else set()
         self.most = max(self.most, len(self.training & self.at_work.keys()))

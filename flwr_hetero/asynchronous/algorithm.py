@@ -33,7 +33,7 @@ PRIOR = 5
 OUTLIER = 10.0
 """Mean intervals that a single one counts at most."""
 OUTLYING = 2.0
-"""Largest weight of an update by default, in weights that a tenth of the nodes reach."""
+"""Largest weight of an update, in weights that a tenth of the nodes reach."""
 SHORTEST_S = 1e-3
 """Shortest interval between two replies of a node."""
 
@@ -116,25 +116,23 @@ def default_buffer(in_flight: int) -> int:
 
 
 def update_weights(
-    weights: ArrayLike, all_weights: ArrayLike, replies_per_s: ArrayLike, limit: float = inf
+    weights: ArrayLike, all_weights: ArrayLike, replies_per_s: ArrayLike, most: float = inf
 ) -> tuple[Floats, float, float]:
     r"""Weigh a buffer's updates against the mean of all replies, not that of the buffer.
 
-    .. math:: w \leftarrow w + \frac{1}{K} \sum_i \frac{\min(v_i, c \bar v)}{\bar v} d_i,
-              \qquad \bar v = \frac{\sum_j r_j v_j}{\sum_j r_j}
+    .. math:: w \leftarrow w + \frac{1}{K} \sum_i \frac{\min(v_i, c)}{\bar v} d_i,
+              \qquad \bar v = \frac{\sum_j r_j \min(v_j, c)}{\sum_j r_j}
 
     Node j sends :math:`r_j` replies a second: with :math:`v_j = p_j / r_j` it adds :math:`p_j d_j`.
 
-    weights: (num_updates,), their v; all_weights, replies_per_s: (num_nodes,); limit: c, at least 1
+    weights: (num_updates,), their v; all_weights, replies_per_s: (num_nodes,); most: c
     -> (num_updates,), the step of their mean, and the share cut off.
 
     >>> update_weights([2.0, 2.0], [2.0, 4.0], [0.5, 0.5])[1]
     0.6666666666666666
     """
-    raw, every = np.asarray(weights, np.float64), np.asarray(all_weights, np.float64)
-    rate = np.asarray(replies_per_s, np.float64)
-    most = limit * float(np.average(every, weights=rate)) if limit < inf else inf
-    mean = float(np.average(np.minimum(every, most), weights=rate))
+    raw = np.asarray(weights, np.float64)
+    mean = float(np.average(np.minimum(all_weights, most), weights=np.asarray(replies_per_s)))
     clipped = np.minimum(raw, most)
     if not mean:
         return np.ones(len(raw)), 1.0, 0.0
@@ -196,17 +194,16 @@ class ReplyMeans:
 class RateCorrection:
     r"""Weights :math:`p_i^a \, r_i^{-b}`, which undo how often each node replies.
 
-    Powers are (a, b), p a node's weight, r its rate; no weight is above ``max_weight`` means.
+    Powers are (a, b), p a node's weight, r its rate.
 
-    >>> correction = RateCorrection((1.0, 0.0), max_weight=None)
+    >>> correction = RateCorrection((1.0, 0.0))
     >>> correction.learn("a", 2.0, sent_s=0.0, arrived_s=1.0, discount=1.0)
     >>> correction.means["a"].weight
     2.0
     """
 
-    def __init__(self, powers: tuple[float, float], max_weight: float | None) -> None:
-        self.powers, self.max_weight = powers, max_weight
-        self.undoes_rate = powers[1] > 0
+    def __init__(self, powers: tuple[float, float]) -> None:
+        self.powers, self.undoes_rate = powers, powers[1] > 0
         self.means: dict[str, ReplyMeans] = {}
         self.last_reply_s: dict[str, float] = {}
 
@@ -224,15 +221,13 @@ class RateCorrection:
         (a, b), intervals_s = self.powers, self._intervals_s()
         all_s = np.array(list(intervals_s.values()))
         every = np.array([means.weight for means in self.means.values()]) ** a * all_s**b
-        limit = inf
+        most = largest_weight(every) if self.undoes_rate else inf
         if self.undoes_rate:
-            mean = float(np.average(every, weights=1 / all_s))
-            limit = self.max_weight or largest_weight(every) / mean
             # only what is staler than usual for its node is weighed down, or slow ones count less
             own = np.array([self.means[node].discount for node in nodes])
             discounts = np.asarray(self.mean_discount() * discounts / own)
         raw = np.power(weights, a) * np.power([intervals_s[node] for node in nodes], b)
-        found, step, clipped_share = update_weights(raw, every, 1 / all_s, limit)
+        found, step, clipped_share = update_weights(raw, every, 1 / all_s, most)
         return Shares(discounts, step, found / np.where(weights, weights, 1.0), clipped_share)
 
     def mean_discount(self) -> float:

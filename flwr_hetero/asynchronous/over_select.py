@@ -1,18 +1,17 @@
 """Over-selection: ask more nodes than are needed and take the first that answer."""
 
 from collections.abc import Callable, Iterable
-from logging import INFO, WARNING
+from functools import partial
 from typing import Any, ClassVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from flwr_hetero._flwr import log
-from flwr_hetero.errors import check_count, check_number, invalid
+from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.server.composition import check_enough_updates
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.rounds import Run, late_replies, showing
+from flwr_hetero.server.rounds import late_replies, showing
 from flwr_hetero.server.wrapper import Wrapper
 
 
@@ -21,7 +20,8 @@ class OverSelect(Wrapper):
 
     To take 5 of 7 nodes, write ``OverSelect(RandomSelection(clients_per_round=7), take=5)``. A
     node that is not waited for has not failed. It is left out of training and evaluation until
-    it has answered, or until the time-out of its round is over.
+    it has answered, or until the time-out of its round is over. Bonawitz et al., "Towards Federated
+    Learning at Scale: System Design", MLSys 2019, asks 130 % of the devices needed.
 
     Parameters
     ----------
@@ -29,13 +29,11 @@ class OverSelect(Wrapper):
         What selects and aggregates; FedAvg if left out.
     take : int
         Replies to wait for; those with an error do not count.
-    timeout_s : float, optional
-        Time-out of a round in seconds, in place of the one given to ``start``.
 
     Raises
     ------
     ValueError
-        If a figure is out of range, or a strategy inside times nodes while they train.
+        If ``take`` is out of range, or a strategy inside times nodes while they train.
 
     Notes
     -----
@@ -43,43 +41,27 @@ class OverSelect(Wrapper):
     but not within a tier of TiFL. Nodes that are mostly in flight are hardly ever evaluated. After
     a resume all nodes count as free: it goes on, but not with the same numbers.
 
-    References
-    ----------
-    Bonawitz et al., "Towards Federated Learning at Scale: System Design", MLSys 2019, where 130 %
-    of the devices needed are asked.
-
     Examples
     --------
     >>> from flwr_hetero.strategy import TiFL
-    >>> tifl = TiFL(clients_per_round=7, profiling="phase")
-    >>> strategy = OverSelect(tifl, take=5, timeout_s=120.0)
+    >>> strategy = OverSelect(TiFL(clients_per_round=7, profiling="phase"), take=5)
     """
 
     name: ClassVar[str] = "over_select"
     decides = frozenset({"waiting"})
     outside_of = frozenset({"selection", "samples"})
 
-    def __init__(
-        self, strategy: Strategy | None = None, take: int = 5, *, timeout_s: float | None = None
-    ) -> None:
+    def __init__(self, strategy: Strategy | None = None, take: int = 5) -> None:
         self.take = check_count("take", take, 1)
-        if timeout_s is not None:
-            check_number("timeout_s", timeout_s, "(0, inf)")
         for inner in strategy.wrappers() if isinstance(strategy, Wrapper) else ():
             if inner.name == "tifl" and inner.timing.phase is None:
                 rule = "time nodes before the first round inside OverSelect"
                 raise invalid("strategy", type(inner).__name__, rule, "give it profiling='phase'")
         super().__init__(strategy)
         check_enough_updates(self.leaf, take, "take")
-        self.timeout_s = timeout_s
-        self._in_flight: dict[str, tuple[int, float]] = {}  # by message: node, until when
+        # by message: node, until when
+        self._in_flight: dict[str, tuple[int, float]] = {}
         self._left_out: list[str] = []
-        self._told = False
-
-    def on_start(self, run: Run) -> None:
-        """Set the time-out of the run's rounds."""
-        if self.timeout_s is not None:
-            run.timeout_s = self.timeout_s
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, *more: Any
@@ -94,30 +76,24 @@ class OverSelect(Wrapper):
             until_s = min(until_s for _, until_s in self._in_flight.values())
             left_s = until_s - self.fleet.clock.virtual_s
             self._finish(late_replies(grid, self.fleet, set(self._in_flight), left_s))
-        ask = super().configure_train
-        return self._with_free_nodes(ask, server_round, arrays, config, grid, *more)
+        ask = partial(super().configure_train, server_round, arrays, config)
+        return self._of_free_nodes(ask, grid, *more)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, *more: Any
     ) -> list[Message]:
         """Hide nodes that are in flight since this round or an earlier one."""
-        ask = super().configure_evaluate
-        return self._with_free_nodes(ask, server_round, arrays, config, grid, *more)
+        ask = partial(super().configure_evaluate, server_round, arrays, config)
+        return self._of_free_nodes(ask, grid, *more)
 
-    def _with_free_nodes(
-        self,
-        ask: Callable[..., list[Message]],
-        number: int,
-        arrays: ArrayRecord,
-        config: ConfigRecord,
-        grid: Grid,
-        *more: Any,
+    def _of_free_nodes(
+        self, ask: Callable[..., list[Message]], grid: Grid, *more: Any
     ) -> list[Message]:
         free = self._free(grid)
         if not self._in_flight:
-            return ask(number, arrays, config, grid, *more)
+            return ask(grid, *more)
         with showing(self.leaf, grid, free) as view:
-            return ask(number, arrays, config, view, *more) if free else []
+            return ask(view, *more) if free else []
 
     def _free(self, grid: Grid) -> list[int]:
         now_s = self.fleet.clock.virtual_s
@@ -134,10 +110,6 @@ class OverSelect(Wrapper):
     ) -> list[Message]:
         """Set how many replies are enough."""
         context.enough = self.take
-        if 0 < len(messages) <= self.take and not (self._in_flight or self._told):
-            self._told = True
-            text = "OverSelect: take=%d of %d nodes asked: every node is waited for"
-            log(WARNING, text, self.take, len(messages))
         return messages
 
     def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
@@ -146,16 +118,8 @@ class OverSelect(Wrapper):
         for metadata in (message.metadata for message in context.surplus):
             self._in_flight[metadata.message_id] = metadata.dst_node_id, until_s
         self._left_out = [self.identity(m.metadata.dst_node_id) for m in context.surplus]
-        if self._left_out:
-            log(INFO, "OverSelect: not waited for: %s", ", ".join(self._left_out))
         return replies
 
     def round_info(self) -> dict[str, Any]:
         """Return which nodes were not waited for, and how many nodes are in flight."""
         return {"not_waited_for": self._left_out, "in_flight": len(self._in_flight)}
-
-    def summary(self) -> None:
-        """Log the settings, then those of the wrapped strategy."""
-        limit = "" if self.timeout_s is None else f", {self.timeout_s:g} s at most"
-        log(INFO, "\t├──> OverSelect: the first %d replies%s", self.take, limit)
-        super().summary()

@@ -1,7 +1,6 @@
 """Strategies without rounds: the rule that each of them is, and FedBuff."""
 
 from collections import Counter
-from logging import INFO
 from math import inf
 from typing import Any, ClassVar
 
@@ -10,7 +9,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from flwr_hetero._flwr import log, trains_trees
+from flwr_hetero._flwr import trains_trees
 from flwr_hetero.asynchronous import algorithm
 from flwr_hetero.asynchronous.algorithm import RateCorrection, Shares
 from flwr_hetero.asynchronous.engine import Engine, Update, run_asynchronously
@@ -21,7 +20,7 @@ from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.nodes import GridView, online_nodes
 from flwr_hetero.server.rounds import Loop
 from flwr_hetero.server.selection import Selection
-from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_str
+from flwr_hetero.state_dict import StateDict, rng_from_str, rng_to_str
 
 POWERS = {"fair": (1.0, 1.0), "sqrt": (0.5, 0.5), "examples": (1.0, 0.0), "equal": (0.0, 0.0)}
 """Powers of the wrapped strategy's weight and of the interval between replies."""
@@ -155,13 +154,7 @@ class Rule(Selection):
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``."""
-        check_state(state, {"rng": str}, type(self).__name__)
         self.rng = rng_from_str(str(state["rng"]))
-
-    def summary(self) -> None:
-        """Log how many nodes are in flight, then the wrapped strategy's settings."""
-        log(INFO, "\t├──> %s: %s nodes in flight", type(self).__name__, self.concurrency or "all")
-        self.inner.summary()
 
 
 class FedBuff(Rule):
@@ -170,7 +163,8 @@ class FedBuff(Rule):
     .. math:: w \leftarrow w + \frac{1}{K} \sum_{i \in buffer} \frac{v_i}{\bar v} \,
               \frac{w_i - w_{start}}{\sqrt{1 + s_i}}
 
-    No round waits for its slowest node; ``num_rounds`` of ``start`` counts server updates.
+    No round waits for its slowest node; ``num_rounds`` of ``start`` counts server updates. Nguyen
+    et al., "Federated Learning with Buffered Asynchronous Aggregation", AISTATS 2022.
 
     Parameters
     ----------
@@ -189,27 +183,20 @@ class FedBuff(Rule):
         ``examples``: as the wrapped strategy weights. ``equal``: the paper's rule.
     rate_correction : float, optional
         Power in [0, 1] with which a node's reporting rate is undone, in place of ``weighting``'s.
-    max_weight : float, optional
-        Where the rate is corrected: largest weight of an update, in means. None: twice the weight
-        that a tenth of the nodes reach.
+        Where it is, no update counts more than twice what a tenth of the nodes reach.
     seed : int
         Of the draw of nodes.
 
     Raises
     ------
     ValueError
-        If a setting is out of range, the wrapped strategy has a selection of its own or trains
-        trees, or a wrapper works in rounds only.
+        If a setting is out of range, or the strategy selects nodes, trains trees or needs rounds.
 
     Notes
     -----
     A node whose reply is bad or does not come is backed off, longer each time; a run ends when all
     have failed six times in a row. Nodes evaluate when they are idle next, in a tenth of the time
     at most, and at the end. After a resume what was in flight is asked with the newest model.
-
-    References
-    ----------
-    Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation", AISTATS 2022.
 
     Examples
     --------
@@ -227,7 +214,6 @@ class FedBuff(Rule):
         staleness: str | float = "sqrt",
         weighting: str = "fair",
         rate_correction: float | None = None,
-        max_weight: float | None = 4.0,
         seed: int = 0,
     ) -> None:
         if buffer_size is not None:
@@ -236,15 +222,12 @@ class FedBuff(Rule):
         powers = POWERS[check_choice("weighting", weighting, tuple(POWERS))]
         if rate_correction is not None:
             powers = powers[0], check_number("rate_correction", rate_correction, "[0, 1]")
-        if max_weight is not None:
-            check_number("max_weight", max_weight, "[1, inf)")
         super().__init__(strategy, concurrency=concurrency, seed=seed)
         check_enough_updates(self.leaf, buffer_size, "buffer_size")
-        self.rates = RateCorrection(powers, max_weight)
+        self.rates = RateCorrection(powers)
         if self.rates.undoes_rate:
-            by_number = rate_correction is not None
-            name = "rate_correction" if by_number else "weighting"
-            check_unscaled(self, name, rate_correction if by_number else weighting)
+            name = "weighting" if rate_correction is None else "rate_correction"
+            check_unscaled(self, name, weighting if rate_correction is None else rate_correction)
         self.buffer_size, self.weighting, self.size = buffer_size, weighting, 1
 
     def next_nodes(self, idle: list[int], in_flight: int, waiting: list[Update]) -> list[int]:
@@ -284,6 +267,5 @@ class FedBuff(Rule):
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``."""
-        check_state(state, {"rates": str}, "FedBuff")
         super().load_state_dict(state)
         self.rates.load_str(str(state["rates"]))

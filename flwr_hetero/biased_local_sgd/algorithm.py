@@ -70,8 +70,6 @@ def timed_steps(
 
     >>> timed_steps(10.0, [0.5, 2.0, 20.0], [2.0, 0.0, 0.0], max_steps=32)
     array([16,  5,  1])
-    >>> timed_steps(10.0, [0.5, 0.5, 20.0], [0.0, 5.0, 0.0], max_steps=99, traffic=0.25)
-    array([20, 30,  1])
     """
     link_s = np.nan_to_num(np.asarray(transfer_times_s, np.float64))
     left_s = np.maximum(limit_s, link_s / traffic) - link_s

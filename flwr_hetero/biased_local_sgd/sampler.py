@@ -1,6 +1,7 @@
 """Biased local SGD's sampler: samples of high loss on fast nodes, uniform ones on slow nodes."""
 
 from collections.abc import Mapping
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -9,15 +10,23 @@ from numpy.typing import ArrayLike, NDArray
 from flwr_hetero import keys
 from flwr_hetero.biased_local_sgd.algorithm import Indices, fast_allocation
 from flwr_hetero.client.batch_sampler import BatchSampler
-from flwr_hetero.errors import check_number, invalid
+from flwr_hetero.errors import check_number
 from flwr_hetero.state_dict import StateDict, check_state
+
+SCHEMA = {
+    **{"losses": ((-1,), "f"), "unreported": ((-1,), "b"), "allocation": ((-1,), "i")},
+    **{"position": int, "assigned": bool, "fast": bool, "share": float},
+}
+"""What a state holds beside that of all samplers."""
 
 
 class TopLossSampler(BatchSampler):
-    """Sample by loss (Algorithm 1) from a node's own samples, or from a list of the server.
+    """Sample by loss from a node's own samples, or from a list of the server.
 
     With data of its own a fast node processes an allocation, then makes the next one; a slow node
     takes all samples in random order. With shared data :meth:`assign` takes the server's list.
+    Lim et al., "Biased Local SGD for Efficient Deep Learning on Heterogeneous Systems", section
+    4.2, Algorithm 1. An argument that is out of range is a ValueError.
 
     Parameters
     ----------
@@ -29,16 +38,6 @@ class TopLossSampler(BatchSampler):
         Size of a fast node's allocation as a part of N, in (0, 1]; 1 is no bias at all.
     fast : bool
         Whether the node is fast. Slow nodes draw uniformly.
-
-    Raises
-    ------
-    ValueError
-        If an argument is out of range.
-
-    References
-    ----------
-    Lim et al., "Biased Local SGD for Efficient Deep Learning on Heterogeneous Systems",
-    section 4.2.
 
     Examples
     --------
@@ -66,41 +65,35 @@ class TopLossSampler(BatchSampler):
         self.share, self.fast = check_number("share", share, "(0, 1]"), bool(fast)
         # the latest losses, NaN if unknown
         self.losses = np.full(self.num_samples, np.nan, np.float32)
-        self._unreported = np.zeros(self.num_samples, dtype=bool)
-        self._allocation, self._position = np.empty(0, np.int64), 0
-        self._assigned = False
+        self.unreported = np.zeros(self.num_samples, dtype=bool)
+        self.allocation, self.position, self.assigned = np.empty(0, np.int64), 0, False
 
     def read_instruction(self, records: Mapping[str, Mapping[str, Any]]) -> None:
         """Take the class that the server assigns; a node without one samples uniformly."""
         role = next((record for record in records.values() if keys.FAST in record), {})
-        fraction = role.get(keys.HIGH_LOSS_FRACTION, self.high_loss_fraction)
-        self.high_loss_fraction = check_number("high_loss_fraction", fraction, "(0, 1]")
-        self.share = check_number("share", role.get(keys.FAST_SHARE, self.share), "(0, 1]")
+        self.high_loss_fraction = role.get(keys.HIGH_LOSS_FRACTION, self.high_loss_fraction)
+        self.share = role.get(keys.FAST_SHARE, self.share)
         if (is_fast := bool(role.get(keys.FAST))) != self.fast:
             # a new allocation, for which the new share counts
-            self.fast, self._position = is_fast, len(self._allocation)
+            self.fast, self.position = is_fast, len(self.allocation)
 
     def assign(self, indices: ArrayLike) -> None:
         """Process these positions of the shared data set next; in this order, then reshuffled."""
-        index = np.asarray(indices)
-        if not index.size or index.min() < 0 or index.max() >= self.num_samples:
-            rule = f"be some of range({self.num_samples}), which is this node's data"
-            raise invalid("indices", index.tolist(), rule)
-        self._allocation, self._position = index.astype(np.int64), 0
-        self._assigned = True
+        self.allocation, self.position = np.array(indices, np.int64), 0
+        self.assigned = True
 
     def next_batch(self) -> tuple[Indices, NDArray[np.float64]]:
         """Take the next ``batch_size`` samples of the allocation; all weights are 1."""
-        if self._position >= len(self._allocation):
-            self._allocation, self._position = self._allocate(), 0
-        indices = self._allocation[self._position : self._position + self.batch_size]
-        self._position += len(indices)
+        if self.position >= len(self.allocation):
+            self.allocation, self.position = self._allocate(), 0
+        indices = self.allocation[self.position : self.position + self.batch_size]
+        self.position += len(indices)
         return indices, np.ones(len(indices))
 
     def _allocate(self) -> Indices:
-        if self._assigned:
+        if self.assigned:
             # the server's list, once more
-            return self.rng.permutation(self._allocation)
+            return self.rng.permutation(self.allocation)
         if self.fast:
             # Alg. 1, l. 3 to 5, of the node's own samples
             return fast_allocation(self.losses, self._size(), self.high_loss_fraction, self.rng)
@@ -119,31 +112,21 @@ class TopLossSampler(BatchSampler):
         index, loss = self.check_scores(indices, scores)
         # l. 14
         self.losses[index] = loss
-        self._unreported[index] = True
+        self.unreported[index] = True
 
     def take_losses(self) -> tuple[Indices, NDArray[np.float32]]:
         """Return the samples recorded since the last call, ascending, and their latest losses."""
-        indices = np.flatnonzero(self._unreported)
-        self._unreported[:] = False
+        indices = np.flatnonzero(self.unreported)
+        self.unreported[:] = False
         return indices, self.losses[indices]
 
     def state_dict(self) -> StateDict:
         """Return sizes, generator, role, losses and the position in the allocation."""
-        state: StateDict = {"losses": self.losses.copy(), "unreported": self._unreported.copy()}
-        state |= {"allocation": self._allocation.copy(), "position": self._position}
-        state |= {"assigned": self._assigned, "fast": self.fast, "share": self.share}
-        return super().state_dict() | state
+        return super().state_dict() | {name: copy(getattr(self, name)) for name in SCHEMA}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``; see the parent for errors."""
-        table = (self.num_samples,)
-        schema = {"losses": (table, "f"), "unreported": (table, "b"), "allocation": ((-1,), "i")}
-        scalars = {"position": int, "assigned": bool, "fast": bool, "share": float}
-        check_state(state, {**schema, **scalars}, "TopLossSampler")
+        check_state(state, SCHEMA, "TopLossSampler")
         super().load_state_dict(state)
-        self.losses = np.array(state["losses"], np.float32)
-        self._unreported = np.array(state["unreported"], bool)
-        self._allocation = np.array(state["allocation"], np.int64)
-        self._position, self._assigned = int(state["position"]), bool(state["assigned"])
-        self.fast = bool(state["fast"])
-        self.share = float(state["share"])
+        for name in SCHEMA:
+            setattr(self, name, copy(state[name]))

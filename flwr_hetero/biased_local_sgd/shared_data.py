@@ -17,6 +17,8 @@ from flwr_hetero.biased_local_sgd.algorithm import (
 from flwr_hetero.errors import check_count
 from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_str
 
+NONE: Indices = np.empty(0, np.int64)
+
 
 def samples_record(indices: Indices, losses: NDArray[np.float32] | None = None) -> ConfigRecord:
     """Pack indices, and losses if there are any, for the wire."""
@@ -47,12 +49,14 @@ class SharedSamples:
         unified: bool = False,
         seed: int = 0,
     ) -> None:
-        check_count("shared_samples", num_samples, 1)
+        num_samples = check_count("shared_samples", num_samples, 1)
         self.batch_size = check_count("batch_size", batch_size, 1)
         self.high_loss_fraction, self.share, self.unified = high_loss_fraction, share, unified
         self.losses = np.full(num_samples, np.nan, np.float32)
         self.rng = np.random.default_rng(seed)
-        self._fast_pool = self._slow_pool = self._taken = np.empty(0, np.int64)
+        # what is left of an epoch's samples, by loss and not
+        self._pools: dict[bool, Indices] = dict.fromkeys((True, False), NONE)
+        self._taken = NONE
         self._assigned: dict[int, Indices] = {}
 
     def assign(
@@ -77,15 +81,11 @@ class SharedSamples:
         ]
 
     def _take(self, count: int, by_loss: bool, share: float) -> Indices:
-        indices = np.empty(0, np.int64)
-        while len(indices) < count:
-            missing = count - len(indices)
-            if by_loss:
-                pool = self._fast_pool if len(self._fast_pool) else self._draw_fast(share)
-                self._fast_pool = pool[missing:]
-            else:
-                pool = self._slow_pool if len(self._slow_pool) else self._draw_slow(share)
-                self._slow_pool = pool[missing:]
+        indices, draw = NONE, self._draw_fast if by_loss else self._draw_slow
+        while (missing := count - len(indices)) > 0:
+            left = self._pools[by_loss]
+            pool = left if len(left) else draw(share)
+            self._pools[by_loss] = pool[missing:]
             indices = np.concatenate([indices, pool[:missing]])
         return indices
 
@@ -97,7 +97,7 @@ class SharedSamples:
         self._taken = fast_allocation(self.losses, num_fast, fraction, self.rng)
         if self.unified:
             # what the slow nodes had left may be the fast nodes' now
-            self._slow_pool = np.empty(0, np.int64)
+            self._pools[False] = NONE
         return self._taken
 
     def _draw_slow(self, share: float) -> Indices:
@@ -132,16 +132,15 @@ class SharedSamples:
 
     def state_dict(self) -> StateDict:
         """Return losses, pools and generator."""
-        arrays = {"fast": self._fast_pool, "slow": self._slow_pool, "taken": self._taken}
-        arrays = {name: row.copy() for name, row in arrays.items()}
-        return {"losses": self.losses.copy(), **arrays, "rng": rng_to_str(self.rng)}
+        pools = {"fast": self._pools[True], "slow": self._pools[False], "taken": self._taken}
+        return {"losses": self.losses.copy(), **pools, "rng": rng_to_str(self.rng)}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``."""
-        pool = ((-1,), "i")
-        schema = {"losses": (self.losses.shape, "f"), "fast": pool, "slow": pool, "taken": pool}
-        check_state(state, {**schema, "rng": str}, "SharedSamples")
-        self.losses = np.array(state["losses"], np.float32)
-        pools = [np.array(state[name], np.int64) for name in ("fast", "slow", "taken")]
-        self._fast_pool, self._slow_pool, self._taken = pools
+        # of another data set
+        check_state(state, {"losses": (self.losses.shape, "f")}, "SharedSamples")
+        self.losses = np.array(state["losses"])
+        self._pools[True], self._pools[False], self._taken = (
+            np.asarray(state[name], np.int64) for name in ("fast", "slow", "taken")
+        )
         self.rng = rng_from_str(str(state["rng"]))

@@ -1,7 +1,6 @@
 """Local steps by speed; biased local SGD: models by steps, high losses on fast nodes; FedNova."""
 
-from collections.abc import Mapping, Sequence
-from logging import INFO
+from collections.abc import Sequence
 from math import nan
 from typing import Any, ClassVar
 
@@ -12,10 +11,8 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 from numpy.typing import NDArray
 
 from flwr_hetero import keys
-from flwr_hetero._flwr import log
 from flwr_hetero.biased_local_sgd.algorithm import (
     correction_scales,
-    fast_class,
     fast_share,
     gamma_steps,
     timed_steps,
@@ -38,7 +35,8 @@ class LocalSteps(MeasuredSteps):
     .. math:: \tau_i = \lfloor \gamma_i \tau_F \rfloor
 
     The number is ``num-steps`` in the node's own config. Of what it reports as ``num-steps`` in its
-    metrics, at most the number assigned counts.
+    metrics, at most the number assigned counts. Lim et al., "Biased Local SGD for Efficient Deep
+    Learning on Heterogeneous Systems", section 4.1.
 
     Parameters
     ----------
@@ -50,8 +48,8 @@ class LocalSteps(MeasuredSteps):
         ``two-class``, the paper's: tau_F or gamma tau_F. ``deadline``: what fits into
         ``deadline_s``, transfers included. ``slice``, for FedBuff: longer for a node whose
         transfers would take more than half of that.
-    gamma : float or mapping of str to float, optional
-        For two classes: tau_S / tau_F in (0, 1], or one per node identity. None: measured.
+    gamma : float, optional
+        For two classes: tau_S / tau_F in (0, 1]. None: measured.
     deadline_s : float, optional
         Seconds of a round. None: what a quick node needs for ``fast_steps``, the second or the one
         that 10 % are quicker than, and at least half of what the quickest third needs.
@@ -75,11 +73,6 @@ class LocalSteps(MeasuredSteps):
     Less than a third of the nodes cannot move a measured gamma, or the default deadline by more
     than 2: give gamma where fewer are fast.
 
-    References
-    ----------
-    Lim et al., "Biased Local SGD for Efficient Deep Learning on Heterogeneous Systems",
-    section 4.1.
-
     Examples
     --------
     >>> from flwr.serverapp.strategy import FedAdam
@@ -94,7 +87,7 @@ class LocalSteps(MeasuredSteps):
         fast_steps: int = 32,
         *,
         budget: str = "two-class",
-        gamma: float | Mapping[str, float] | None = None,
+        gamma: float | None = None,
         deadline_s: float | None = None,
         max_steps: int | None = None,
         step_correction: float = 0.5,
@@ -104,8 +97,7 @@ class LocalSteps(MeasuredSteps):
         self.max_steps = check_count("max_steps", most, 1)
         self.budget = check_choice("budget", budget, ("two-class", "deadline", "slice"))
         if gamma is not None:
-            for ratio in gamma.values() if isinstance(gamma, Mapping) else [gamma]:
-                check_number("gamma", ratio, "(0, 1]")
+            check_number("gamma", gamma, "(0, 1]")
         if deadline_s is not None:
             check_number("deadline_s", deadline_s, "(0, inf)")
         other = ("deadline_s", deadline_s) if budget == "two-class" else ("gamma", gamma)
@@ -122,30 +114,18 @@ class LocalSteps(MeasuredSteps):
             limit_s = self.deadline_s or self.speeds.quick_round_s(self.fast_steps)
             traffic = TRAFFIC if self.budget == "slice" else 1.0
             return timed_steps(limit_s, step_s, link_s, self.max_steps, traffic)
-        if isinstance(self.gamma, Mapping):
-            gammas = np.array([self.gamma.get(node, nan) for node in nodes])
-        else:
-            fast, measured = self.speeds.classes()
-            slow_gamma = measured if self.gamma is None else self.gamma
-            gammas = np.array([1.0 if node in fast else slow_gamma for node in nodes])
-            # balanced steps need no time
-            if self.gamma != 1:
-                gammas[np.isnan(step_s)] = nan
+        fast, measured = self.speeds.classes()
+        slow_gamma = measured if self.gamma is None else self.gamma
+        gammas = np.array([1.0 if node in fast else slow_gamma for node in nodes])
+        # balanced steps need no time
+        if self.gamma != 1:
+            gammas[np.isnan(step_s)] = nan
         # Alg. 1, l. 1
         return gamma_steps(gammas, self.fast_steps, self.max_steps)
 
     def fast_nodes(self) -> set[str]:
-        """Return the nodes of the fast class: by ``gamma`` of each node, else by measured times."""
-        if not isinstance(self.gamma, Mapping):
-            return self.speeds.classes()[0]
-        fast, _ = fast_class([1 / gamma for gamma in self.gamma.values()])
-        return {node for node, is_fast in zip(self.gamma, fast, strict=True) if is_fast}
-
-    def summary(self) -> None:
-        """Log the step budget and the wrapped strategy's settings."""
-        text = "\t├──> %s: 1 to %d steps, %s"
-        log(INFO, text, type(self).__name__, self.max_steps, self.budget)
-        super().summary()
+        """Return the nodes of the fast class."""
+        return self.speeds.classes()[0]
 
 
 class BiasedLocalSGD(LocalSteps):
@@ -154,12 +134,13 @@ class BiasedLocalSGD(LocalSteps):
     .. math:: x_{t+1} = \sum_i \frac{\tau_i}{\sum_k \tau_k} x_t^i \quad \text{(weigh_by_steps)}
 
     Nodes choose their samples with a :class:`~flwr_hetero.sampler.TopLossSampler`. Strategies that
-    do not weight (median, trimmed mean, Krum) get the steps only.
+    do not weight (median, trimmed mean, Krum) get the steps only. Lim et al., "Biased Local SGD for
+    Efficient Deep Learning on Heterogeneous Systems", Algorithm 1.
 
     Parameters
     ----------
     strategy, fast_steps, **budget
-        As for :class:`LocalSteps`, with ``budget``, ``gamma``, ``deadline_s`` and ``max_steps``.
+        As for :class:`LocalSteps`.
     weigh_by_steps : bool, optional
         The paper's bias in aggregation, Eq. (4). None: for shared data only, as the paper has
         them. It would weigh a node's private data by about the square of its steps.
@@ -180,12 +161,7 @@ class BiasedLocalSGD(LocalSteps):
     Raises
     ------
     ValueError
-        If a setting is out of range, or the wrapped strategy cannot weight by steps.
-
-    References
-    ----------
-    Lim et al., "Biased Local SGD for Efficient Deep Learning on Heterogeneous Systems",
-    Algorithm 1.
+        If a setting is out of range, or the strategy cannot weight by steps.
 
     Examples
     --------
@@ -230,8 +206,8 @@ class BiasedLocalSGD(LocalSteps):
         self.high_loss_fraction, self.share = high_loss_fraction, share
         self.shared: SharedSamples | None = None
         if shared_samples is not None:
-            how = batch_size, high_loss_fraction, share, unified, seed
-            self.shared = SharedSamples(shared_samples, *how)
+            how = high_loss_fraction, share, unified, seed
+            self.shared = SharedSamples(shared_samples, batch_size, *how)
 
     def _check_weights_by_steps(self) -> None:
         leaf, hint = type(self.leaf).__name__, "or pass weigh_by_steps=False"
@@ -305,23 +281,10 @@ class FedNova(LocalSteps):
 
     .. math:: x_{t+1} - x_t = \sum_i p_i s_i (x_i - x_t), \qquad s_i = \sum_k p_k \tau_k / \tau_i
 
-    Parameters
-    ----------
-    strategy, fast_steps, **budget
-        As for :class:`LocalSteps`, but for ``step_correction``.
+    Its settings are those of :class:`LocalSteps`, but for ``step_correction``. Wang et al.,
+    "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization",
+    NeurIPS 2020.
 
-    Raises
-    ------
-    ValueError
-        If a setting is out of range.
-
-    References
-    ----------
-    Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated
-    Optimization", NeurIPS 2020.
-
-    Examples
-    --------
     >>> strategy = FedNova(fast_steps=32)
     """
 
@@ -335,5 +298,5 @@ class FedNova(LocalSteps):
     def scales(
         self, replies: list[Message], steps: NDArray[np.int64], weights: list[float]
     ) -> NDArray[np.float64]:
-        """Return FedNova's scales: by the mean of the round's nodes, not of all seen."""
+        """Return the scales: by the mean steps of the round's nodes, not of all seen."""
         return correction_scales(steps, float(normalised(weights) @ steps), self.step_correction)

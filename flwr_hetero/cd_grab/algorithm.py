@@ -41,20 +41,14 @@ def reorder(order: ArrayLike, signs: ArrayLike) -> NDArray[np.int64]:
     >>> reorder([3, 0, 2, 1], [1, -1, -1, 1])
     array([3, 1, 2, 0])
     """
-    visited, sign = check_order(order), np.asarray(signs)
+    visited, sign = np.asarray(order), np.asarray(signs)
+    whole = visited.ndim == 1 and visited.size and visited.dtype.kind in "iu"
+    if not whole or not np.array_equal(np.sort(visited), np.arange(visited.size)):
+        raise invalid("order", visited.tolist()[:5], f"be a permutation of range({visited.size})")
     if sign.shape != visited.shape or not (np.abs(sign) == 1).all():
         raise invalid("signs", sign.shape, f"hold +1 or -1 for each of {len(visited)} units")
     # Alg. 1: P, then Q in reverse
-    return np.concatenate([visited[sign > 0], visited[sign < 0][::-1]])
-
-
-def check_order(order: ArrayLike) -> NDArray[np.int64]:
-    """Return an order as int64; refuse anything but a permutation."""
-    units = np.asarray(order)
-    whole = units.ndim == 1 and units.size and units.dtype.kind in "iu"
-    if not whole or not np.array_equal(np.sort(units), np.arange(units.size)):
-        raise invalid("order", units.tolist()[:5], f"be a permutation of range({units.size})")
-    return units.astype(np.int64)
+    return np.concatenate([visited[sign > 0], visited[sign < 0][::-1]]).astype(np.int64)
 
 
 # --- Algorithms 2 and 4: signs -------------------------------------------------------
@@ -115,15 +109,10 @@ def balance_group(
     >>> diffs = [np.ones((2, 1)), np.ones((2, 1))]
     >>> [s.tolist() for s in balance_group([np.zeros(1), np.zeros(1)], diffs, [0.0, 0.0])[1]]
     [[1, 1], [-1, -1]]
-    >>> [s.tolist() for s in balance_group([np.zeros(1), np.zeros(1)], diffs, [1.0, 1.0])[1]]
-    [[1, -1], [1, -1]]
     """
     nodes, weights = range(len(own_sums)), np.asarray(own_weights, np.float64).tolist()
-    num_pairs = {len(diffs) for diffs in pair_diffs}
-    if not len(own_sums) == len(pair_diffs) == len(weights) or len(num_pairs) != 1:
-        raise invalid("pair_diffs", len(pair_diffs), f"be of {len(own_sums)} nodes, equally many")
     # Alg. 4, l. 4 and 9: pair by pair, and in each node by node
-    visits = [(pair, node) for pair in range(*num_pairs) for node in nodes]
+    visits = [(pair, node) for pair in range(len(pair_diffs[0])) for node in nodes]
     # l. 10
     running_sum, signs = pair_balance(
         reduce(np.add, own_sums),
@@ -172,13 +161,8 @@ def herding_bound(vectors: ArrayLike, orders: ArrayLike) -> float:
     >>> herding_bound(vectors, [[0, 1, 2, 3]]), herding_bound(vectors, [[0, 2, 1, 3]])
     (2.0, 1.0)
     """
-    values, visited = np.asarray(vectors), np.asarray(orders)
-    if values.ndim != 3 or visited.shape != values.shape[:2]:
-        rule = "have shape (num_nodes, num_units), vectors one axis more"
-        raise invalid("orders", (visited.shape, values.shape), rule)
     # the inner sum of Eq. 8, step by step
-    steps = np.zeros(values.shape[1:])
-    for vector, order in zip(values, visited, strict=True):
-        steps += vector[order]
+    nodes = zip(np.asarray(vectors), np.asarray(orders), strict=True)
+    steps = np.sum([vector[order] for vector, order in nodes], axis=0)
     steps -= steps.mean(axis=0)
     return float(np.abs(np.cumsum(steps, axis=0, out=steps)).max(initial=0.0))

@@ -46,11 +46,6 @@ class OrderedSampler(BatchSampler):
         Batches in a pass; default N / batch_size, rounded. Nodes that are to be balanced together
         need equal numbers, and so batches of unequal size if they hold unequal amounts of data.
 
-    Raises
-    ------
-    ValueError
-        If a number is out of range, or a name unknown.
-
     Examples
     --------
     >>> import torch
@@ -265,17 +260,16 @@ class OrderedSampler(BatchSampler):
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue where ``state_dict`` was taken; see the parent for errors."""
-        owner, names = type(self).__name__, [f"terms.{name}" for name in Terms._fields]
-        check_state(state, {"num_units": int, **dict.fromkeys(names, int)}, owner)
-        num_units, terms = int(state["num_units"]), Terms(*(int(state[name]) for name in names))
-        wrong = [name for name in _SETTINGS if state.get(name) != getattr(self, name)]
-        if wrong or not 1 <= num_units <= self.num_samples or min(terms) < 0:
-            rule = f"{self.method}, {self.unit}, seed {self.seed}, {self.num_samples} examples"
-            raise ValueError(f"state of {owner} must be of {rule}.")
-        order, begun = METHODS[self.method](num_units, self.seed), entries_below("begun.", state)
+        check_state(state, {"num_units": int}, "OrderedSampler")
+        if any(state.get(name) != getattr(self, name) for name in _SETTINGS):
+            rule = f"{self.method}, {self.unit}, seed {self.seed}"
+            raise ValueError(f"state of OrderedSampler must be of {rule}.")
+        num_units, begun = int(state["num_units"]), entries_below("begun.", state)
+        order = METHODS[self.method](num_units, self.seed)
         if begun:
             order.load_state_dict(begun)
         order.load_state_dict(entries_below("order.", state))
         super().load_state_dict(state)
         self._split(num_units)
-        self.node_order, self.terms, self._begun = order, terms, begun
+        self.node_order, self._begun = order, begun
+        self.terms = Terms(**entries_below("terms.", state))  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
@@ -16,13 +16,13 @@ from flwr_hetero.cd_grab import algorithm, wire
 from flwr_hetero.cd_grab.algorithm import Signs, Vectors
 from flwr_hetero.cd_grab.wire import Answer, Report, Terms
 from flwr_hetero.errors import check_choice, check_count
-from flwr_hetero.records import config_of, payload_bytes
+from flwr_hetero.records import config_of
 from flwr_hetero.server.client_support import STEPS, ClientSupport
 from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
-from flwr_hetero.state_dict import StateDict, check_state
+from flwr_hetero.state_dict import StateDict
 
 Group: TypeAlias = dict[str, Report]
 MEMORY = 0.5
@@ -41,13 +41,6 @@ ORDERS = ClientSupport(
     "    criterion = loader.criterion()  # in place of the loss function",
     "which stay with their own order",
 )
-_SCHEMA = {
-    **dict.fromkeys(["version", "group"], int),
-    **dict.fromkeys(["order", "pass_signs"], ((-1,), "i")),
-    "own_sum": ((-1,), "f"),
-    "overlap": float,
-    "lost": bool,
-}
 
 
 @dataclass
@@ -96,7 +89,7 @@ class OrderServer:
         if state is None:
             return Answer()
         if state.lost:
-            return Answer(state.version, order=state.order, first_pair=len(state.pass_signs))
+            return Answer(state.version, order=state.order)
         return Answer(state.version, signs=state.signs)
 
     def receive(self, reports: Mapping[str, Report]) -> Balance:
@@ -168,7 +161,6 @@ class OrderServer:
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``; nodes that lost their state get their orders whole."""
-        check_state(state, {"groups": str}, "CDGraB")
         groups = [frozenset(group) for group in json.loads(str(state["groups"]))]
         fields: dict[str, dict[str, Any]] = {}
         for key, value in state.items():
@@ -176,7 +168,6 @@ class OrderServer:
             if node:
                 fields.setdefault(node, {})[name] = value
         for own in fields.values():
-            check_state(own, _SCHEMA, "CDGraB")
             own |= {"group": groups[own["group"]], "own_sum": own["own_sum"].copy()}
         self.states = {node: NodeState(**own) for node, own in fields.items()}
 
@@ -227,8 +218,6 @@ class CDGraB(Wrapper):
 
     Raises
     ------
-    ValueError
-        If a setting is out of range.
     MissingClientSupportError
         In the first round, if no node reports on its order.
 
@@ -238,7 +227,7 @@ class CDGraB(Wrapper):
     the node's own sum (:func:`~flwr_hetero.cd_grab.algorithm.own_share`; ``own_share`` in the
     history). Above 0.8 this has nothing over ``OrderedSampler(method="id-grab")``, which sends
     nothing. A resumed run equals an unbroken one if nodes keep their state; a node that lost it
-    gets its order again, and begins where the server's signs end.
+    gets its order again.
 
     Examples
     --------
@@ -271,7 +260,7 @@ class CDGraB(Wrapper):
         self.terms = Terms(0, size, check_count("seed", seed), units)
         # by node, from when its reply is judged
         self._reports: dict[int, Report] = {}
-        self._balance, self._bytes_up = Balance(), 0
+        self._balance = Balance()
 
     def on_start(self, run: Run) -> None:
         """After a resume, find out which nodes the orders belong to."""
@@ -283,7 +272,7 @@ class CDGraB(Wrapper):
     ) -> list[Message]:
         """Tell each node which order it should be at (Alg. 4, l. 15)."""
         self.terms = self.terms._replace(server_round=context.round)
-        self._reports, self._bytes_up = {}, 0
+        self._reports = {}
         for message in messages:
             # Alg. 4, l. 15
             answer = self.server.answer(self.identity(message.metadata.dst_node_id))
@@ -307,9 +296,7 @@ class CDGraB(Wrapper):
         """Take the pairs out of the replies and balance them (Alg. 4, l. 8-14)."""
         reports = {}
         for reply in replies:
-            if (record := reply.content.config_records.get(keys.ORDER)) is not None:
-                del reply.content[keys.ORDER]
-                self._bytes_up += payload_bytes(RecordDict({keys.ORDER: record}))
+            if reply.content.pop(keys.ORDER, None) is not None:
                 node_id = reply.metadata.src_node_id
                 reports[node_id] = self._reports[node_id]
         # l. 8-14
@@ -331,8 +318,8 @@ class CDGraB(Wrapper):
         return result
 
     def round_info(self) -> dict[str, Any]:
-        """Return what was balanced this round, and the bytes that it took."""
-        return self._balance._asdict() | {"bytes_up": self._bytes_up}
+        """Return what was balanced this round."""
+        return self._balance._asdict()
 
     def state_dict(self) -> StateDict:
         """Return all orders and what was seen of them."""

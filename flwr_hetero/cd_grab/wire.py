@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_hetero import keys
-from flwr_hetero.cd_grab.algorithm import Signs, Vectors, check_order
+from flwr_hetero.cd_grab.algorithm import Signs, Vectors
 from flwr_hetero.errors import invalid
 
 HALF, SINGLE = "<f2", "<f4"
@@ -38,7 +38,6 @@ class Answer(NamedTuple):
     version: int = 0
     signs: Signs | None = None
     order: NDArray[np.int64] | None = None
-    first_pair: int = 0
 
 
 class Report(NamedTuple):
@@ -56,7 +55,6 @@ def write_instruction(terms: Terms, answer: Answer) -> dict[str, int | bytes]:
     record: dict[str, int | bytes] = {**own, keys.VERSION: answer.version}
     if answer.order is not None:
         record[keys.WHOLE_ORDER] = np.asarray(answer.order, "<i4").tobytes()
-        record[keys.FIRST_PAIR] = answer.first_pair
     if answer.signs is not None:
         # a bit per pair
         record[keys.SIGNS] = np.packbits(answer.signs > 0).tobytes()
@@ -70,16 +68,14 @@ def read_terms(record: Mapping[str, Any]) -> Terms:
 
 def read_answer(record: Mapping[str, Any], num_units: int) -> Answer:
     """Read what the server wants of this node; no answer if its order has another length."""
-    version, num_pairs = _count(record, keys.VERSION), num_units // 2
+    version = record[keys.VERSION]
     if keys.WHOLE_ORDER in record:
-        order = check_order(np.frombuffer(record[keys.WHOLE_ORDER], "<i4"))
-        first = _count(record, keys.FIRST_PAIR)
-        return Answer(version, None, order, first) if len(order) == num_units else Answer()
-    signs = record.get(keys.SIGNS)
-    if signs is None or len(signs) != -(-num_pairs // 8):
+        order = np.frombuffer(record[keys.WHOLE_ORDER], "<i4").astype(np.int64)
+        return Answer(version, order=order) if len(order) == num_units else Answer()
+    if keys.SIGNS not in record:
         return Answer()
-    bits = np.unpackbits(np.frombuffer(signs, np.uint8), count=num_pairs)
-    return Answer(version, signs=2 * bits.view(np.int8) - 1)
+    bits = np.frombuffer(record[keys.SIGNS], np.uint8)
+    return Answer(version, signs=2 * np.unpackbits(bits, count=num_units // 2).view(np.int8) - 1)
 
 
 def write_report(terms: Terms, report: Report) -> dict[str, int | float | str | bytes]:

@@ -1,11 +1,9 @@
 """An emulated fleet in this process: Flower's Grid on a virtual clock."""
 
-from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from heapq import heappop, heappush
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -22,23 +20,12 @@ FIRST_NODE_ID = 1_000
 POLL_S = 0.1
 
 
-@dataclass
-class Traffic:
-    """Messages of an emulated fleet: how many were sent, and replies not collected yet."""
+class Pending(NamedTuple):
+    """A reply that nobody has collected: when it arrives, and when its message ends."""
 
-    asked: int = 0
-    # when a reply arrives, and the reply
-    pending: dict[str, tuple[float, Message]] = field(default_factory=dict)
-    # heaps of arrivals, of which some may have been collected, and of when messages end
-    in_order: list[tuple[float, str]] = field(default_factory=list)
-    kept_until: list[tuple[float, str]] = field(default_factory=list)
-
-    def forget(self, now_s: float) -> None:
-        """Drop replies that nobody has collected in time, and what is known of collected ones."""
-        while self.kept_until and self.kept_until[0][0] < now_s:
-            self.pending.pop(heappop(self.kept_until)[1], None)
-        while self.in_order and self.in_order[0][1] not in self.pending:
-            heappop(self.in_order)
+    arrival_s: float
+    reply: Message
+    until_s: float
 
 
 class LocalGrid(Grid):
@@ -96,7 +83,8 @@ class LocalGrid(Grid):
         self.virtual_time_s = 0.0
         # when the replies collected last arrived, by the id of the instruction
         self.arrived_s: dict[str, float] = {}
-        self.traffic = Traffic()
+        # messages sent, and replies by the id of the instruction
+        self.num_sent, self.pending = 0, dict[str, Pending]()
         self._run = _flwr.new_run(_flwr.be_server_task(run_id=1, task_id=1, node_id=1))
         self._run_config = dict(run_config or {})
         self._node_config = {keys.EMULATED: True, "num-partitions": len(profiles)}
@@ -157,7 +145,8 @@ class LocalGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send instructions to the nodes; return the message ids of those that there are."""
-        self.traffic.forget(self.virtual_time_s)
+        now_s = self.virtual_time_s
+        self.pending = {i: each for i, each in self.pending.items() if each.until_s >= now_s}
         distinct = list({id(message): message for message in messages}.values())
         for metadata in (message.metadata for message in distinct):
             if metadata.reply_to_message_id or metadata.delivered_at or metadata.ttl <= 0:
@@ -167,8 +156,8 @@ class LocalGrid(Grid):
 
     def _answer(self, message: Message) -> Answer:
         """Let a node answer; return when its reply arrives, and the reply."""
-        self.traffic.asked += 1
-        _flwr.set_message_id(message, f"{self.traffic.asked:08d}")
+        self.num_sent += 1
+        _flwr.set_message_id(message, f"{self.num_sent:08d}")
         now_s, node_id = self.virtual_time_s, message.metadata.dst_node_id
         if node_id not in self._online:
             offline = Error(_flwr.NODE_UNAVAILABLE, "the node is offline")
@@ -185,9 +174,7 @@ class LocalGrid(Grid):
             arrival_s, reply = until_s, _flwr.unavailable(message_id)
         else:
             _flwr.set_message_id(reply, f"{message_id}-reply")
-        self.traffic.pending[message_id] = arrival_s, reply
-        heappush(self.traffic.in_order, (arrival_s, message_id))
-        heappush(self.traffic.kept_until, (until_s, message_id))
+        self.pending[message_id] = Pending(arrival_s, reply, until_s)
         return message_id
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -212,11 +199,11 @@ class LocalGrid(Grid):
         Without a time-out nodes that never answer are waited for until their messages end. Replies
         that come later can still be pulled. No more than ``enough`` good ones are waited for.
         """
-        ids, pending = set(message_ids), self.traffic.pending
-        awaited = [pending[i] for i in ids & pending.keys()]
+        ids = set(message_ids)
+        awaited = [self.pending[i] for i in ids & self.pending.keys()]
         # errors are no replies that a round could use
-        good = sorted(arrival_s for arrival_s, reply in awaited if reply.has_content())
-        until_s = max((arrival_s for arrival_s, _ in awaited), default=self.virtual_time_s)
+        good = sorted(each.arrival_s for each in awaited if each.reply.has_content())
+        until_s = max((each.arrival_s for each in awaited), default=self.virtual_time_s)
         if enough is not None and len(good) >= enough:
             until_s = good[enough - 1]
         if timeout is not None:
@@ -226,30 +213,17 @@ class LocalGrid(Grid):
 
     def wait_for_next(self, message_ids: Iterable[str], until_s: float = inf) -> list[Message]:
         """Wait for the next reply, or until a virtual time; return what has arrived by then."""
-        ids = message_ids if isinstance(message_ids, Set) else set(message_ids)
-        pending, queue = self.traffic.pending, self.traffic.in_order
-        mine: set[str] = set()
-        others: list[tuple[float, str]] = []
-        # the first of mine ends the wait, but what arrives at the same time is collected as well
-        while queue and queue[0][0] <= until_s:
-            at_s, message_id = heappop(queue)
-            if message_id in pending and message_id not in ids:
-                others.append((at_s, message_id))
-            elif message_id in pending:
-                mine.add(message_id)
-                until_s = max(self.virtual_time_s, at_s)
-        for entry in others:
-            heappush(queue, entry)
+        mine = set(message_ids) & self.pending.keys()
+        until_s = min([until_s, *(self.pending[i].arrival_s for i in mine)])
         if until_s < inf:
             self.virtual_time_s = max(self.virtual_time_s, until_s)
         return self._collect(mine, self.virtual_time_s)
 
     def _collect(self, ids: set[str], until_s: float) -> list[Message]:
-        pending = self.traffic.pending
-        arrived = sorted((pending[i][0], i) for i in ids & pending.keys())
+        arrived = sorted((self.pending[i].arrival_s, i) for i in ids & self.pending.keys())
         self.arrived_s = {i: at_s for at_s, i in arrived if at_s <= until_s}
-        return [pending.pop(i)[1] for i in self.arrived_s]
+        return [self.pending.pop(i).reply for i in self.arrived_s]
 
     def _unknown(self, ids: set[str]) -> list[Message]:
         """Return errors for messages that were collected, have ended or were never sent."""
-        return [_flwr.unavailable(i) for i in sorted(ids - self.traffic.pending.keys())]
+        return [_flwr.unavailable(i) for i in sorted(ids - self.pending.keys())]

@@ -2,7 +2,7 @@
 const read = (id) => document.getElementById(id).textContent;
 const main = document.getElementById("main");
 const state = { tables: {} };  // what readers chose, kept when newer data come
-let data = JSON.parse(read("data"));
+const data = JSON.parse(read("data"));
 let drawings = [];
 
 function make(tag, given = {}, ...children) {
@@ -237,23 +237,10 @@ async function unpack(id) {
   document.head.append(make("script", { textContent: await new Response(stream).text() }));
 }
 
-async function follow() {
-  const answer = await fetch(document.body.dataset.newer, { cache: "no-store" }).catch(() => null);
-  if (!answer?.ok) return;
-  const newer = await answer.text();
-  if (newer !== follow.last) {
-    follow.last = newer;
-    data = JSON.parse(newer);
-    show();
-  }
-  setTimeout(follow, 2000);
-}
-
 unpack("plotly").then(() => {
   const redraw = () => drawings.forEach((draw) => draw());
   show();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   addEventListener("resize", redraw);
   document.body.dataset.ready = "yes";
-  if (location.protocol.startsWith("http")) follow();
 });

@@ -21,9 +21,6 @@ from flwr_hetero.report.panels import panels_of
 from flwr_hetero.report.style import BLUE, duration, figure, heading, size, words
 from flwr_hetero.report.tables import settings_table, tables_of
 
-# Where a page that is served looks for newer data.
-DATA = "data.json"
-
 
 def write_page(data: Mapping[str, Any], path: Path) -> Path:
     """Write a page that its own scripts draw from its data, in one step; return its path."""
@@ -40,7 +37,7 @@ def render(data: Mapping[str, Any]) -> str:
     # Browsers run scripts of these hashes only: no text of a node can become one.
     hashes = [plotly_hash, _hash(script)]
     parts = {"css": css, "script": script, "plotly": plotly, "hashes": hashes}
-    return template.render(data=data, path=DATA, **parts)
+    return template.render(data=data, **parts)
 
 
 @lru_cache(1)

@@ -1,12 +1,11 @@
 """What goes with what: strategies with each other, and a strategy with how it is started."""
 
 from itertools import pairwise
-from logging import WARNING
 from typing import Any
 
 from flwr.serverapp.strategy import Strategy
 
-from flwr_hetero._flwr import chooses_one_node, clips_on_nodes, log, trains_trees, updates_needed
+from flwr_hetero._flwr import chooses_one_node, clips_on_nodes, trains_trees, updates_needed
 from flwr_hetero.errors import invalid
 
 GRADIENT_ONLY = frozenset({"steps", "orders", "herding sketches"})
@@ -42,22 +41,14 @@ def check_composition(wrapper: Any) -> None:
     if chooses_one_node(leaf) and "waiting" in wrapper.decides:
         raise invalid("strategy", type(leaf).__name__, f"ask several nodes at once inside {me}")
     for outside, strategy in pairwise(wrapper.chain()):
-        if hasattr(strategy, "wrappers"):
-            _check_outside(outside, strategy)
-        elif type(strategy).start is not Strategy.start:
-            hint = (
-                "give it another name and call the wrapper's start in it; "
-                "what it does each round fits into evaluate_fn or aggregate_train"
-            )
-            name = f"{type(strategy).__name__}.start"
-            raise invalid("strategy", name, "leave start to the wrapper", hint)
-
-
-def _check_outside(outside: Strategy, wrapper: Strategy) -> None:
-    """Refuse a strategy of Flower's around a wrapper: it would not pass on the hooks' context."""
-    if not hasattr(outside, "wrappers"):
-        me, other = name_of(wrapper), type(outside).__name__
-        raise invalid("strategy", me, f"not be inside {other}", f"write {me}({other}(...))")
+        name, other = name_of(strategy), type(outside).__name__
+        if not hasattr(strategy, "wrappers"):
+            if type(strategy).start is not Strategy.start:
+                hint = "what it does each round fits into evaluate_fn or aggregate_train"
+                raise invalid("strategy", f"{name}.start", "leave start to the wrapper", hint)
+        # it would not pass on the hooks' context
+        elif not hasattr(outside, "wrappers"):
+            raise invalid("strategy", name, f"not be inside {other}", f"write {name}({other}(...))")
 
 
 def check_enough_updates(leaf: Strategy, count: int | None, argument: str) -> None:
@@ -75,15 +66,3 @@ def check_unscaled(wrapper: Any, setting: str, value: Any) -> None:
             rule = f"leave updates as they are around {type(strategy).__name__}"
             hint = "weights by examples do, or clipping on the server"
             raise invalid(setting, value, rule, hint)
-
-
-def check_start(wrapper: Any) -> None:
-    """Say what a run lacks that a strategy of Flower's around a wrapper has started."""
-    if wrapper.fleet.started:
-        return
-    wrapper.fleet.started, name = True, type(wrapper).__name__
-    if any("loop" in each.decides for each in wrapper.wrappers()):
-        text = "works without rounds, but a strategy of Flower's around it has started rounds"
-        raise RuntimeError(f"{name} {text}: put that strategy into {name}.")
-    text = "%s: nothing is recorded or ended early, for a strategy of Flower's around it has "
-    log(WARNING, text + "started the run: put that one inside", name)

@@ -154,6 +154,10 @@ class Exchange:
         seen_s = self.round_trip_s.get(reply.metadata.reply_to_message_id, 0.0) if sees else 0.0
         return max(latency.seconds, TRUSTED * seen_s)
 
+    def failed_nodes(self) -> list[str]:
+        """Return the identities of the nodes without a reply that counts."""
+        return [self.identity(node_id) for node_id in self.failed]
+
     # --- what does not count -----------------------------------------------------------
 
     def drop(self, reply: Message, reason: str) -> None:
@@ -249,8 +253,6 @@ class Fleet:
     nodes: NodeBook = field(default_factory=NodeBook)
     clock: Clock = field(default_factory=Clock)
     costs: Costs = field(default_factory=Costs)
-    started: bool = False
-    """Whether a run has begun, ours or one of a strategy of Flower's around the wrappers."""
     stop_reason: str | None = None
     """Why the run ends after this round."""
 

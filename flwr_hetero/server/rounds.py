@@ -118,7 +118,6 @@ def opened(run: Run, unit: str = "round") -> Iterator[None]:
     with quiet_strategies():
         strategy.summary()
         try:
-            fleet.started = True
             for wrapper in strategy.wrappers():
                 wrapper.on_start(run)
             yield

@@ -14,7 +14,7 @@ from flwr_hetero.records import own_records
 from flwr_hetero.server.aggregate import aggregate, drop_partial_metrics, keep_dtypes, weight_of
 from flwr_hetero.server.checks import Expected, accept, check_progress, count
 from flwr_hetero.server.client_support import ClientSupport, check_client_support, holds
-from flwr_hetero.server.composition import check_composition, check_start
+from flwr_hetero.server.composition import check_composition, name_of
 from flwr_hetero.server.context import Exchange, Fleet
 from flwr_hetero.server.rounds import Loop, Run, by_node, run_rounds
 from flwr_hetero.state_dict import StateDict
@@ -85,8 +85,6 @@ class Wrapper(Strategy):
         self.fleet = Fleet()
         if isinstance(self.inner, Wrapper):
             self.inner.outer, self.fleet = self, self.inner.fleet
-        # the exchange of who calls without one: a strategy of Flower's around this wrapper
-        self.remembered = Exchange(self.fleet)
 
     # --- hooks: override these -------------------------------------------------------
     # The context of a hook is an exchange: its round, the global model, messages and replies.
@@ -204,13 +202,9 @@ class Wrapper(Strategy):
         context: Exchange | None = None,
     ) -> list[Message]:
         """Configure a round of training; see the hooks."""
-        if context is None:
-            check_start(self)
-            self.fleet.begin_round()
-            context = self.remembered = Exchange(self.fleet, server_round, arrays, config)
-        view = self.before_train(context, grid)
-        given = server_round, arrays, config, view
-        messages = self._ask(self.inner.configure_train, given, context, grid)
+        context = self.given(context)
+        how = server_round, arrays, config, self.before_train(context, grid)
+        messages = self._ask(self.inner.configure_train, how, context, grid)
         own = self.on_instructions(context, messages, grid)
         if self.outer is None:
             context.ask(own, grid)
@@ -220,7 +214,7 @@ class Wrapper(Strategy):
         self, server_round: int, replies: Iterable[Message], context: Exchange | None = None
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check the replies, learn from them, and let the wrapped strategy aggregate them."""
-        context, good = self.current(context), list(replies)
+        context, good = self.given(context), list(replies)
         # the outermost judges replies, for all, before any hook sees them
         if self.outer is None:
             sent = None if self._trees else context.arrays
@@ -242,9 +236,8 @@ class Wrapper(Strategy):
             # Flower's FedAdam gives float64
             if arrays is not None and context.arrays:
                 arrays = keep_dtypes(arrays, context.arrays)
-            failed = [context.identity(node_id) for node_id in context.failed]
             for wrapper in self.wrappers():
-                wrapper.on_train_end(context, context.counted, failed)
+                wrapper.on_train_end(context, context.counted, context.failed_nodes())
             check_progress(context)
         return arrays, metrics
 
@@ -257,11 +250,9 @@ class Wrapper(Strategy):
         context: Exchange | None = None,
     ) -> list[Message]:
         """Configure a round of evaluation; see the hooks."""
-        if context is None:
-            context = self.remembered = Exchange(self.fleet, server_round, arrays, config)
-        view = self.before_evaluate(context, grid)
-        given = server_round, arrays, config, view
-        own = self._ask(self.inner.configure_evaluate, given, context, grid)
+        context = self.given(context)
+        how = server_round, arrays, config, self.before_evaluate(context, grid)
+        own = self._ask(self.inner.configure_evaluate, how, context, grid)
         if self.outer is None:
             context.ask(own, grid)
         return own
@@ -270,7 +261,7 @@ class Wrapper(Strategy):
         self, server_round: int, replies: Iterable[Message], context: Exchange | None = None
     ) -> MetricRecord | None:
         """Check the replies, learn from them, and let the wrapped strategy aggregate them."""
-        context, good = self.current(context), list(replies)
+        context, good = self.given(context), list(replies)
         if self.outer is None:
             good = accept(context, good, Expected(None, self._weight_key))
             self.fleet.by_node = by_node(context, good)
@@ -281,31 +272,34 @@ class Wrapper(Strategy):
             drop_partial_metrics(good := count(context, good, self._weight_key))
             metrics = self.inner.aggregate_evaluate(server_round, good)
         if self.outer is None:
-            failed = [context.identity(node_id) for node_id in context.failed]
             for wrapper in self.wrappers():
-                wrapper.on_evaluate_end(context, context.counted, failed)
+                wrapper.on_evaluate_end(context, context.counted, context.failed_nodes())
             check_progress(context, "evaluation")
         return metrics
 
     def _ask(
-        self, ask: Callable[..., Any], given: tuple[Any, ...], context: Exchange, grid: Grid
+        self, ask: Callable[..., Any], how: tuple[Any, ...], context: Exchange, grid: Grid
     ) -> list[Message]:
         """Let the wrapped strategy write instructions for the nodes that it is shown."""
-        view = given[-1]
+        view = how[-1]
         # Flower's sampling waits indefinitely for one
         if view is not grid and not any(True for _ in view.get_node_ids()):
             return []
         if isinstance(self.inner, Wrapper):
-            return list(ask(*given, context))
-        messages: list[Message] = list(ask(*given))
+            return list(ask(*how, context))
+        messages: list[Message] = list(ask(*how))
         # Flower's strategies share one among all messages
         for message in messages:
             message.content = own_records(message.content)
         return messages
 
-    def current(self, context: Exchange | None) -> Exchange:
-        """Return the exchange: else that which a strategy of Flower's around has begun."""
-        return context or self.remembered
+    def given(self, context: Exchange | None) -> Exchange:
+        """Return the context that our loops give; a strategy of Flower's around this has none."""
+        if context is None:
+            name = name_of(self)
+            text = f"{name} works in its own start, not inside a strategy of Flower's"
+            raise RuntimeError(f"{text}: put that one inside, {name}(DP(...)).")
+        return context
 
     def summary(self) -> None:
         """Log the wrapped strategy's settings; wrappers with settings add their own."""
@@ -325,11 +319,10 @@ class Wrapper(Strategy):
 
         ``grid`` may be a ``LocalGrid``; ``timeout`` is in seconds of the fleet's clock, or None.
         """
-        timeout = inf if timeout is None else timeout
-        train_config = ConfigRecord() if train_config is None else train_config
-        evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
-        settings = (num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
-        return self.loop(Run(self, grid, initial_arrays, *settings))
+        timeout_s = inf if timeout is None else timeout
+        configs = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
+        run = Run(self, grid, initial_arrays, num_rounds, timeout_s, *configs, evaluate_fn)
+        return self.loop(run)
 
     def __getattr__(self, name: str) -> Any:
         """Look further in for what this wrapper does not have."""

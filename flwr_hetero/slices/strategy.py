@@ -1,7 +1,6 @@
 """FedSlice, the composition that is recommended, and the average of models."""
 
 from collections.abc import Iterable, Sequence
-from logging import INFO
 from math import inf, nan
 from typing import Any, ClassVar
 
@@ -12,7 +11,7 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from flwr_hetero import keys
-from flwr_hetero._flwr import log, trains_trees
+from flwr_hetero._flwr import trains_trees
 from flwr_hetero.asynchronous.algorithm import Shares
 from flwr_hetero.asynchronous.engine import Update
 from flwr_hetero.asynchronous.strategy import FedBuff
@@ -25,7 +24,7 @@ from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.slices.algorithm import buffer_size, largest_step, new_part, slice_steps
-from flwr_hetero.state_dict import StateDict, check_state, entries_below
+from flwr_hetero.state_dict import StateDict, entries_below
 
 ARRAYS = "arrays/"
 
@@ -72,12 +71,8 @@ class FedSlice(Wrapper):
     All updates in flight move the model no further than a slice of a quick node would, so that
     FedAvg's learning rate fits. A node that has evaluated for a tenth of the time is left out but
     for the last time. ``start`` with the arrays that the last one returned, on the same grid, goes
-    on with what is in flight.
-
-    References
-    ----------
-    Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation", AISTATS 2022;
-    Shamir and Zhang, "Stochastic Gradient Descent for Non-smooth Optimization", ICML 2013.
+    on with what is in flight. The average is that of Shamir and Zhang, "Stochastic Gradient Descent
+    for Non-smooth Optimization", ICML 2013.
 
     Examples
     --------
@@ -119,12 +114,6 @@ class FedSlice(Wrapper):
         """Return the server updates of this round, and examples trained on of those wanted."""
         return self.rule.round_facts
 
-    def summary(self) -> None:
-        """Log the settings, then those of the wrapped strategy."""
-        text = "\t├──> FedSlice: %s nodes in flight, %d steps of a quick node in a slice"
-        log(INFO, text, self.rule.concurrency or "all", self.steps.slice_steps)
-        self.steps.inner.summary()
-
 
 class SliceSteps(MeasuredSteps):
     """Steps that fit a slice, whatever a message costs."""
@@ -164,8 +153,8 @@ class SliceRule(FedBuff):
         self, strategy: SliceSteps, concurrency: int | None, rate_correction: float, seed: int
     ) -> None:
         how: dict[str, Any] = {"weighting": "examples", "rate_correction": rate_correction}
-        super().__init__(strategy, concurrency=concurrency, max_weight=None, seed=seed, **how)
-        self.steps, self._training, self._has_warned = strategy, 1, False
+        super().__init__(strategy, concurrency=concurrency, seed=seed, **how)
+        self.steps, self._training = strategy, 1
         # examples trained on and server updates, of this round
         self.examples, self.count = 0.0, 0
         self.round_facts: dict[str, Any] = {}
@@ -179,9 +168,6 @@ class SliceRule(FedBuff):
     def weigh(self, updates: list[Update], weights: list[float]) -> Shares:
         """Weigh as FedBuff does, and bound how far the model moves."""
         shares, speeds = super().weigh(updates, weights), self.steps.speeds
-        if shares.clipped_share > 0 and not self._has_warned:
-            self._has_warned = True
-            log(INFO, "FedSlice: a node replies so rarely that its weight is cut")
         in_flight = max(len(updates), self._training)
         limit = largest_step(self.steps.num_steps(list(speeds.step_s)), len(updates), in_flight)
         # l. 4: b, so that all updates in flight move the model by one slice
@@ -230,7 +216,8 @@ class ModelAverage(Wrapper):
     .. math:: \bar w_t = \bar w_{t-1} + \max(1/t, 1/R) \, (w_t - \bar w_{t-1})
 
     With few nodes in a round or server update, the global model leans towards the data of those
-    that came last; the average does not. Of integer arrays it has the newest.
+    that came last; the average does not. Of integer arrays it has the newest. Polyak and Juditsky,
+    "Acceleration of Stochastic Approximation by Averaging", SICON 1992.
 
     Parameters
     ----------
@@ -243,10 +230,6 @@ class ModelAverage(Wrapper):
     ------
     ValueError
         If ``window`` is no positive integer, or the strategy trains trees.
-
-    References
-    ----------
-    Polyak and Juditsky, "Acceleration of Stochastic Approximation by Averaging", SICON 1992.
 
     Examples
     --------
@@ -298,7 +281,7 @@ class ModelAverage(Wrapper):
         """Add the new global model to the average."""
         arrays, metrics = super().aggregate_train(server_round, replies, context)
         if arrays is not None:
-            self.add(keep_dtypes(arrays, self.current(context).arrays))
+            self.add(keep_dtypes(arrays, self.given(context).arrays))
         return arrays, metrics
 
     def configure_evaluate(
@@ -329,10 +312,8 @@ class ModelAverage(Wrapper):
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``."""
-        check_state(state, {"count": int}, "ModelAverage")
         self.count = int(state["count"])
-        arrays = entries_below(ARRAYS, state)
-        self.average = {name: np.asarray(array) for name, array in arrays.items()}
+        self.average = {n: np.asarray(array) for n, array in entries_below(ARRAYS, state).items()}
 
 
 class RecentAverage(ModelAverage):

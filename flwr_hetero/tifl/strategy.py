@@ -31,10 +31,10 @@ from flwr_hetero.tifl.algorithm import (
 )
 from flwr_hetero.tifl.latencies import STATE as TIMES_STATE
 from flwr_hetero.tifl.latencies import Latencies
-from flwr_hetero.tifl.tiers import T_MAX, Tiers, TimeEstimate
+from flwr_hetero.tifl.tiers import T_MAX, Tiers
 
 TIERS = ("latency", "tier", "boundaries", "seconds", "slowest_s")
-HELD = ("tiers", "state", "estimate", "due", "evaluated")
+HELD = ("tiers", "state", "due", "evaluated", "actual_s")
 STATE = {**dict.fromkeys((*HELD, "rng"), str), **TIMES_STATE}
 
 
@@ -138,7 +138,8 @@ class TiFL(Selection):
         self.due, self.draw = np.zeros(1), Draw(None, [], np.zeros(0))
         # accuracies that the next round's draw goes by
         self.evaluated: Floats | None = None
-        self.estimate = TimeEstimate()
+        # how long rounds of tiers have taken
+        self.actual_s = 0.0
         self._new_tiers = False
         self._enough: int | None = None
 
@@ -196,9 +197,6 @@ class TiFL(Selection):
             self._draw()
         few = len(self.draw.nodes) or min(self.num_selected, len(newcomers))
         self._enough = few if newcomers else None
-        if self.draw.tier is not None:
-            probs = self.state.probs if self.named == ADAPTIVE else self.draw.probs
-            self.estimate.expect(1, self.tiers, self.state, self.named, probs)
         return self.draw.nodes + newcomers
 
     def _draw(self) -> None:
@@ -254,7 +252,7 @@ class TiFL(Selection):
     def on_outcome(self, context: Exchange, good: dict[str, Outcome], failed: list[str]) -> None:
         """Add up the time; a tier of which no reply counts gets its credit back."""
         if self.draw.tier is not None:
-            self.estimate.actual_s += context.virtual_s
+            self.actual_s += context.virtual_s
             # the paper is silent on rounds without a reply
             self.state = self.state if good else algorithm.refund(self.state)
         self.timing.count(list(good), failed)
@@ -303,9 +301,7 @@ class TiFL(Selection):
             "tier_chances": self.draw.probs.tolist(),
             **{n: [x if np.isfinite(x) else None for x in row.tolist()] for n, row in rows.items()},
             "in_flight": len(self.fleet.nodes.in_flight),
-            "paper_estimate_s": self.estimate.paper_s,
-            "exact_estimate_s": self.estimate.exact_s,
-            "actual_s": self.estimate.actual_s,
+            "actual_s": self.actual_s,
         }
         if self._new_tiers:
             self._new_tiers, tiers = False, self.tiers
@@ -320,13 +316,13 @@ class TiFL(Selection):
         super().summary()
 
     def state_dict(self) -> StateDict:
-        """Return tiers, the state of Algorithm 2, estimate and generator."""
+        """Return tiers, the state of Algorithm 2, and generator."""
         held = {
             "tiers": {name: getattr(self.tiers, name) for name in TIERS},
             "state": self.state._asdict(),
-            "estimate": vars(self.estimate),
             "due": self.due,
             "evaluated": self.evaluated,
+            "actual_s": self.actual_s,
         }
         rows = {name: json.dumps(value, default=np.ndarray.tolist) for name, value in held.items()}
         return rows | self.timing.state_dict() | {"rng": rng_to_str(self.rng)}
@@ -335,7 +331,7 @@ class TiFL(Selection):
         """Continue from ``state_dict``; nodes are found again by their identity."""
         check_state(state, STATE, "TiFL")
         held = {name: json.loads(str(state[name])) for name in HELD}
-        self.tiers, self.estimate = Tiers(**held["tiers"]), TimeEstimate(**held["estimate"])
+        self.tiers, self.actual_s = Tiers(**held["tiers"]), held["actual_s"]
         rows = {n: np.array(row) if n != "tier" else row for n, row in held["state"].items()}
         self.state, self.due = TierState(**rows), np.array(held["due"])  # type: ignore[arg-type]
         self.evaluated = None if held["evaluated"] is None else np.array(held["evaluated"])

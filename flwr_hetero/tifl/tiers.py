@@ -9,7 +9,6 @@ Latencies are in seconds. ``speeds_differ`` and nodes that have not answered yet
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from heapq import nsmallest
 from logging import WARNING
 from zlib import crc32
@@ -21,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from flwr_hetero._flwr import log
 from flwr_hetero.records import read_number
 from flwr_hetero.server.context import EQUAL_S
-from flwr_hetero.tifl.algorithm import PACED, Available, Floats, TierState
+from flwr_hetero.tifl.algorithm import Available, Floats
 
 T_MAX = 600.0
 """Seconds after which a node that has not answered is given up, the paper's T_max."""
@@ -269,22 +268,3 @@ def _why_one_tier(fastest: float, slowest: float) -> str:
     if fastest == slowest == EQUAL_S:
         return "one tier: in a simulation nodes must report their time, add the mod hetero"
     return f"one tier: latencies ({fastest:.3g} to {slowest:.3g} s) differ by noise only"
-
-
-@dataclass
-class TimeEstimate:
-    """Seconds by Eq. 6, by the expected slowest node, and as they were, added up by rounds."""
-
-    paper_s: float = 0.0
-    exact_s: float = 0.0
-    actual_s: float = 0.0
-
-    def expect(
-        self, count: int, tiers: Tiers, state: TierState, policy: str, probs: Floats
-    ) -> None:
-        """Add rounds with these probabilities of the tiers; "paced" has its period's."""
-        if len(tiers.slowest_s):
-            if policy == PACED:
-                probs = np.asarray(state.full_credits / state.full_credits.sum())
-            self.paper_s += paper_estimate(tiers.seconds, probs, count)
-            self.exact_s += count * float(probs @ tiers.slowest_s)

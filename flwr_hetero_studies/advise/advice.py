@@ -15,7 +15,7 @@ from flwr_hetero.records import payload_bytes
 from flwr_hetero_studies.advise.candidates import Candidate, candidates
 from flwr_hetero_studies.advise.fleet import for_task, read_fleet
 from flwr_hetero_studies.advise.simulate import Point, Row, Simulation, rank
-from flwr_hetero_studies.advise.task import SmallTask
+from flwr_hetero_studies.advise.task import BATCH_SIZE, EXAMPLES, small_task
 
 PARTITIONS = {"mixed": "dirichlet", "slow nodes hold classes alone": "classes-by-speed"}
 """What the nodes may hold, for nobody knows but the user."""
@@ -113,11 +113,11 @@ def advise(
             def make(
                 choice: Candidate, number: int, target: float | None, partition: str = partition
             ) -> Simulation:
-                task = SmallTask(len(devices), partition=partition, seed=number)
+                task = small_task(len(devices), partition=partition, seed=number)
                 own_mb = payload_bytes(RecordDict({"arrays": task.first()})) / 1e6
                 # the small task is to wait for devices and links as the user's would
-                profiles = for_task(devices, examples, model_mb, task.examples, own_mb)
-                sizes = (task.examples // task.batch_size, some, rounds)
+                profiles = for_task(devices, examples, model_mb, EXAMPLES, own_mb)
+                sizes = (EXAMPLES // BATCH_SIZE, some, rounds)
                 return Simulation(choice, task, profiles, *sizes, number, target)
 
             rows[name] = rank(choices, range(seed, seed + SEEDS), make, execute)

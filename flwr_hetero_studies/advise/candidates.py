@@ -40,7 +40,6 @@ class Candidate:
         return bool(self.run_config.get("steps") != "epochs")
 
     def parts(self, fast_steps: int) -> list[Part]:
-        """List the strategies that the app composes, the outermost first."""
         own = self.run_config
         if own["engine"] == "fedslice":
             few = {"concurrency": own["concurrency"]} if "concurrency" in own else {}
@@ -55,7 +54,6 @@ class Candidate:
         return parts
 
     def strategy(self, fast_steps: int, seed: int) -> Wrapper:
-        """Compose it, as the app does."""
         # evaluation on nodes takes time that no setting is to be judged by
         made: Any = FedAvg(fraction_evaluate=0.0)
         for kind, settings in reversed(self.parts(fast_steps)):

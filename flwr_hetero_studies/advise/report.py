@@ -14,7 +14,7 @@ from flwr_hetero_studies.core.record import Line
 from flwr_hetero_studies.race.methods import BASE
 
 WANTED = 0.7
-HEAD = ["setting", "advised", "found", "runs", "not reached", "bytes", "slow nodes' data"]
+HEAD = ["setting", "advised", "found", "not reached"]
 
 
 def found_rows(lines: list[Line]) -> list[Row]:
@@ -24,7 +24,8 @@ def found_rows(lines: list[Line]) -> list[Row]:
         name: [judge(looks(line), bases[line["seed"]]) for line in own]
         for name, own in record.by(lines, "name").items()
     }
-    return [row(choices[name], results) for name, results in judged.items()]
+    rows = [row(choices[name], results) for name, results in judged.items()]
+    return sorted(rows, key=lambda row: -row.speedup)
 
 
 def section(fleet: str, lines: list[Line]) -> tuple[str, list[list[Any]]]:
@@ -34,7 +35,7 @@ def section(fleet: str, lines: list[Line]) -> tuple[str, list[list[Any]]]:
     for meaning, partition in PARTITIONS.items():
         own = advice["metrics"]["settings"][meaning]
         advised = {each["candidate"]: each["speedup"] for each in own}
-        rows = sorted(found_rows(record.of(lines, partition=partition)), key=lambda r: -r.speedup)
+        rows = found_rows(record.of(lines, partition=partition))
         found = {each.candidate.name: each.speedup for each in rows}
         for product, speeds in zip(both, (advised, found), strict=True):
             product |= {name: product.get(name, 1.0) * speed for name, speed in speeds.items()}
@@ -44,10 +45,7 @@ def section(fleet: str, lines: list[Line]) -> tuple[str, list[list[Any]]]:
                 each.candidate.name,
                 f"{advised[each.candidate.name]:.1f}x",
                 f"{each.speedup:.1f}x ({each.least:.1f} to {each.most:.1f})",
-                each.seeds,
                 each.seeds - each.reached,
-                f"{each.bytes:.2f}" if each.reached else "",
-                tables.percent(each.slow),
             ]
             for each in rows
         ]
@@ -78,6 +76,5 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
         "software": record.software(lines),
         "summary": tables.table(head, sums),
         "reached": f"{sum(tau >= WANTED for tau in taus)} of {len(taus)}",
-        "wanted": WANTED,
         "sections": "\n".join(texts),
     }

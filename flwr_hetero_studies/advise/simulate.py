@@ -10,7 +10,7 @@ import numpy as np
 from flwr_hetero._flwr import only_errors
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero_studies.advise.candidates import Candidate
-from flwr_hetero_studies.advise.task import SmallTask
+from flwr_hetero_studies.advise.task import RUN_CONFIG
 from flwr_hetero_studies.core import curves
 from flwr_hetero_studies.core.curves import Vector
 from flwr_hetero_studies.core.emulate import Enough, Moment, drive
@@ -41,7 +41,7 @@ class Simulation:
     """One run to make: which setting, on which fleet, for how long."""
 
     candidate: Candidate
-    learning: SmallTask | Learning
+    learning: Learning
     profiles: tuple[DeviceProfile, ...]
     """The quickest first."""
     fast_steps: int
@@ -50,7 +50,7 @@ class Simulation:
     seed: int
     target: float | None = None
     """Where to end; None: after the rounds."""
-    run_config: tuple[tuple[str, Any], ...] = ()
+    run_config: tuple[tuple[str, Any], ...] = RUN_CONFIG
 
     def run(self) -> list[Point]:
         """Train to the target, or for all of the rounds; look about as often as FedAvg has any."""
@@ -65,7 +65,7 @@ class Simulation:
 
         def note(moment: Moment) -> None:
             nonlocal next_look
-            asked, watch = grid.traffic.asked, moment.watch
+            asked, watch = grid.num_sent, moment.watch
             # by messages: a round of FedSlice has as many as FedAvg with all nodes
             if asked >= min(next_look, most):
                 next_look = asked + self.clients_per_round

@@ -76,7 +76,6 @@ def fleet(task: str) -> list[DeviceProfile]:
 
 
 def strategy(merging: Merging, fast_steps: int, seed: int) -> Wrapper:
-    """Compose what a setting describes."""
     fedavg = FedAvg(fraction_evaluate=0.0)
     if merging.rule == "rounds":
         return RandomSelection(fedavg, merging.at_work, seed=seed)
@@ -90,7 +89,6 @@ def strategy(merging: Merging, fast_steps: int, seed: int) -> Wrapper:
 
 
 def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
-    """Yield every task's settings, seed by seed."""
     for seed in options.seeds_or(range(3)):
         for task, (_, settings) in TASKS.items():
             for name in settings:
@@ -99,7 +97,6 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
 
 
 def run(case: Case, seed: int, data: Data, task: str) -> dict[str, Any]:
-    """Train once and return the curve."""
     partition, merging = TASKS[task][0], TASKS[task][1][case["name"]]
     rows = case["train-examples"]
     rate = RATES.get(data.name, {}).get(case["name"], 0.1)

@@ -56,7 +56,6 @@ def reach(line: Line, target: float) -> dict[str, float] | None:
 
 
 def row(name: str, lines: Sequence[Line], runs: Mapping[str, Sequence[Line]]) -> list[str]:
-    """One setting against FedAvg in the same seeds."""
     averaged, found = record.by_seed(runs[BASE + AVERAGED]), []
     for line, base in record.pairs(lines, runs[BASE]):
         # each seed has its own target: FedAvg's end in it
@@ -86,7 +85,6 @@ def drawn(lines: Sequence[Line], name: str) -> tuple[Vector, Vector]:
 
 
 def section(name: str, lines: list[Line]) -> str:
-    """Write one task's part of the page."""
     runs = views(lines)
     counts = {each: len(own) for each, own in record.by(lines, "name").items()}
     seeds = ", ".join(f"{each}: {count}" for each, count in counts.items())
@@ -97,7 +95,6 @@ def section(name: str, lines: list[Line]) -> str:
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
-    """Return the parts of the page; draw the figure of the first task."""
     groups = record.by(lines, "experiment")
     first = next(iter(groups.values()))
     runs = views(first)

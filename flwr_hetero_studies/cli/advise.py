@@ -17,7 +17,6 @@ NODE = """  from flwr_hetero.mod import hetero
 
 
 def add(commands: Any) -> None:
-    """Add the command to the command line."""
     text = "emulate a fleet for a minute and rank the strategies on it"
     parser = commands.add_parser("advise", help=text, description=text)
     kinds = "TOML file of devices, name of a fleet, run directory or its history.jsonl"

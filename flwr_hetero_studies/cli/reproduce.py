@@ -15,7 +15,6 @@ WIDTH = 120
 
 
 def add(commands: Any) -> None:
-    """Add the command to the command line."""
     text = "run an experiment of one of the papers and print it beside the paper's numbers"
     parser = commands.add_parser("reproduce", help=text, description=text)
     add = parser.add_argument
@@ -51,7 +50,6 @@ def _list(chosen: "Sequence[Experiment]") -> None:
 
 
 def _run(experiment: "Experiment", options: "Options") -> None:
-    """Run one, and print it."""
     from flwr_hetero_studies.core.bench import execute
     from flwr_hetero_studies.core.experiment import NOT_RUN
     from flwr_hetero_studies.core.plan import Data
@@ -76,7 +74,6 @@ def _run(experiment: "Experiment", options: "Options") -> None:
 
 
 def _print(found: "dict[str, Any]") -> None:
-    """Print the table and the claims."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table

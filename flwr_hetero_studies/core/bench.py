@@ -37,13 +37,11 @@ def _part(claim: str, name: str) -> Any:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that results depend on."""
     found = {name: version(name) for name in ("flwr", "torch", "numpy")}
     return found | {"python": platform.python_version(), "machine": platform.machine()}
 
 
 def execute(claim: str, trial: Trial, data: Data, threads: int | None = 1) -> Line:
-    """Make one run in this process and return its line."""
     import torch
 
     cases = _part(claim, "cases")
@@ -105,7 +103,6 @@ def run_claim(
 
 
 def shown(line: Line) -> str:
-    """Name a run with its first figures."""
     figures = [(k, v) for k, v in line["metrics"].items() if isinstance(v, int | float)]
     text = ", ".join(f"{name} {value:.5g}" for name, value in figures[:6])
     text = line["metrics"].get("not_here", text)
@@ -139,7 +136,6 @@ def with_changes(settings: Mapping[str, Any], changes: Iterable[str]) -> dict[st
 
 
 def add(commands: Any) -> None:
-    """Add the command ``study`` to the command line."""
     text = "run the cases of a study, or make its report"
     parser = commands.add_parser("study", help=text, description=text)
     _arguments(parser)

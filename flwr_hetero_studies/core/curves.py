@@ -21,7 +21,6 @@ def columns(points: Iterable[Mapping[str, Any]], missing: Any = None) -> Columns
 
 
 def rounded(curve: Columns, digits: int = 5) -> Columns:
-    """Round the figures of a curve for the record."""
     return {
         name: [round(v, digits) if isinstance(v, float) else v for v in column]
         for name, column in curve.items()
@@ -82,7 +81,6 @@ def time_to(
 
 
 def last(line: Line, name: str, count: int) -> float:
-    """Return the mean of the last points of a curve."""
     return float(np.mean(line["curve"][name][-count:]))
 
 

@@ -73,7 +73,6 @@ class Watch(Wrapper):
         return arrays, metrics
 
     def on_round_end(self, run: Any, record: dict[str, Any]) -> None:
-        """Count what a round has cost, and show it."""
         self._count(record)
         if not self.updates:
             self.note(Moment(record["round"], run.arrays, record["virtual_s"], record, self))

@@ -58,7 +58,6 @@ class Finding:
 
     @property
     def verdict(self) -> str:
-        """Say in a word how many claims hold."""
         # a claim may be a NumPy bool, which adds as a number
         held = sum(claim.holds for claim in self.claims)
         return REPRODUCED if held == len(self.claims) else PARTLY if held else NOT
@@ -75,7 +74,6 @@ class Finding:
 
 
 def plain(cell: Any) -> Any:
-    """Return a cell as JSON knows it."""
     return cell.item() if isinstance(cell, np.generic) else cell
 
 
@@ -95,7 +93,6 @@ class Experiment:
     """Why it is not run, or why a claim does not hold."""
 
     def notes(self, verdict: str, *, fast: bool) -> dict[str, str]:
-        """Return what is to be said beside a verdict."""
         texts = {
             "differs from the paper": self.differs,
             "--fast": self.cut if fast else "",

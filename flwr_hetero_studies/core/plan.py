@@ -38,7 +38,6 @@ class Trial:
 
     @property
     def key(self) -> str:
-        """What tells it from other runs."""
         return key_of({"case": self.case, "seed": self.seed})
 
     @property
@@ -56,7 +55,6 @@ class Data:
 
     @property
     def name(self) -> str:
-        """Last part of the path."""
         return Path(self.source).name
 
     def first(self, train: int, test: int) -> str:
@@ -103,7 +101,6 @@ class Options:
         return list(self.seeds or ([0] if self.fast else usual))
 
     def pick(self, fast: T, full: T) -> T:
-        """Return the value of the form that was asked for."""
         return fast if self.fast else full
 
     def dataset(self, kind: str) -> str:
@@ -111,5 +108,4 @@ class Options:
         return self.data or EMBEDDED[kind]
 
     def say(self, text: str) -> None:
-        """Tell whoever waits what goes on."""
         print(text, file=sys.stderr, flush=True)

@@ -80,12 +80,10 @@ def by(lines: Iterable[Line], *keys: str) -> dict[Any, list[Line]]:
 
 
 def metric(lines: Iterable[Line], name: str) -> list[float]:
-    """Return a figure of each line."""
     return [line["metrics"][name] for line in lines]
 
 
 def by_seed(lines: Iterable[Line]) -> dict[int, Line]:
-    """Name lines by their seeds."""
     return {line["seed"]: line for line in lines}
 
 
@@ -96,7 +94,6 @@ def pairs(lines: Iterable[Line], base: Iterable[Line]) -> list[tuple[Line, Line]
 
 
 def seeds(lines: Iterable[Line]) -> list[int]:
-    """Return the seeds of lines."""
     return sorted({line["seed"] for line in lines})
 
 

@@ -21,7 +21,6 @@ def spread(values: Sequence[float], form: str = ".3g", deviation: str = ".2g") -
 
 
 def extent(values: Sequence[float], form: str = "{:.2f}") -> str:
-    """Write a mean with its extremes in brackets."""
     text = form.format(mean(values))
     if len(values) == 1:
         return text
@@ -33,7 +32,6 @@ def percent(share: float, digits: int = 1) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Write a Markdown table."""
     every = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(map(str, row))} |\n" for row in every)
 

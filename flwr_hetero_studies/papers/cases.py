@@ -41,18 +41,15 @@ def find(paper: str = ALL, name: str = ALL) -> list[Experiment]:
 
 
 def trial_of(experiment: Experiment, options: Options) -> Trial:
-    """Name the run of a figure in the form that was asked for."""
     case = {"experiment": experiment.paper, "name": experiment.name, "form": FORM[options.fast]}
     return Trial(case, options.seed)
 
 
 def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
-    """Yield all that can be run."""
     yield from (trial_of(each, options) for each in find() if each.run)
 
 
 def run(case: Case, seed: int, data: Data) -> dict[str, Any]:
-    """Make a figure, and hold it against the paper's."""
     (experiment,) = (e for e in EXPERIMENTS[case["experiment"]] if e.name == case["name"])
     source = "" if data.source == DIGITS else data.source
     assert experiment.run

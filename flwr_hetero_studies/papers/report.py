@@ -13,7 +13,6 @@ VERDICTS = (REPRODUCED, PARTLY, NOT, NOT_RUN)
 
 
 def report(lines: Sequence[Line], folder: Path) -> dict[str, Any]:
-    """Return the parts of the page."""
     found = {(line["case"]["experiment"], line["case"]["name"]): line for line in lines}
     counts = dict.fromkeys(VERDICTS, 0)
     rows, details = list[list[str]](), ""
@@ -32,7 +31,6 @@ def report(lines: Sequence[Line], folder: Path) -> dict[str, Any]:
 
 
 def claims(experiment: Experiment, line: Line | None) -> str:
-    """Write the claims of an experiment, what differs and why."""
     verdict, fast, text = NOT_RUN, False, ""
     if line is not None:
         verdict, fast = line["metrics"]["verdict"], line["case"]["form"] == "fast"

@@ -59,7 +59,6 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
 
 
 def racing(name: str, cell: RaceCell, tuning: Tuning) -> Iterator[Trial]:
-    """Yield the runs of a cell whose settings are tuned."""
     base = tuning.choice(name, 5, BASE)
     if base is None:
         return
@@ -83,7 +82,6 @@ def racing(name: str, cell: RaceCell, tuning: Tuning) -> Iterator[Trial]:
 
 
 def parts(tuning: Tuning) -> Iterator[Trial]:
-    """Yield our setting with the samplers and orders of other papers."""
     chosen = tuning.choice(MAIN, PARTS_AT, OURS)
     if chosen is None:
         return
@@ -156,7 +154,6 @@ def ends(curve: Columns, windows: Any, end: int | None = None) -> dict[int, floa
 
 
 def fleet_config(case: Case, cell: RaceCell, data: Data) -> dict[str, Any]:
-    """Return the run-config of ``apps/fleet`` for one of ``PARTS``."""
     plain = {"engine": "fedslice", "selection": "all"}
     plain |= {"order": "reshuffle", "sampler": "uniform", "partition": cell.partition}
     return {**plain, "dataset": data.first(cell.rows[0], cell.rows[2]), "model": IN_TORCH,

@@ -83,7 +83,6 @@ CELLS: dict[str, RaceCell] = {
 
 
 def case_of(kind: str, cell: str, at_work: int, name: str, options: Options, **more: Any) -> Case:
-    """Name a run."""
     where = f"{kind}{cell}, {at_work} at work"
     rounds = round(CELLS[cell].length * options.settings["rounds"])
     return {"experiment": where, "name": name, "cell": cell, "at_work": at_work,

@@ -61,7 +61,6 @@ def fedprox(mu: float) -> FedProx:
 
 
 def some(strategy: Strategy, count: int, seed: int) -> Wrapper:
-    """Train so many nodes a round."""
     return RandomSelection(strategy, count, seed=seed)
 
 

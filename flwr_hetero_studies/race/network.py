@@ -30,12 +30,10 @@ class Labelled(NamedTuple):
         return len(self.labels)
 
     def at(self, rows: Rows | slice) -> "Labelled":
-        """Take some of them."""
         return Labelled(self.inputs[rows], self.labels[rows])
 
 
 def forward(net: Network, inputs: Values) -> tuple[Values, Values]:
-    """Return the hidden units and the logits."""
     # the layout of torch.nn.Linear: a row of weights for each unit
     hidden = np.maximum(inputs @ net[0].T + net[1], 0)
     return hidden, hidden @ net[2].T + net[3]
@@ -77,7 +75,6 @@ def train_numpy(
     lr: float,
     mu: float = 0.0,
 ) -> TrainResult:
-    """Take steps on the sampler's batches, in place."""
     # FedProx pulls to the model that the server sent
     start = [array.copy() for array in net] if mu else []
     total = square = 0.0
@@ -93,12 +90,10 @@ def train_numpy(
 
 
 def network_of(arrays: ArrayRecord) -> list[Values]:
-    """Copy a network out of an instruction."""
     return [array.numpy().copy() for array in arrays.values()]
 
 
 def record_of(net: Network) -> ArrayRecord:
-    """Write a network into a reply."""
     return ArrayRecord({str(number): Array(array) for number, array in enumerate(net)})
 
 

@@ -40,7 +40,6 @@ IN_TORCH = "flwr_hetero_studies.race.node:in_torch"
 
 
 def in_torch(shape: tuple[int, ...], num_classes: int) -> torch.nn.Module:
-    """Build the network."""
     layers = torch.nn.Linear(int(np.prod(shape)), HIDDEN), torch.nn.Linear(HIDDEN, num_classes)
     return torch.nn.Sequential(torch.nn.Flatten(), layers[0], torch.nn.ReLU(), layers[1])
 
@@ -64,13 +63,11 @@ class Learning:
 
     @property
     def shape(self) -> tuple[tuple[int, ...], int]:
-        """Shape of an input, and number of classes."""
         source = open_source(self.dataset)
         return source.shape, source.num_classes
 
     @property
     def app(self) -> ClientApp:
-        """What a node does."""
         return client_app(self)
 
     def first(self) -> ArrayRecord:
@@ -84,7 +81,6 @@ class Learning:
         return record_of([parameter.detach().numpy() for parameter in model.parameters()])
 
     def predict(self, model: dict[str, Values], inputs: Values) -> Values:
-        """Return the logits of a model."""
         if self.model == NUMPY:
             return forward(list(model.values()), inputs)[1]
         state = {name: torch.from_numpy(array) for name, array in model.items()}
@@ -92,6 +88,10 @@ class Learning:
         with torch.inference_mode():
             batches = torch.split(torch.from_numpy(inputs), 500)
             return torch.cat([net(batch) for batch in batches]).numpy()
+
+    def cut(self, count: int) -> int:
+        """Return how many of a node's examples are trained on; the last ones are held out."""
+        return count - max(1, round(count * HELD_OUT_SHARE))
 
     def measure(
         self, model: dict[str, Values], slow: list[int], split: str = "test"
@@ -136,7 +136,6 @@ def load(dataset: str, rows: tuple[int, int, int], flat: bool) -> dict[str, Labe
 
 @lru_cache(maxsize=8)
 def deal(learning: Learning) -> list[Rows]:
-    """Divide the training examples among the nodes."""
     labels = learning.splits["train"].labels
     return partition_rows(labels, learning.num_nodes, learning.partition, seed=learning.seed)
 
@@ -155,7 +154,6 @@ class Share(NamedTuple):
     def reply(
         self, message: Message, arrays: ArrayRecord, processed: int, **more: float
     ) -> Message:
-        """Send a model, and say how much work it was."""
         work = {keys.NUM_EXAMPLES: len(self.examples), keys.NUM_STEPS: self.num_steps}
         metrics = MetricRecord({**work, keys.EXAMPLES_PROCESSED: processed, **more})
         return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
@@ -165,17 +163,17 @@ def share_of(learning: Learning, message: Message, context: Context) -> Share:
     """Read a node's data; without a number of steps asked for, it takes an epoch."""
     number, every = int(context.node_config[keys.PARTITION_ID]), learning.splits["train"]
     rows = deal(learning)[number]
-    # the last ones are never trained on, as in the apps
-    cut = len(rows) - max(1, round(len(rows) * HELD_OUT_SHARE))
+    cut = learning.cut(len(rows))
     # another order in each round, and when a node is asked twice in one
     entropy = [learning.seed, number, in_config(message, keys.SERVER_ROUND), *repeat_of(message)]
     seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
     steps = in_config(message, keys.NUM_STEPS) or -(-cut // int(context.run_config["batch-size"]))
-    return Share(every.at(rows[:cut]), every.at(rows[cut:]), steps, seed)
+    return Share(
+        every.at(rows[:cut]), every.at(rows[cut:] if cut < len(rows) else rows), steps, seed
+    )
 
 
 def client_app(learning: Learning) -> ClientApp:
-    """Make the app of every node."""
     app = ClientApp(mods=[emulated_device])
 
     @app.train()

@@ -60,7 +60,6 @@ class Contest(NamedTuple):
 
     @property
     def where(self) -> str:
-        """Name it."""
         return f"{self.cell}, {self.at_work} at work"
 
     def reach(self, line: Line, shift: float) -> dict[str, float]:
@@ -77,12 +76,7 @@ class Contest(NamedTuple):
         """Return the geometric mean of a method's times to a target."""
         return exp(mean(log(self.time_s(line, shift)) for line in self.runs[name]))
 
-    def cost(self, name: str, key: str) -> float:
-        """Return a mean cost to the first target; infinite where a seed does not get there."""
-        return mean(self.reach(line, TARGETS[0])[key] for line in self.runs[name])
-
     def ranked(self) -> list[str]:
-        """Name the methods, the soonest first."""
         return sorted(self.runs, key=lambda name: self.rank(name, TARGETS[0]))
 
     def row(self, name: str) -> list[str]:
@@ -106,7 +100,6 @@ class Contest(NamedTuple):
     def against(
         self, base: Sequence[Line], own: Sequence[Line], shift: float = TARGETS[0]
     ) -> "Duel":
-        """Compare runs with others, seed by seed."""
         pairs = record.pairs(own, base)
         ratios = [self.time_s(b, shift, latest=b) / self.time_s(a, shift) for a, b in pairs]
         more, slow = (mean(end(a, key) - end(b, key) for a, b in pairs) for key in ("all", "slow"))
@@ -114,7 +107,6 @@ class Contest(NamedTuple):
         return Duel("", ratios, more, slow, any(reached))
 
     def duel(self, shift: float) -> "Duel | None":
-        """Compare ours with the quickest rival."""
         others = [name for name in self.runs if name not in OWN]
         if OURS not in self.runs or not others:
             return None
@@ -123,7 +115,6 @@ class Contest(NamedTuple):
 
 
 def shares(values: Iterable[tuple[float, float]]) -> str:
-    """Write costs as shares of the yardstick's."""
     known = [own / theirs for own, theirs in values if isfinite(own) and isfinite(theirs)]
     return extent(known) if known else ""
 
@@ -139,7 +130,6 @@ class Duel(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """Geometric mean over the seeds."""
         return exp(mean(map(log, self.ratios)))
 
     @property
@@ -149,7 +139,6 @@ class Duel(NamedTuple):
 
     @property
     def cells(self) -> list[str]:
-        """Write it for a table."""
         ratio = f"{self.ratio:.2f} ({min(self.ratios):.2f} to {max(self.ratios):.2f})"
         points = [f"{100 * value:+.1f}" for value in (self.more, self.more_slow)]
         return [self.rival, ratio if self.reached else "neither gets there", *points]

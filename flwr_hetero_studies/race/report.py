@@ -1,7 +1,6 @@
 """Who is sooner, at what cost, and what the decision table says: from the lines of the race."""
 
-from collections.abc import Iterator, Sequence
-from math import isfinite
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -23,7 +22,6 @@ from flwr_hetero_studies.race.outcomes import (
     LESS_SLOW,
     TARGETS,
     Contest,
-    end,
     smooth,
 )
 from flwr_hetero_studies.race.tuning import SMOOTHED, TUNED, TUNED_AT, YARDSTICK, Tuning
@@ -78,7 +76,6 @@ def contests(lines: Sequence[Line]) -> list[Contest]:
 
 
 def section(cell: str, group: Sequence[Contest]) -> str:
-    """Write a cell's tables."""
     yard = group[0].yard
     ends = [100 * line["metrics"]["limits"]["end"] for line in yard.values()]
     times = [group[0].reach(line, TARGETS[0])["virtual_s"] for line in yard.values()]
@@ -91,24 +88,6 @@ def section(cell: str, group: Sequence[Contest]) -> str:
         rows = [each.row(name) for name in each.ranked()]
         text += f"{each.at_work} nodes at work:\n\n{tables.table(HEAD, rows)}\n"
     return text
-
-
-def decisions(found: Sequence[Contest]) -> str:
-    """Name the best of each table, by what one is after."""
-    head = ["cell", "soonest: less a point", "2 points above", "slowest tier's data at the end"]
-    rows = []
-    for each in found:
-        ranks = [{name: each.rank(name, shift) for name in each.runs} for shift in TARGETS]
-        first, second = (min(rank, key=rank.__getitem__) for rank in ranks)
-        costs = [{n: each.cost(n, key) for n in each.runs} for key in ("bytes", "examples")]
-        cheap = [min(cost, key=cost.__getitem__) for cost in costs]
-        ends = {n: mean(end(line, "slow") for line in own) for n, own in each.runs.items()}
-        slow = max(ends, key=ends.__getitem__)
-        times = [each.reach(line, TARGETS[1])["virtual_s"] for line in each.runs[second]]
-        # the best of those who do not get there is nobody
-        above = second if any(map(isfinite, times)) else "none gets there"
-        rows.append([each.where, first, above, slow, *cheap])
-    return tables.table([*head, "fewest bytes", "least energy"], rows)
 
 
 def duels(found: Sequence[Contest]) -> dict[str, str]:
@@ -137,18 +116,6 @@ def listed(names: Sequence[str]) -> str:
     return f"{len(names)}{': ' if names else ''}{'; '.join(names)}"
 
 
-def not_run(found: Sequence[Contest]) -> Iterator[str]:
-    """Name cells and methods without runs."""
-    seen = {(each.cell, each.at_work): each.runs for each in found}
-    for name, cell in CELLS.items():
-        for at_work in cell.at_work:
-            there = seen.get((name, at_work))
-            if there is None:
-                yield f"- {name}, {at_work} at work: not run"
-            elif missing := [method for method in METHODS if method not in there]:
-                yield f"- {name}, {at_work} at work: not run {', '.join(missing)}"
-
-
 def picture(found: Sequence[Contest], path: Path) -> None:
     """Draw accuracy against time with a band over the seeds, and FedAvg's end less a point."""
     panels: dict[str, dict[str, Any]] = {}
@@ -174,7 +141,6 @@ def band(lines: Sequence[Line]) -> list[Any]:
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
-    """Return the parts of the page, and draw the picture."""
     race = [line for line in lines if not is_of(line, TUNING)]
     found = contests([line for line in race if not is_of(line, PARTS)])
     parts: dict[str, Any] = {"rounds": ROUNDS}
@@ -189,15 +155,13 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     picture(found, folder / "race.png")
     cells = dict.fromkeys(each.cell for each in found)
     sections = [section(cell, [each for each in found if each.cell == cell]) for cell in cells]
-    parts |= duels(found) | {"decisions": decisions(found)}
-    parts |= {"cells": "".join(sections), "tuned": tuned(lines)}
+    parts |= duels(found) | {"cells": "".join(sections), "tuned": tuned(lines)}
     if shared := [line for line in race if is_of(line, PARTS)]:
         contest = found[0]._replace(runs=record.by(shared, "name"))
-        parts["parts"] = tables.table(HEAD, [contest.row(name) for name in contest.runs])
         base, *others = contest.runs
         # the base takes the place of the best rival
         duel_of = {n: contest.against(contest.runs[base], contest.runs[n]) for n in others}
         rows = [[n, tables.extent(duel.ratios), *duel.cells[2:]] for n, duel in duel_of.items()]
         head = ["method", f"sooner than {base}, less a point", "points more", "slowest tier's"]
         parts["added"] = tables.table(head, rows)
-    return parts | {"not_run": "\n".join(not_run(found)) or "- everything was run"}
+    return parts

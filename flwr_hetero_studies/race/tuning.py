@@ -48,7 +48,6 @@ def trials_of(method: Entrant, found: dict[Choice, float]) -> list[Choice]:
 
 
 def best_of(method: Entrant, found: dict[Choice, float]) -> Choice | None:
-    """Return the best of all trials; None while some are left."""
     return None if trials_of(method, found) else min(found, key=lambda choice: found[choice])
 
 
@@ -79,7 +78,6 @@ class Tuning:
         return case, record.by_seed(record.of(self.lines, **case))
 
     def plan(self, cell: str) -> Iterator[Trial]:
-        """Yield the next trials of a cell, on the validation split."""
         rate = METHODS[BASE].rates[0] if cell == MAIN else OTHER_RATES[CELLS[cell].data][0]
         seeds = self.seeds(cell)
         case, known = self.yardstick("tuning: ", cell, rate)

@@ -75,7 +75,6 @@ class RunningAverage:
         self.model: dict[str, Values] = {}
 
     def add(self, model: dict[str, Values]) -> None:
-        """Take in the newest model."""
         self.count += 1
         # the plain mean of the first models, then a window
         part = max(1 / self.count, 1 / self.window)
@@ -97,7 +96,6 @@ class Looks:
         self.points: list[dict[str, Any]] = []
 
     def note(self, moment: Moment) -> None:
-        """Add a point if it is time."""
         grid, limits = self.grid, self.limits
         # round 0 is the initial model, or profiling
         is_new = moment.watch.updates or moment.round > 0

@@ -74,15 +74,12 @@ class AdaComm(NeedsLoss):
         return replies
 
     def round_info(self) -> dict[str, Any]:
-        """Return the local steps of this round."""
         return {"num_steps": self.num_steps}
 
     def state_dict(self) -> StateDict:
-        """Return steps, losses and the time of the last adaptation."""
         return {name: getattr(self, name) for name in STATE}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Continue from ``state_dict``."""
         check_state(state, STATE, "AdaComm")
         for name, kind in STATE.items():
             setattr(self, name, kind(state[name]))

@@ -48,7 +48,6 @@ class DeadlineSelection(NodeMemory, Selection):
         self.latency_s: dict[str, float] = {}
 
     def select(self, context: Exchange, grid: Grid, online: Set[int]) -> list[int]:
-        """Draw nodes among those that make the deadline."""
         if not self.latency_s:
             self.latency_s = time_nodes(self, context, grid, list(online), context.timeout_s)
         if self.deadline_s is None and self.latency_s:
@@ -62,14 +61,12 @@ class DeadlineSelection(NodeMemory, Selection):
         return [fit[i] for i in sorted(self.rng.choice(len(fit), count, replace=False).tolist())]
 
     def on_outcome(self, context: Exchange, good: dict[str, Outcome], failed: list[str]) -> None:
-        """Learn how long the nodes took."""
         for node, (now_s, _) in good.items():
             if isfinite(now_s):
                 before_s = self.latency_s.get(node, now_s)
                 self.latency_s[node] = now_s + SMOOTHING * (before_s - now_s)
 
     def round_info(self) -> dict[str, Any]:
-        """Return the deadline, and which nodes do not make it."""
         limit_s = self.deadline_s or inf
         late = [node for node, latency_s in self.latency_s.items() if latency_s > limit_s]
         return {"deadline_s": self.deadline_s, "left_out": late}

@@ -37,15 +37,12 @@ class FedAsync(Rule):
         check_enough_updates(self.leaf, 1, "the number of updates at a time")
 
     def due(self, waiting: list[Update], in_flight: int) -> list[Update]:
-        """Return the first update."""
         return waiting[:1]
 
     def weigh(self, updates: list[Update], weights: list[float]) -> Shares:
-        """Weigh stale models down."""
         started = [update.pending.version for update in updates]
         return Shares(staleness_weights(started, self.version, self.exponent))
 
     def moved(self, context: Exchange, update: Update, reply: Message, scale: float) -> Message:
-        """Mix a node's model with the present one."""
         now = context.arrays
         return with_update(reply, now, now, self.mixing * scale, ())

@@ -86,16 +86,13 @@ class FedAT(NodeMemory, Rule):
     def on_instructions(
         self, context: Exchange, messages: list[Message], grid: Grid
     ) -> list[Message]:
-        """Note who is in flight."""
         self._in_flight |= {message.metadata.dst_node_id for message in messages}
         return messages
 
     def failed(self, node_id: int) -> None:
-        """Wait no longer for a node."""
         self._in_flight.discard(node_id)
 
     def due(self, waiting: list[Update], in_flight: int) -> list[Update]:
-        """Return the updates of a tier of which no node is in flight."""
         for update in waiting:
             self._in_flight.discard(update.pending.node_id)
             name = self.identity(update.pending.node_id)
@@ -126,18 +123,16 @@ class FedAT(NodeMemory, Rule):
         self.tier[name] = tier
 
     def weigh(self, updates: list[Update], weights: list[float]) -> Shares:
-        """Weigh a tier's models as the wrapped strategy does."""
         return Shares(np.ones(len(updates)), factors=np.ones(len(updates)))
 
     def moved(self, context: Exchange, update: Update, reply: Message, scale: float) -> Message:
-        """Pass a model on as it is."""
         return reply
 
     def aggregate_train(
         self, server_round: int, replies: Any, context: Exchange | None = None
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Replace the tier's model, and return the mean of all tiers' models."""
-        context = self.current(context)
+        context = self.given(context)
         if self.updates:  # wrappers further in see the model from which the tier started
             first = next(iter(self.updates.values())).pending.instruction
             context.arrays = next(iter(first.content.array_records.values()))
@@ -157,11 +152,9 @@ class FedAT(NodeMemory, Rule):
         super().on_start(run)
 
     def round_info(self) -> dict[str, Any]:
-        """Return the server update with its tier."""
         return super().round_info() | ({"tier": self._due} if self.updates else {})
 
     def state_dict(self) -> StateDict:
-        """Return tiers and their models, and the generator."""
         models = {
             f"model/{tier}/{name}": array.numpy()
             for tier, arrays in self.models.items()
@@ -170,7 +163,6 @@ class FedAT(NodeMemory, Rule):
         return super().state_dict() | models
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Continue from ``state_dict``."""
         super().load_state_dict(state)
         for entry, values in entries_below("model/", state).items():
             tier, _, name = entry.partition("/")

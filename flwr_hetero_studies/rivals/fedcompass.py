@@ -126,11 +126,9 @@ class FedCompass(NodeMemory, Rule):
 
     @property
     def wake_s(self) -> float:
-        """Wake up when a group is over."""
         return min((group.latest_s for group in self._groups), default=inf)
 
     def failed(self, node_id: int) -> None:
-        """Wait no longer for a node."""
         for group in self._groups:
             group.in_flight.discard(node_id)
 
@@ -174,7 +172,6 @@ class FedCompass(NodeMemory, Rule):
         return Shares(discounts, sum(weights) / total if total else 1.0, np.ones(len(updates)))
 
     def round_info(self) -> dict[str, Any]:
-        """Return the server update with the steps of each node."""
         pending = [update.pending for update in self.updates.values()]
         steps = {self.identity(p.node_id): assigned_steps(p.instruction) for p in pending}
         return super().round_info() | {"num_steps": steps}

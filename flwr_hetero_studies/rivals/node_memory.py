@@ -35,7 +35,6 @@ def training_loss(metrics: Mapping[str, Any]) -> float:
 
 
 def loss_of(reply: Message) -> float:
-    """Return the training loss that a reply holds; NaN if none."""
     (metrics,) = reply.content.metric_records.values()
     return training_loss(metrics)
 
@@ -63,12 +62,10 @@ class NodeMemory(Wrapper):
             identify_nodes(self, run.exchange(run.round + 1), run.grid, run.timeout_s)
 
     def state_dict(self) -> StateDict:
-        """Return what is known, and the generator."""
         facts = json.dumps([getattr(self, name) for name in self.facts])
         return {**super().state_dict(), "facts": facts, "rng": rng_to_str(self.rng)}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Continue from ``state_dict``."""
         check_state(state, {"facts": str, "rng": str}, type(self).__name__)
         super().load_state_dict(state)
         for name, value in zip(self.facts, json.loads(str(state["facts"])), strict=True):

@@ -102,7 +102,6 @@ class Oort(NeedsLoss, NodeMemory, Selection):
         self._new: list[int] = []
 
     def select(self, context: Exchange, grid: Grid, online: Set[int]) -> list[int]:
-        """Draw new nodes by speed, and the others by their scores."""
         if self.profiling and not self.profile_s:
             self.profile_s = time_nodes(self, context, grid, list(online), context.timeout_s)
         new = [node for node in sorted(online) if self.identity(node) not in self.known]
@@ -158,6 +157,5 @@ class Oort(NeedsLoss, NodeMemory, Selection):
             self.pace = min(1.0, self.pace + PACE_STEP)
 
     def round_info(self) -> dict[str, Any]:
-        """Return which nodes were new, and the preferred time."""
         new, preferred_s = [self.identity(node) for node in self._new], self.preferred_s()
         return {"new": new, "preferred_s": None if preferred_s == inf else preferred_s}

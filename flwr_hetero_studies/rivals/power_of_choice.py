@@ -52,7 +52,6 @@ class PowerOfChoice(NeedsLoss, NodeMemory, Selection):
         self.examples: dict[str, float] = {}
 
     def select(self, context: Exchange, grid: Grid, online: Set[int]) -> list[int]:
-        """Draw candidates and return those of the largest loss."""
         nodes = sorted(online)  # by id: what is known of identities differs after a resume
         names = [self.identity(node) for node in nodes]
         usual = float(np.mean(list(self.examples.values()))) if self.examples else 1.0
@@ -63,13 +62,11 @@ class PowerOfChoice(NeedsLoss, NodeMemory, Selection):
         return [nodes[i] for i in largest[: self.count]]
 
     def on_outcome(self, context: Exchange, good: dict[str, Outcome], failed: list[str]) -> None:
-        """Learn the losses, and how many examples the nodes have."""
         for node, (_, metrics) in good.items():
             self.examples[node] = read_number(metrics, self._weight_key or "", 1.0)
             if not isnan(loss := training_loss(metrics)):
                 self.loss[node] = loss
 
     def round_info(self) -> dict[str, Any]:
-        """Return the last known losses of the nodes that trained."""
         names = [self.identity(node) for node in self.selected]
         return {"loss": {name: self.loss[name] for name in names if name in self.loss}}

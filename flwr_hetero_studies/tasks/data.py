@@ -27,16 +27,13 @@ class Examples:
     task: Task = CLASSIFICATION
 
     def __len__(self) -> int:
-        """Return the number of examples."""
         return len(self.targets)
 
     def take(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets of a batch."""
         index = torch.from_numpy(indices).to(self.targets.device)
         return self.inputs[index], self.targets[index]
 
     def to(self, device: torch.device | str) -> "Examples":
-        """Return the examples on a device."""
         return Examples(self.inputs.to(device), self.targets.to(device), self.task)
 
 

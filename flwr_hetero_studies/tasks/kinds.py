@@ -74,7 +74,6 @@ class LanguageModel(Task):
         return np.ascontiguousarray(values[:, :-1]), np.ascontiguousarray(values[:, 1:])
 
     def outputs(self, targets: NDArray[Any], num_classes: int) -> Outputs:
-        """Logits of all characters at each place of the text."""
         return targets.shape[1], CHARACTERS
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -84,17 +83,14 @@ class LanguageModel(Task):
         return each.sum(1) / num_characters(targets)
 
     def accuracy(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the share of characters predicted."""
         right = (outputs.argmax(2) == targets) & (targets != PADDING)
         return right.sum(1) / num_characters(targets)
 
     def metrics(self, loss: float, accuracy: float) -> dict[str, float]:
-        """Return the perplexity of a character."""
         return {"perplexity": exp(min(loss, LARGEST))}
 
 
 def num_characters(targets: Tensor) -> Tensor:
-    """Count the characters of each text, at least one."""
     return (targets != PADDING).sum(1).clamp(min=1)
 
 
@@ -125,22 +121,18 @@ class Forecasting(Task):
         return np.ascontiguousarray(inputs[:, None]), np.ascontiguousarray(targets)
 
     def outputs(self, targets: NDArray[Any], num_classes: int) -> Outputs:
-        """As many values as the horizon has."""
         return (targets.shape[1],)
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Average the squared errors over the horizon."""
         return (outputs.float() - targets).square().mean(1)
 
     def accuracy(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return 1 - SMAPE / 2."""
         # a forecast of 0 for 0 has no error
         sizes = (outputs.abs() + targets.abs()).clamp(min=1e-12)
         smape = HIGHEST_SMAPE * ((outputs - targets).abs() / sizes).mean(1)
         return 1 - smape / HIGHEST_SMAPE
 
     def metrics(self, loss: float, accuracy: float) -> dict[str, float]:
-        """Return SMAPE."""
         return {"smape": HIGHEST_SMAPE * (1 - accuracy)}
 
 

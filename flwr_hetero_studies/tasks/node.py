@@ -37,12 +37,10 @@ class NodeTask:
 
     @property
     def config(self) -> ConfigRecord:
-        """The instruction's settings; empty if it has none."""
         return self.message.content.config_records.get("config", ConfigRecord())
 
     @property
     def losses(self) -> Loss:
-        """The task's loss, one number per example."""
         return self.examples.task.losses
 
     def num_steps(self, sampler: BatchSampler) -> int:
@@ -51,7 +49,6 @@ class NodeTask:
         return asked or self.settings.local_epochs * len(sampler)
 
     def model(self) -> nn.Module:
-        """Build the model with the parameters in the instruction."""
         state = self.message.content.array_records["arrays"].to_torch_state_dict()
         return model_from(state, self.settings.model, *self.settings.shape)
 
@@ -62,7 +59,6 @@ class NodeTask:
     def train(
         self, model: nn.Module, sampler: BatchSampler, on_batch: OnBatch | None = None
     ) -> TrainResult:
-        """Train by the instruction and the run-config."""
         given = self.settings
         return train(
             model,
@@ -80,12 +76,10 @@ class NodeTask:
         )
 
     def work(self, num_steps: int, examples_processed: int) -> MetricRecord:
-        """Return the metrics that training and profiling have in common."""
         work = {keys.NUM_EXAMPLES: len(self.examples), keys.NUM_STEPS: num_steps}
         return MetricRecord({**work, keys.EXAMPLES_PROCESSED: examples_processed})
 
     def reply(self, model: nn.Module, result: TrainResult) -> Message:
-        """Reply with the trained model and the work that it took."""
         metrics = self.work(result.num_steps, result.examples_processed)
         metrics[keys.EXAMPLES_SCORED] = result.examples_scored
         metrics["train-loss"] = result.loss

@@ -133,7 +133,6 @@ def _split(rows: Rows, weights: NDArray[np.float64]) -> list[Rows]:
 
 
 def _fill_up(parts: list[Rows]) -> list[Rows]:
-    """Move examples from the largest part to those below the minimum."""
     for poor in range(len(parts)):
         while len(parts[poor]) < MIN_EXAMPLES:
             # from the largest part, whose classes change least

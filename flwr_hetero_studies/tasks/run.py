@@ -78,7 +78,6 @@ class StopEarly(Wrapper):
         self.target, self.budget_s = settings.target_accuracy, settings.time_budget_s
 
     def on_round_end(self, run: Run, record: dict[str, Any]) -> None:
-        """Say why the run ends after this round, if it does."""
         accuracy, clock_s = record["global"].get("accuracy"), record["virtual_s"]
         if self.target and accuracy is not None and accuracy >= self.target:
             why = f"accuracy {accuracy:.4g} has reached target-accuracy {self.target:g}"

@@ -141,12 +141,10 @@ class Settings:
             raise ValueError(text) from error
 
     def check_choice(self, name: str, known: Collection[str]) -> None:
-        """Refuse a setting that is not known to an app."""
         check_choice(key_of(name), getattr(self, name), known)
 
     @property
     def tracker_names(self) -> list[str]:
-        """The trackers of the run, one by one."""
         return self.trackers.split("+") if self.trackers else []
 
     def lr_in(self, server_round: int) -> float:

@@ -22,7 +22,7 @@ def test_nodes_count_by_their_weight_whatever_their_pace():
     total, steps, every = np.zeros(3), [], weight * interval_s
     for start in range(0, len(arrivals) - 3, 4):
         nodes = [node for _, node in arrivals[start : start + 4]]
-        weights, step, _ = update_weights(every[nodes], every, 1 / interval_s, 99.0)
+        weights, step, _ = update_weights(every[nodes], every, 1 / interval_s)
         steps.append(step)
         np.add.at(total, nodes, step * weights / weights.sum())
     np.testing.assert_allclose(total / total.sum(), weight / weight.sum(), rtol=0.01)
@@ -32,7 +32,7 @@ def test_nodes_count_by_their_weight_whatever_their_pace():
 @pytest.mark.parametrize(
     ("weights", "every", "expected", "step", "clipped_share"),
     [
-        ([1.0, 1.0, 1.0, 97.0], None, [1, 1, 1, 50], 1.0, 47 / 100),  # of what is left by the limit
+        ([1.0, 1.0, 1.0, 97.0], None, [1, 1, 1, 50], 1.0, 47 / 100),
         ([97.0], [1.0, 1.0, 1.0, 97.0], [50], 50 / (53 / 4), 47 / 97),
         ([0.0, 0.0], None, [1, 1], 1.0, 0.0),  # all alike
         ([0.0, 0.0], [0.0, 5.0], [0, 0], 0.0, 0.0),
@@ -40,7 +40,7 @@ def test_nodes_count_by_their_weight_whatever_their_pace():
 )
 def test_weights_are_clipped_and_it_is_said(weights, every, expected, step, clipped_share):
     every = weights if every is None else every
-    found = update_weights(weights, every, [1.0] * len(every), limit=2.0)
+    found = update_weights(weights, every, [1.0] * len(every), most=50.0)
     np.testing.assert_allclose(found[0], expected)
     assert found[1:] == pytest.approx((step, clipped_share))
 
@@ -77,13 +77,13 @@ def test_idle_time_of_a_node_is_first_that_of_all():
 
 def test_a_node_counts_the_less_the_more_often_it_replies():
     """Node a replies every 2 s and b every 4 s; both are as stale as they always are."""
-    rates = RateCorrection((1.0, 1.0), max_weight=None)
+    rates = RateCorrection((1.0, 1.0))
     for _ in range(20):
         for node, interval_s in (("a", 2.0), ("b", 4.0)):
             rates.learn(node, 10.0, 0.0, interval_s, discount=0.5)
     found = rates.weigh(["a", "b"], [10.0, 10.0], np.array([0.5, 0.25]))
     assert found.factors[1] == pytest.approx(2 * found.factors[0])
     assert found.scales == pytest.approx([0.5, 0.25])  # half as much: twice as stale as usual
-    again = RateCorrection((1.0, 1.0), max_weight=None)
+    again = RateCorrection((1.0, 1.0))
     again.load_str(rates.to_str())
     assert again.means == rates.means

@@ -109,7 +109,7 @@ def test_a_run_on_another_grid_begins_anew():
 
 
 def test_what_clipping_leaves_out_is_in_the_history():
-    strategy = History(FedBuff(fedavg(), max_weight=1.0))
-    models(strategy, Watched(GOALS, SPEEDS, examples=[50, 150, 100, 150, 50]), 20)
+    strategy = History(FedBuff(fedavg()))
+    models(strategy, Watched([*GOALS, 1.0], [5.0] * 5 + [0.5]), 40)
     shares = [record["fedbuff"]["clipped_share"] for record in strategy.records[5:]]
-    assert 0.05 < np.mean(shares) < 0.5
+    assert 0 < max(shares) < 1

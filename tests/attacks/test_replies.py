@@ -1,18 +1,15 @@
 """Replies made to end a run, or to ruin its model, in every wrapper: each costs itself."""
 
 import json
-import random
 
 import numpy as np
 import pytest
-from attacker import BY_NIGHT, FLEET, NESTS, LyingGrid, attack, leaf, names_of, reasons, start
+from attacker import BY_NIGHT, NESTS, LyingGrid, attack, leaf, names_of, reasons
 from attacker import trained as in_training
-from composition_toy import composition_app
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
-from recording import History
 
 from flwr_hetero import keys
-from flwr_hetero import strategy as ours
+from flwr_hetero_studies.papers.cd_grab.herding import HERDING
 
 LIAR, MUCH = 4, 100_000
 HUGE = "x" * MUCH
@@ -20,9 +17,6 @@ LONGEST_LINE = 20_000
 """Characters of a round's line with six nodes; an honest one has 3,000 at most."""
 MOST = 20
 """Bound of an honest model, whose goals are 1 to 8.5."""
-
-
-# --- what a node may do to its reply ---------------------------------------------------------
 
 
 def renamed(message, reply):
@@ -80,18 +74,14 @@ def model(value, dtype, shape=None):
     return lie
 
 
-def timing(**times):
-    def lie(message, reply):
-        reply.content[keys.TIMING].update(times)
-
-    return lie
+def backwards(message, reply):
+    reply.content[keys.TIMING].update({keys.TRAIN_TIME: 5.0, keys.TRANSFER_TIME: -4.0})
 
 
 def statistics(**entries):
     return more(keys.SAMPLER, ConfigRecord(entries))
 
 
-BACKWARDS = {keys.TRAIN_TIME: 5.0, keys.TRANSFER_TIME: -4.0}
 ATTACKS = {
     "model under another name": (renamed, "other names"),
     "a number and a group of one name": (statistics(**{"x": 1.0, "x.y": 1.0}), None),
@@ -109,6 +99,7 @@ USUAL = {
     "an array too many": (one_more("v"), "missing or unknown"),
     "two records of metrics": (more("x", MetricRecord({"n": 1})), "2 MetricRecords instead of 1"),
     "negative examples": (metric("num-examples", -100), "instead of a number of at least 0"),
+    "no examples": (metric("num-examples", 0), None),
 }
 """Faults that bugs make as well."""
 EXCESS = {
@@ -117,11 +108,13 @@ EXCESS = {
     "a metric with a long name": (metric(HUGE, 1.0), "other names"),
     "a long name among statistics": (statistics(**{HUGE: 1.0, f"a.{HUGE}": 1.0}), None),
     "many names among statistics": (statistics(**{f"x{i}": 1.0 for i in range(5_000)}), None),
+    "too many examples to add up": (metric("num-examples", 1e308), "instead of a number"),
+    "a value whose square is infinite": (model(3e38, np.float32), "holds values above"),
     "the largest figure": (statistics(coverage=1.7e308, x=1.7e308), None),
     "a long text among statistics": (statistics(coverage=HUGE), None),
     "an array with a long name": (one_more(HUGE), "arrays ['xxx"),
     "an array of a kind with a long name": (written_by(HUGE), "is written as"),
-    "a clock that runs backwards": (timing(**BACKWARDS), None),
+    "a clock that runs backwards": (backwards, None),
     "another name in each round": (another_partition, None),
 }
 """Replies that say too much, or under changing names."""
@@ -152,6 +145,15 @@ def test_a_fault_or_an_excess_costs_its_reply(nest, name):
     check(nest, *(USUAL | EXCESS)[name])
 
 
+@pytest.mark.parametrize(("nest", "name"), [("CDGraB", keys.ORDER), ("HerdingMeter", HERDING)])
+def test_the_first_to_say_how_long_vectors_are(nest, name):
+    def lie(message, reply):
+        reply.content[name].update({keys.SKETCH_SIZE: 1, keys.VECTORS: bytes(8)})
+
+    records, _ = attack(NESTS[nest](leaf()), {0: in_training(lie, range(1, 2))})
+    assert [len(record["failures"]) for record in records] == [1, 0, 0]
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e308, 1e308, [1.0] * 9])
 @pytest.mark.parametrize("nest", BY_NIGHT)
 def test_evaluation_of_two_liars(nest, value):
@@ -161,6 +163,7 @@ def test_evaluation_of_two_liars(nest, value):
     assert len(records) == 3
     assert all(line["train"] for line in records)
     assert all(len(json.dumps(line)) < LONGEST_LINE for line in records)
+    assert all(0 <= p <= 1 for line in records for p in line.get("tifl", {}).get("tier_probs", []))
     assert 0 < np.abs(models[-1]).max() < MOST
 
 
@@ -216,12 +219,5 @@ class Forger(LyingGrid):
 
 @pytest.mark.parametrize("nest", NESTS)
 def test_replies_that_nobody_asked_for(nest):
-    def run(kind):
-        strategy, models = NESTS[nest](leaf()), []
-        random.seed(3)
-        whole = strategy if isinstance(strategy, ours.Recorded) else History(strategy)
-        whole.on_round_end = lambda run, record: models.append(run.arrays["w"].numpy().copy())
-        whole.start(kind(composition_app(), FLEET, {}), start(), 3)
-        return np.array(models)
-
-    assert np.array_equal(run(Forger), run(LyingGrid))
+    forged, honest = (attack(NESTS[nest](leaf()), {}, grid=kind)[1] for kind in (Forger, LyingGrid))
+    assert np.array_equal(forged, honest)

@@ -95,10 +95,6 @@ def test_state_keeps_assigned_samples_and_losses():
     [
         (lambda: TopLossSampler(5, 2, high_loss_fraction=0.0), "high_loss_fraction"),
         (lambda: TopLossSampler(5, 2, share=1.01), "share"),
-        (lambda: tell(TopLossSampler(5, 2), fast=True, share=1.5), "share"),
-        (lambda: TopLossSampler(5, 2).assign([]), "indices"),
-        (lambda: TopLossSampler(5, 2).assign([5]), "indices"),
-        (lambda: TopLossSampler(5, 2).assign([-1]), "indices"),
     ],
 )
 def test_top_loss_sampler_refuses(call, argument):

@@ -67,7 +67,6 @@ def test_exact_mode_is_the_papers_algorithm(sizes, dtype):
     tolerance = 1e-4 if dtype == np.float32 else 1e-10
     np.testing.assert_allclose(rounds.result.arrays["w"].numpy(), w, rtol=tolerance)
     assert set(rounds.of("cd_grab", "own_share")) <= ({0.0} if len(sizes) > 1 else {0.0, 1.0})
-    assert max(rounds.of("cd_grab", "bytes_up")) >= len(sizes) * DIM * 4
 
 
 def test_orders_of_all_nodes_go_together():
@@ -88,9 +87,7 @@ def test_num_units_brings_unequal_nodes_together(num_units, together):
     assert set(rounds.of("cd_grab", "pairs_together")) == {together}
 
 
-KNOWN = [*(("id", 1000 + i) for i in range(3)), *(("node", i) for i in range(3))]
-GAMMA = {f"{name}-{i}": 0.5 if i % 1000 == 2 else 1.0 for name, i in KNOWN}
-STEPS = {"fast_steps": 8, "gamma": GAMMA, "high_loss_fraction": None}
+STEPS = {"fast_steps": 8, "high_loss_fraction": None}
 
 
 @pytest.mark.parametrize(
@@ -109,14 +106,14 @@ def test_pair_weighs_as_much_as_its_model(make, weights):
 
     def spy(context, replies, reports):
         scaled = scale(context, replies, reports)
-        raw = [reports[reply.metadata.src_node_id].diffs[0][0] for reply in replies]
-        ratios.append([r.diffs[0][0] / x for r, x in zip(scaled.values(), raw, strict=True)])
+        raw = [reports[reply.metadata.src_node_id].diffs[:1, :1] for reply in replies]
+        ratios.append([r.diffs[:1, :1] / x for r, x in zip(scaled.values(), raw, strict=True)])
         return scaled
 
     cd_grab._weighted = spy
     grid = grid_of([16, 32, 24], profiles=[DeviceProfile(s) for s in (1, 1, 0.5)])
     rounds = Rounds(strategy, grid, 2)
-    assert ratios[1] == pytest.approx(np.array(weights) / np.mean(weights))
+    assert np.ravel(ratios[1]) == pytest.approx(np.array(weights) / np.mean(weights))
     shares = np.array(weights) / np.sum(weights)
     assert list(rounds.records[2]["weights"].values()) == pytest.approx(shares)
 

@@ -1,7 +1,3 @@
-import socket
-import ssl
-import threading
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -9,7 +5,6 @@ import pytest
 from flwr_hetero._flwr import app_tables
 from flwr_hetero.cli import doctor, main
 from flwr_hetero.cli.run import check_run_config
-from flwr_hetero.fleet import certificates
 
 APPS = Path(__file__).parents[2] / "apps"
 
@@ -72,47 +67,3 @@ def test_app_has_known_keys_and_rules_of_its_own(tmp_path, capsys, monkeypatch):
     assert "note  for simulation ray are missing: in a checkout" in said
     with pytest.raises(ZeroDivisionError):  # by the most derived of its rules
         main(["doctor", str(tmp_path), "-c", "lr=2"])
-
-
-@pytest.fixture
-def listener(tmp_path, monkeypatch):
-    """Where Flower's configuration says that the SuperLink is, by an authority of its own."""
-    certificates.make_authority(tmp_path / "trusted")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = "{}:{}".format(*listener.getsockname())
-        lines = ["[superlink.lab]", f'address = "{address}"']
-        lines.append(f'root-certificates = "{tmp_path}/trusted/ca.crt"')
-        (tmp_path / "config.toml").write_text("\n".join(lines))
-        monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-        yield listener, address
-
-
-@pytest.mark.parametrize("trusted", [True, False])
-def test_superlink_must_have_a_trusted_certificate(listener, trusted, tmp_path):
-    door, address = listener
-    keys = tmp_path / ("trusted" if trusted else "other")
-    if not trusted:
-        certificates.make_authority(keys)
-    certificates.make_server_certificate(keys, ["127.0.0.1"])
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(keys / "superlink.crt", keys / "superlink.key")
-
-    def serve():
-        plain, _ = door.accept()
-        with suppress(OSError), plain:
-            context.wrap_socket(plain, server_side=True).close()
-
-    server = threading.Thread(target=serve)
-    server.start()
-    [(state, text)] = doctor.superlink("lab")
-    server.join()
-    assert state == ("ok" if trusted else "FAIL")
-    assert text.startswith(f"superlink lab: {address}")
-    assert text.endswith("flwr supernode list lab" if trusted else "see root-certificates")
-
-
-def test_superlink_that_is_not_there(listener, capsys):
-    door, address = listener
-    door.close()
-    assert main(["doctor", "--superlink", "lab"]) == 1
-    assert f"FAIL  superlink lab: {address}:" in capsys.readouterr().out

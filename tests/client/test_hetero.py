@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import FedAvg
 from node_toy import Node
+from quadratics import fedavg, start
+from recording import History
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -104,7 +105,6 @@ SAID = {
     "a loader that is not used": (loop(0), {}, [(3, [], {})]),
     **{f"epochs {n}": (loop(), EPOCHS[n], [(6, [6], report(6))]) for n in WRONG},
     "told": (stated(), {}, [(5, [5, 5], report(5, 1, None, None)), (None, [None] * 2, {})]),
-    "told, usual": (stated(default=9), {}, [(5, [5, 5], report(5, 1, 9, None))]),
     "told, sizes": (
         stated(default=9, batch_size=8),
         {},
@@ -280,80 +280,55 @@ def test_a_sampler_that_cannot_work_is_refused(how, reason):
 @pytest.mark.parametrize("reduction", [None, "mean", "none"])
 def test_criterion_fits_the_sampler(reduction):
     loss_fn = reduction and nn.CrossEntropyLoss(reduction=reduction)
-    nodes = [Node(train_with(sampler, loss_fn=loss_fn)) for sampler in (None, MercurySampler)]
-    for node in nodes:
-        node.ask(2)
-    own, sampled = (node.results[0][1] for node in nodes)
-    assert isinstance(sampled, WeightedLoss)
+    own, sampled = (
+        Node(train_with(sampler, loss_fn=loss_fn)) for sampler in (None, MercurySampler)
+    )
+    own.ask(2), sampled.ask(2)
+    assert isinstance(sampled.results[0][1], WeightedLoss)
     outputs, targets = torch.randn(5, 2), torch.arange(5) % 2
     expected = nn.functional.cross_entropy(outputs, targets)
-    assert own(outputs, targets).item() == pytest.approx(expected.item())
+    assert own.results[0][1](outputs, targets).item() == pytest.approx(expected.item())
     assert reduction is None or loss_fn.reduction == reduction
-
-
-@pytest.mark.parametrize("how", [{"default": 0}, {"batch_size": -1}, {"default": 2.5}])
-def test_num_steps_refuses_what_is_no_number(how):
-    with pytest.raises(ValueError, match="must be a whole number of at least 1"):
-        hetero.num_steps({}, **how)
 
 
 # --- the server ---------------------------------------------------------------------------------
 
 
-def metrics_of(train, spoil=None):
-    """Return what LocalSteps notes of the second round of an app."""
+def metrics_of(own=None, claim=None):
+    """Return what LocalSteps notes of an app that reports metrics of its own; ``claim``: steps."""
 
-    def spoiled(message, context, call_next):
+    def spoil(message, context, call_next):
         reply = call_next(message, context)
-        if spoil is not None:
-            spoil(reply.content)
+        reply.content[keys.WORK].update({} if claim is None else {"num-steps": claim})
         return reply
-
-    records, wrapper = [], LocalSteps(FedAvg(fraction_evaluate=0.0), fast_steps=3)
-    wrapper.on_round_end = lambda run, record: records.append(record)
-    app = ClientApp(mods=[spoiled, hetero])
-    app.train()(train)
-    arrays = ArrayRecord([np.zeros(2, np.float32)])
-    wrapper.start(LocalGrid(app, [DeviceProfile()] * 3), arrays, num_rounds=2)
-    return records[-1]["train"]
-
-
-def reporting(**own):
-    """Make a training function that leaves its model as it is and reports no steps, or its own."""
 
     def train(msg, context):
         list(hetero.batches(plain(), msg))
-        metrics = MetricRecord({"num-examples": NUM, **own})
+        metrics = MetricRecord({"num-examples": NUM, **(own or {})})
         content = RecordDict({"arrays": msg.content["arrays"], "metrics": metrics})
         return Message(content, reply_to=msg)
 
-    return train
-
-
-def claim(value):
-    return lambda content: content[keys.WORK].update({"num-steps": value})
+    app, run = ClientApp(mods=[spoil, hetero]), History(LocalSteps(fedavg(), fast_steps=3))
+    app.train()(train)
+    run.start(LocalGrid(app, [DeviceProfile()] * 3), start(np.zeros(2)), num_rounds=2)
+    return run.records[-1]["train"]
 
 
 def test_the_server_takes_the_work_for_the_metrics():
-    found = metrics_of(reporting())
+    found = metrics_of()
     assert (found["num-steps"], found["examples-processed"]) == (3, 3 * BATCH)
-    assert metrics_of(reporting(**{"num-steps": 2}))["num-steps"] == 2  # the app's own counts
-    assert metrics_of(reporting(), claim(10**6))["num-steps"] <= 3
+    assert metrics_of({"num-steps": 2})["num-steps"] == 2  # the app's own counts
+    assert metrics_of(claim=10**6)["num-steps"] <= 3
 
 
 @pytest.mark.parametrize("value", [nan, -1, 2.0**60, "many", True])
 def test_nonsense_is_no_report(value):
     with pytest.raises(RuntimeError, match="num-steps"):
-        metrics_of(reporting(), claim(value))
-
-
-def test_a_record_of_another_kind_is_no_report():
-    other = {keys.WORK: MetricRecord({"num-steps": 3})}
-    with pytest.raises(RuntimeError, match="2 MetricRecords instead of 1"):
-        metrics_of(reporting(), lambda content: content.update(other))
+        metrics_of(claim=value)
 
 
 # --- without a mod ------------------------------------------------------------------------------
+
 
 NUMBERS = TensorDataset(torch.arange(10.0)[:, None], torch.arange(10))
 
@@ -416,21 +391,19 @@ def test_a_pass_without_a_batch_is_an_error(loader, good):
 def test_a_batch_in_use_is_not_lost_where_passes_meet():
     sampler = UniformSampler(10, 4)
     batches = iter(load(DataLoader(NUMBERS, batch_sampler=sampler), 8))
-    ahead, taken = next(batches), 0
-    while ahead is not None:
+    ahead = next(batches)
+    for _ in range(8):
         batch, ahead = ahead, next(batches, None)  # a consumer that looks one batch ahead
         assert sampler.take()[0].tolist() == batch[1].tolist()
-        taken += 1
-    assert taken == 8
+    assert ahead is None
 
 
-@pytest.mark.parametrize(
-    ("loader", "msg", "match"),
-    [
-        *[([1], {"num-steps": n}, "num-steps must be a whole") for n in (0, -1, 2.5, "many")],
-        ([1], Context(1, 1, {}, RecordDict(), {}), "msg must be the message passed to the Client"),
-    ],
-)
-def test_bad_arguments_are_refused(loader, msg, match):
-    with pytest.raises(ValueError, match=match):
-        StepLoader(loader, msg)
+@pytest.mark.parametrize("number", [0, -1, 2.5, "many"])
+def test_bad_arguments_are_refused(number):
+    with pytest.raises(ValueError, match="num-steps must be a whole"):
+        load([1], number)
+    for how in ({"default": number}, {"batch_size": number}):
+        with pytest.raises(ValueError, match="must be a whole number of at least 1"):
+            hetero.num_steps({}, **how)
+    with pytest.raises(ValueError, match="msg must be the message passed to the Client"):
+        StepLoader([1], Context(1, 1, {}, RecordDict(), {}))

@@ -160,9 +160,6 @@ def test_nothing_is_kept_unless_the_server_asks():
     assert seen == [False, True]
 
 
-# --- under a strategy ----------------------------------------------------------------------------
-
-
 app = ClientApp(mods=[hetero])
 
 

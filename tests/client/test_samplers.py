@@ -5,16 +5,13 @@ import logging
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import FedAvg
+from flwr.app import ConfigRecord, Context, RecordDict
 from node_toy import Node
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from flwr_hetero import keys
+from flwr_hetero import keys, sampler
 from flwr_hetero.client.handler import _said
-from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import (
     StepLoader,
     emulated_device,
@@ -33,10 +30,25 @@ from flwr_hetero.sampler import (
     UniformSampler,
     WeightedLoss,
 )
-from flwr_hetero.strategy import CDGraB
 
 DATA = TensorDataset(torch.randn(20, 3, generator=torch.manual_seed(0)), torch.arange(20) % 3)
 STATE = {"order": np.arange(4), "cache": np.ones(3, np.float32), "n": 3, "rng": "{}", "on": True}
+
+
+def test_uniform_epochs_are_permutations():
+    sampler = UniformSampler(10, 4, seed=0)
+    epochs = [[sampler.next_batch()[0] for _ in range(3)] for _ in range(3)]
+    assert [[len(batch) for batch in epoch] for epoch in epochs] == [[4, 4, 2]] * 3
+    orders = [np.concatenate(epoch).tolist() for epoch in epochs]
+    assert all(sorted(order) == list(range(10)) for order in orders)
+    assert orders[0] != orders[1] != orders[2]
+
+
+def test_the_loss_has_its_old_name_for_a_release():
+    with pytest.warns(DeprecationWarning, match="SampledLoss is now WeightedLoss"):
+        assert sampler.SampledLoss is WeightedLoss
+    with pytest.raises(AttributeError, match="InTurn"):
+        sampler.InTurn  # noqa: B018
 
 
 @pytest.fixture
@@ -107,9 +119,6 @@ def test_nothing_is_kept_without_a_mod(context):
         keep(mercury(), context)
 
 
-# --- a training loop that leaves out its part ----------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("make", "hint"),
     [
@@ -152,67 +161,42 @@ def test_what_is_not_kept_is_said_once(caplog):
     assert "keep(loader.batch_sampler, context)" in record.message
 
 
-# --- the server's instructions -------------------------------------------------------------
-
 NUM, BATCH = 24, 3
 
 
-def order_app(*, workers=0, loss=WeightedLoss, orders=None):
-    """Make a ClientApp with CD-GraB's node half, in a loop over epochs."""
-    app = ClientApp(mods=[timing])
+def orders_of(steps, workers=0, loss=WeightedLoss):
+    """Let a node with an ordered sampler answer messages; return the orders that it learnt."""
+    data = TensorDataset(torch.randn(NUM, 4, generator=torch.manual_seed(0)), torch.arange(NUM) % 3)
+    orders = []
 
-    @app.train()
-    def train(msg: Message, context: Context) -> Message:
-        model = nn.Linear(4, 3)
-        model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
-        follow(sampler := OrderedSampler(NUM, BATCH), msg, context, model)
-        if orders is not None:
-            orders.setdefault(context.node_id, []).append(sampler.node_order.next_order.tolist())
-        seed = torch.Generator().manual_seed(context.node_config["partition-id"])
-        data = TensorDataset(torch.randn(NUM, 4, generator=seed), torch.arange(NUM) % 3)
+    def train(msg, context):
+        torch.manual_seed(1)
+        model, sampler = nn.Linear(4, 3), OrderedSampler(NUM, BATCH, method="id-grab")
+        follow(sampler, msg, context, model)
+        orders.append(sampler.node_order.order.tolist())
         loader = StepLoader(DataLoader(data, batch_sampler=sampler, num_workers=workers), msg)
         criterion = loss(sampler)
         for _ in range(2):
             for inputs, targets in loader:
                 criterion(model(inputs), targets).backward()
-        metrics = MetricRecord({"num-examples": NUM, **loader.metrics})
-        content = {"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}
-        return Message(RecordDict(content), reply_to=msg)
 
-    return app
-
-
-def run_orders(rounds, num_steps=8, **how):
-    """Run some rounds; return what failed, and the pairs that were balanced."""
-    strategy, lines = CDGraB(FedAvg(fraction_evaluate=0.0), sketch_size=64), []
-    strategy.on_round_end = lambda *found: lines.append(found[-1])
-    grid = LocalGrid(order_app(**how), [DeviceProfile()] * 3)
-    torch.manual_seed(0)
-    arrays, config = ArrayRecord(nn.Linear(4, 3).state_dict()), {"num-steps": num_steps}
-    strategy.start(grid, arrays, num_rounds=rounds, train_config=ConfigRecord(config))
-    failures = [failure["reason"] for line in lines for failure in line["failures"]]
-    return failures, sum(line["cd_grab"]["pairs"] for line in lines if line["round"])
+    node = Node(train)
+    for _ in range(32 // steps):
+        node.ask(steps)
+    return orders
 
 
 @pytest.mark.parametrize("steps", [8, 3])
 def test_orders_follow_the_gradients(steps):
-    orders = [{}, {}]
-    for workers, found in zip((0, 2), orders, strict=True):
-        failures, balanced = run_orders(32 // steps, steps, workers=workers, orders=found)
-        assert not failures
-        assert balanced >= 3 * 4
-    assert orders[0] == orders[1]
-    for changes in orders[0].values():
-        assert len({tuple(order) for order in changes}) > 1
-        assert all(sorted(order) == list(range(NUM // BATCH)) for order in changes)
+    orders = orders_of(steps)
+    assert orders == orders_of(steps, workers=2)
+    assert len({tuple(order) for order in orders}) > 1
+    assert all(sorted(order) == list(range(NUM // BATCH)) for order in orders)
 
 
 def test_gradients_that_do_not_come_are_an_error():
-    failures, _ = run_orders(1, loss=lambda sampler: nn.CrossEntropyLoss())
-    assert len(failures) == 3
-    for reason in failures:
-        assert "OrderedSampler learns nothing: no gradient was observed" in reason
-        assert "follow(loader.batch_sampler, msg, context, model)" in reason
+    with pytest.raises(AssertionError, match=r"learns nothing: no gradient was observed.*follow\("):
+        orders_of(8, loss=lambda sampler: nn.CrossEntropyLoss())
 
 
 def test_top_loss_takes_its_role():

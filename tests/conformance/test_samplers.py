@@ -118,6 +118,8 @@ def copied(state):
 
 @every
 def test_batch_has_indices_and_weights(name):
+    with pytest.raises(ValueError, match="num_samples must be a whole number of at least"):
+        CASES[name].make(0, 0)
     sampler = CASES[name].make(NUM, 0)
     assert (sampler.num_samples, sampler.batch_size) == (NUM, BATCH)
     for _ in range(40):

@@ -53,7 +53,7 @@ INFO = {  # what the history must hold of a wrapper, in some round
     "LocalSteps": ("local_steps", lambda f: max(f["num_steps"].values()) == 6),
     "FedNova": ("fednova", lambda f: max(f["num_steps"].values()) == 6),
     "AdaComm": ("adacomm", lambda f: f["num_steps"] < 6),
-    "CDGraB": ("cd_grab", lambda f: f["pairs"] > 0 and f["bytes_up"] > 0),
+    "CDGraB": ("cd_grab", lambda f: f["pairs"] > 0),
     "HerdingMeter": ("herding", lambda f: f["herding_bound"] > 0),
     "Resharding": ("resharding", lambda f: f["swaps"] > 0),
     "SamplerMetrics": ("sampler", lambda f: f["coverage"] == 0.5),

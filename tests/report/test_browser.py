@@ -8,10 +8,9 @@ import shutil
 
 import pytest
 
-from flwr_hetero.cli.watch import LivePage, serve
 from flwr_hetero.report.compare import compare, read_runs
 from flwr_hetero.report.compare.page import write_page
-from flwr_hetero.report.page import write_report
+from flwr_hetero.report.page import run_data, write_report
 
 selenium = pytest.importorskip("selenium", reason="selenium is not installed")
 from selenium import webdriver  # noqa: E402
@@ -117,17 +116,11 @@ def test_keyboard_switches_sorts_and_filters(browser, comparison_page, run_page)
     assert row.text.startswith("node-12")
 
 
-def test_served_page_follows_the_run(browser, make_run, rounds_of):
-    rounds = rounds_of(20)
-    page = LivePage(make_run("live", rounds[:6]))
-    server = serve(page)
-    try:
-        look(browser, f"http://127.0.0.1:{server.server_port}/")
-        shown = "return [...document.querySelectorAll('.facts .value')].map((x) => x.textContent)"
-        assert "5" in browser.execute_script(shown)
-        text = "".join(json.dumps(record) + "\n" for record in rounds)
-        (page.folder / "history.jsonl").write_text(text)
-        page.look()
-        WebDriverWait(browser, WAIT_S).until(lambda d: "20" in d.execute_script(shown))
-    finally:
-        server.shutdown()
+def test_page_is_read_again(browser, make_run, rounds_of):
+    folder, rounds = make_run("live", rounds_of(6)), rounds_of(20)
+    page = write_page(run_data(folder) | {"refresh": 1}, folder / "report.html")
+    look(browser, page.as_uri())
+    shown = "return [...document.querySelectorAll('.facts .value')].map((x) => x.textContent)"
+    (folder / "history.jsonl").write_text("".join(json.dumps(x) + "\n" for x in rounds))
+    write_report(folder)
+    WebDriverWait(browser, WAIT_S).until(lambda d: "20" in d.execute_script(shown))

@@ -124,11 +124,12 @@ def test_duplicate_and_stale_replies_are_dropped():
     grid = LocalGrid(toy_app(), [DeviceProfile()] * 2)
     rounds = []
     for number in (1, 2):
-        messages = wrapper.configure_train(number, toy_arrays(), ConfigRecord(), grid)
-        rounds.append(list(grid.send_and_receive(messages)))
+        context = Exchange(wrapper.fleet, number, toy_arrays())
+        how = number, toy_arrays(), ConfigRecord(), grid, context
+        rounds.append(list(grid.send_and_receive(wrapper.configure_train(*how))))
     old, new = rounds
     wrapper.on_replies = lambda context, replies: seen.extend(replies) or replies
-    wrapper.aggregate_train(2, [*old, *new, *new])
+    wrapper.aggregate_train(2, [*old, *new, *new], context)
     assert sorted(map(id, seen)) == sorted(map(id, new))
     assert len(wrapper.fleet.failures) == 4
 

@@ -105,7 +105,7 @@ class Counted(LocalGrid):
         ids = super().push_messages(messages)
         for message_id, message in zip(ids, messages, strict=True):
             self.down += payload_bytes(message.content)
-            self.work[message_id] = self.virtual_time_s, self.traffic.pending[message_id][0]
+            self.work[message_id] = self.virtual_time_s, self.pending[message_id].arrival_s
         return ids
 
     def _collect(self, ids, until_s):

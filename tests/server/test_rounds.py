@@ -1,22 +1,14 @@
 from logging import DEBUG, WARNING
 
-import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ConfigRecord, MetricRecord
 from flwr.serverapp import strategy as flower
 from recording import History
-from steps_toy import steps_app
 from toy import toy_app, toy_arrays
 
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
 from flwr_hetero.server import rounds
-from flwr_hetero.strategy import (
-    FedBuff,
-    LocalSteps,
-    ModelAverage,
-    RandomSelection,
-    Wrapper,
-)
+from flwr_hetero.strategy import FedBuff, LocalSteps, ModelAverage, RandomSelection, Wrapper
 
 
 def test_history_has_time_bytes_nodes_and_their_accuracy():
@@ -56,23 +48,13 @@ def test_hooks_end_also_after_an_error():
     assert ended == [0, 0]
 
 
-# --- inside one of Flower's own wrappers -----------------------------------------------------
-
-
-def inside(strategy):
-    return flower.DifferentialPrivacyServerSideFixedClipping(strategy, 0.0, 9.0, 4)
-
-
-def test_a_strategy_of_flowers_goes_inside(caplog):
-    with pytest.raises(ValueError, match=r"not be inside Diff.*write LocalSteps\(Diff"):
-        Wrapper(inside(LocalSteps()))
-    # no update may be zero: Flower's clipping divides by its norm
-    model = ArrayRecord({name: Array(np.zeros(1, np.float32)) for name in "wn"})
-    grid = LocalGrid(steps_app(), [DeviceProfile()] * 4)
-    inside(ModelAverage()).start(grid, model, 2)
-    assert caplog.text.count("ModelAverage: nothing is recorded or ended early") == 1
-    with pytest.raises(RuntimeError, match=r"FedBuff works without rounds, .* into FedBuff"):
-        inside(FedBuff()).start(grid, model, 1)
+@pytest.mark.parametrize("kind", [LocalSteps, ModelAverage, FedBuff])
+def test_a_strategy_of_flowers_goes_inside(kind):
+    outside = flower.DifferentialPrivacyServerSideFixedClipping(kind(), 0.0, 9.0, 4)
+    with pytest.raises(ValueError, match=rf"not be inside Diff.*write {kind.__name__}\(Diff"):
+        Wrapper(outside)
+    with pytest.raises(RuntimeError, match=rf"put that one inside, {kind.__name__}\(DP"):
+        outside.start(fleet(4), toy_arrays(), 1)
 
 
 # --- the log -----------------------------------------------------------------------------------

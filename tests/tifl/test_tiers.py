@@ -5,13 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles.tifl import mean_of_all_draws
 
-from flwr_hetero.tifl.algorithm import first_state, policy_probs
+from flwr_hetero.tifl.algorithm import policy_probs
 from flwr_hetero.tifl.tiers import (
     MIN_REPEATS,
     SAME,
     T_MAX,
     Tiers,
-    TimeEstimate,
     accuracy_of,
     expected_round_times,
     expected_slowest,
@@ -162,18 +161,6 @@ def test_paper_estimate_on_table_2(policy, seconds):
     """The outer tiers' latencies follow from "slow" and "fast" in 500 rounds."""
     latency = np.array([1837 / 500, 9, 9, 9, 46242 / 500])
     assert paper_estimate(latency, policy_probs(policy, 5), 500) == pytest.approx(seconds)
-
-
-def test_time_estimate_adds_up_rounds():
-    tiers = Tiers({}, {}, boundaries=[2.0], seconds=[1.0, 4.0], slowest_s=[1.0, 5.0])
-    estimate, state = TimeEstimate(), first_state("uniform", 2, [3, 1], 2)
-    estimate.expect(1, tiers, state, "uniform", np.array([0.5, 0.5]))
-    estimate.expect(2, tiers, state, "uniform", np.array([0.0, 1.0]))
-    assert estimate == TimeEstimate(paper_s=10.5, exact_s=13.0)
-    estimate.expect(4, tiers, state, "paced", np.array([0.0, 1.0]))  # a period
-    assert estimate == TimeEstimate(paper_s=10.5 + 7, exact_s=13.0 + 8)
-    estimate.expect(1, Tiers({}, {}), state, "uniform", np.ones(1))  # no latency is known
-    assert estimate.exact_s == 21
 
 
 # --- which node is in which -----------------------------------------------------------------

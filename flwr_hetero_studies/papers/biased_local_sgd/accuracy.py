@@ -53,7 +53,6 @@ def above(text: str, published: str, low: Trained, high: Trained) -> Claim:
 
 
 def table_1(options: Options) -> Finding:
-    """Compare the algorithms at equal epochs, and with extra epochs."""
     found = compare(options, CASES)
     plain = found[SYNCHRONOUS]
     once, thrice = (found[f"{BIASED}, {n}x epochs"] for n in (1, 3))
@@ -124,7 +123,6 @@ table_7 = partial(bias, nodes=Case(fast=1, slow=1), printed=TABLE_7)
 
 
 def table_6(options: Options) -> Finding:
-    """Compare the ways to divide the samples."""
     cases = {"unbiased": Case(sampling=False, weights=False)}
     for unified, name in ((True, "unified"), (False, "separate")):
         for to_slow, target in ((True, "slow"), (False, "fast")):
@@ -148,7 +146,6 @@ def table_6(options: Options) -> Finding:
 
 
 def figure_4(options: Options) -> Finding:
-    """Compare none, each and both of the biases by the gap, in as many rounds."""
     names = {"unbiased": (False, False), "sampling": (True, False)}
     names |= {"weights": (False, True), "both": (True, True)}
     cases = {}

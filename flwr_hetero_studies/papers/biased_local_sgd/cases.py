@@ -57,7 +57,6 @@ def described() -> Iterator[Case]:
 
 
 def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
-    """Yield all runs, seed by seed."""
     for seed in options.seeds_or(range(3)):
         for one in described():
             yield Trial({"data": options.data, **options.settings} | one, seed)
@@ -111,7 +110,6 @@ class Progress(Wrapper):
 
     @property
     def used(self) -> float:
-        """Part of the run that is over."""
         return max(self.epochs_done / self.epochs, self.fleet.clock.virtual_s / self.budget_s)
 
     def on_replies(self, context: Any, replies: Sequence[Any]) -> Any:

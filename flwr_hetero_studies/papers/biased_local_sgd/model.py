@@ -20,7 +20,6 @@ class Block(nn.Module):
         self.second_norm = nn.BatchNorm2d(width)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Add what the convolutions find to their inputs."""
         found = relu(self.first_norm(self.first(inputs)))
         found = self.second_norm(self.second(found))
         kept = inputs[:, :, :: self.stride, :: self.stride]

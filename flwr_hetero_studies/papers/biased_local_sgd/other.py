@@ -20,7 +20,6 @@ SETTINGS = "batch size", "epochs", "learning rate", "decay after", "weight decay
 
 
 def figure_1(options: Options) -> Finding:
-    """Time a step on the CPU and on the GPU."""
     if not torch.cuda.is_available():
         raise NotHereError("needs a GPU beside the CPU")
     dataset = options.dataset("images")

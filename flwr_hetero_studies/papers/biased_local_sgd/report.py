@@ -13,7 +13,6 @@ FIGURES = {"epochs": ".1f", "rounds": ".0f", "virtual_s": ".1f"}
 
 
 def table(lines: Sequence[Line]) -> str:
-    """Write a row per case, mean over seeds."""
     rows = []
     for name, group in record.by(lines, "name").items():
         means = [f"{mean(metric(group, key)):{form}}" for key, form in FIGURES.items()]
@@ -23,7 +22,6 @@ def table(lines: Sequence[Line]) -> str:
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
-    """Return the parts of the page."""
     parts: dict[str, Any] = {n: table(own) for n, own in record.by(lines, "experiment").items()}
     versions = record.software(lines, "flwr", "torch", "numpy")
     about = {"case": lines[0]["case"], "seeds": len(record.seeds(lines)), "versions": versions}

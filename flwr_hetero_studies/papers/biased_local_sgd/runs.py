@@ -9,8 +9,10 @@ import numpy as np
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
+from numpy.typing import NDArray
 
 from flwr_hetero import keys
+from flwr_hetero.biased_local_sgd.algorithm import fast_class, gamma_steps
 from flwr_hetero.biased_local_sgd.shared_data import SharedSamples, read_samples, samples_record
 from flwr_hetero.client.emulation import in_config
 from flwr_hetero.fleet import DeviceProfile
@@ -62,31 +64,23 @@ class Case:
 
     @property
     def batches(self) -> int:
-        """Number of batches in a round, of all nodes together."""
         slow_steps = self.steps if self.balanced else self.slow_steps
         return self.steps * self.fast + self.slow * slow_steps
 
     def rounds(self, batches_per_epoch: float, epochs: float) -> int:
-        """Count the rounds of so many epochs."""
         if self.as_long_as:
             return self.as_long_as.rounds(batches_per_epoch, epochs)
         return ceil(self.times * epochs * batches_per_epoch / self.batches)
 
     @property
-    def gamma(self) -> float | dict[str, float]:
-        """The performance gap ratio of each node, which the paper takes as known.
-
-        A node has two names: the second from its first reply on.
-        """
-        if self.balanced:
-            return 1.0
+    def gammas(self) -> dict[str, float]:
+        """The performance gap ratio of each node; the second name is that from its reply on."""
         ratios = [1.0] * self.fast + [self.slow_steps / TAU_F] * self.slow
         first = {f"id-{FIRST_NODE_ID + number}": ratio for number, ratio in enumerate(ratios)}
         return first | {f"node-{number}": ratio for number, ratio in enumerate(ratios)}
 
     @property
     def fleet(self) -> list[DeviceProfile]:
-        """Make the fast nodes, which are the reference, and the slow ones."""
         slow = DeviceProfile(self.slow_steps / TAU_F, name="slow")
         return [DeviceProfile(name="fast")] * self.fast + [slow] * self.slow
 
@@ -102,12 +96,10 @@ class Trained(NamedTuple):
 
     @property
     def accuracy(self) -> float:
-        """The mean final accuracy in percent."""
         return float(np.mean(self.finals))
 
     @property
     def percent(self) -> str:
-        """Write the final accuracy as the paper does."""
         return f"{self.accuracy:.2f} ± {np.std(self.finals, ddof=1):.2f}"
 
 
@@ -130,16 +122,15 @@ def setting(options: Options, case: Case) -> dict[str, Any]:
 
 
 def _train(options: Options, case: Case, seed: int) -> dict[str, list[Any]]:
-    """Train, and return the curve by columns."""
     shared = setting(options, case)
     dataset, batch = options.dataset("images"), int(shared["batch-size"])
     num_examples = len(shared_examples(dataset, seed))
     rounds = case.rounds(num_examples / batch, options.pick(SHORT_EPOCHS, EPOCHS))
     config = {"dataset": dataset, "partition": "iid", "seed": seed, "num-server-rounds": rounds}
-    strategy = BiasedLocalSGD(
+    strategy = (BiasedLocalSGD if case.balanced else KnownSpeeds)(
         FedAvg(fraction_evaluate=0.0),
         case.steps,
-        gamma=case.gamma,
+        gamma=1.0 if case.balanced else None,
         weigh_by_steps=case.weights,
         step_correction=0.0,
         high_loss_fraction=0.5 if case.sampling else None,
@@ -148,11 +139,29 @@ def _train(options: Options, case: Case, seed: int) -> dict[str, list[Any]]:
         unified=case.unified,
         seed=seed,
     )
+    if isinstance(strategy, KnownSpeeds):
+        strategy.gammas = case.gammas
     if case.high_loss_to_slow:
         strategy.shared = HighLossToSlow(num_examples, batch, 0.5, None, case.unified, seed)
     settings, config = Settings.from_run_config(config | shared), config | shared
     every = max(1, rounds // 40)
     return emulate(shared_app(), settings, strategy, case.fleet, config, every=every)
+
+
+class KnownSpeeds(BiasedLocalSGD):
+    """The gamma of each node is known, as in the paper."""
+
+    gammas: Mapping[str, float]
+
+    def num_steps(self, nodes: Sequence[str]) -> NDArray[np.int64]:
+        """Set steps by the known gammas."""
+        gammas = [self.gammas[node] for node in nodes]
+        return gamma_steps(gammas, self.fast_steps, self.max_steps)
+
+    def fast_nodes(self) -> set[str]:
+        """Return the fast class."""
+        fast, _ = fast_class([1 / gamma for gamma in self.gammas.values()])
+        return {node for node, is_fast in zip(self.gammas, fast, strict=True) if is_fast}
 
 
 class HighLossToSlow(SharedSamples):
@@ -164,7 +173,6 @@ class HighLossToSlow(SharedSamples):
 
 
 def shared_examples(dataset: str, seed: int) -> Examples:
-    """Load the data set that all nodes see."""
     return load_partition(dataset, 0, 1, seed=seed)
 
 
@@ -194,7 +202,6 @@ def shared_app() -> ClientApp:
 
 
 def compare(options: Options, cases: Mapping[str, Case]) -> dict[str, Trained]:
-    """Train with every algorithm."""
     found = {}
     for name, case in cases.items():
         options.say(name)

@@ -73,8 +73,4 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     _of("table-1", "fine-tuning the tiny GPT-2 on GLUE",
         why="GLUE's four tasks and the model pre-trained for 30 epochs on WikiText-103 are not to "
         "be had without a download. The paper finds no difference between the orders there."),
-    _of("theorem-3", "linear speed-up of the rate under the P.L. condition", vectors.theorem_3,
-        differs="The paper proves a bound; here quadratics of 16 numbers are trained, 64 units a "
-        "worker, each order at the best of 12 learning rates.",
-        cut="32 epochs and 3 seeds instead of 64 and 10."),
 )  # fmt: skip

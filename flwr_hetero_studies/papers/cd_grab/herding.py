@@ -1,7 +1,6 @@
 """How well balanced nodes' orders are: a wrapper that measures it, and its half on the node."""
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -83,9 +82,12 @@ class HerdingProbe:
         """Return the ``HERDING`` record of the reply; empty if the probe is off."""
         if not self.on:
             return {}
-        vectors = np.concatenate(self._seen) if self._seen else np.zeros((0, 0), np.float32)
+        size = self._instruction[keys.SKETCH_SIZE]
+        vectors = np.concatenate(self._seen) if self._seen else np.zeros((0, size), np.float32)
+        # a model of fewer parameters than a sketch has numbers
+        vectors = np.pad(vectors, ((0, 0), (0, size - vectors.shape[1])))
         data, scale = pack_vectors(vectors)
-        sizes = {keys.NUM_UNITS: num_units, keys.SKETCH_SIZE: vectors.shape[1]}
+        sizes = {keys.NUM_UNITS: num_units, keys.SKETCH_SIZE: size}
         return {**sizes, keys.VECTORS: data, keys.SCALE: scale}
 
 
@@ -112,13 +114,11 @@ class HerdingMeter(Wrapper):
         self.seed = check_count("seed", seed)
         super().__init__(strategy)
         self._seen: dict[str, Vectors] = {}
-        self._length = 0
         self._bound: float | None = None
 
     def on_instructions(
         self, context: Exchange, messages: list[Message], grid: Grid
     ) -> list[Message]:
-        """Ask for the sketches."""
         for message in messages:
             message.content[HERDING] = ConfigRecord(
                 {keys.SKETCH_SIZE: self.sketch_size, keys.SKETCH_SEED: self.seed}
@@ -132,40 +132,29 @@ class HerdingMeter(Wrapper):
             return None
         try:
             check_count(keys.NUM_UNITS, record.get(keys.NUM_UNITS), 1)
-            length = check_count(keys.SKETCH_SIZE, record.get(keys.SKETCH_SIZE), 1)
-            if length > self.sketch_size:
-                raise invalid(keys.SKETCH_SIZE, length, f"be at most {self.sketch_size}")
-            read_vectors(record, length)
+            if (length := record.get(keys.SKETCH_SIZE)) != self.sketch_size:
+                raise invalid(keys.SKETCH_SIZE, length, f"be {self.sketch_size}")
+            read_vectors(record, self.sketch_size)
         except ValueError as error:
             return f"herding record: {error}"
         return None
 
     def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
-        """Take the sketches out of the replies; drop replies with bad ones."""
-        records = [reply.content.config_records.get(HERDING) for reply in replies]
-        lengths = [record[keys.SKETCH_SIZE] for record in records if record is not None]
-        usual = usual_length(lengths, self._length)
-        if usual != self._length:
-            self._length, self._seen = usual, {}
-        good, passes = [], []
-        for reply, record in zip(replies, records, strict=True):
-            if record is not None:
-                del reply.content[HERDING]
-                length = record[keys.SKETCH_SIZE]
-                if length != usual:
-                    context.drop(reply, f"herding record: sketches of {length!r}, not {usual}")
-                    continue
-                passes.append(self._add(self.identity(reply.metadata.src_node_id), record))
-            good.append(reply)
+        """Take the sketches out of the replies, and the bound where all passes are whole."""
+        passes = [
+            self._add(self.identity(reply.metadata.src_node_id), reply.content.pop(HERDING))
+            for reply in replies
+            if HERDING in reply.content
+        ]
         self._bound, whole = None, [each for each in passes if each is not None]
         if whole and len(whole) == len(passes):
             self._bound = relative_herding(whole)
             self._seen.clear()
-        return good
+        return replies
 
     def _add(self, node: str, record: Any) -> Vectors | None:
         """Keep what a node saw; return its last whole pass, if there is one."""
-        num_units, vectors = record[keys.NUM_UNITS], read_vectors(record, record[keys.SKETCH_SIZE])
+        num_units, vectors = record[keys.NUM_UNITS], read_vectors(record, self.sketch_size)
         if node in self._seen:
             vectors = np.concatenate([self._seen[node], vectors])
         self._seen[node] = vectors[-num_units:]
@@ -174,10 +163,3 @@ class HerdingMeter(Wrapper):
     def round_info(self) -> dict[str, Any]:
         """Return the bound of the pass that ended in this round, if one did."""
         return {} if self._bound is None else {"herding_bound": self._bound}
-
-
-def usual_length(lengths: Iterable[int], known: int) -> int:
-    """Return the length of vectors that most nodes have; two that agree overrule a known one."""
-    counts = Counter(lengths)
-    usual, votes = counts.most_common(1)[0] if counts else (known, 0)
-    return usual if not known or votes > max(1, counts[known]) else known

@@ -41,7 +41,6 @@ class Coordinated:
         self.signs: list[Signs] = []
 
     def visit(self, step: int, count: int) -> Units:
-        """Take the units of a step: (num_workers, count)."""
         return self.orders[:, step * count : (step + 1) * count]
 
     def observe(self, vectors: Vectors) -> None:
@@ -84,7 +83,6 @@ class OwnMean(NodeOrder):
     signs: tuple[Signs, ...] = ()
 
     def observe(self, vectors: Vectors) -> None:
-        """Give each unit its sign."""
         zero = np.zeros_like(vectors[0])
         mean = zero if self.mean is None else self.mean
         start = zero if self.running_sum is None else self.running_sum
@@ -112,16 +110,13 @@ class Independent:
         self.learns = kind.learns
 
     def visit(self, step: int, count: int) -> Units:
-        """Take the units of a step."""
         return np.array([node.order[step * count : (step + 1) * count] for node in self.nodes])
 
     def observe(self, vectors: Vectors) -> None:
-        """Let every worker learn from its own vectors."""
         for node, own in zip(self.nodes, vectors, strict=True):
             node.observe(own)
 
     def start_pass(self) -> None:
-        """Let every worker find its next order."""
         for node in self.nodes:
             node.start_pass()
 
@@ -145,11 +140,9 @@ class Served:
 
     @property
     def terms(self) -> Terms:
-        """What is agreed on in this pass."""
         return Terms(self.passes, self.sketch_size, self.seed)
 
     def new_sampler(self, i: int) -> OrderedSampler:
-        """Make a node's sampler as at the beginning."""
         seed = 1000 * self.seed + i
         return OrderedSampler(self.sizes[i], self.per_unit, seed=seed, method=self.kind)
 
@@ -166,7 +159,6 @@ class Served:
             sampler.observe(own)
 
     def start_pass(self) -> None:
-        """Let every node report, and balance that."""
         self.end_pass(self.reports(range(len(self.sizes))))
 
     def visit_all(self, i: int, vectors: Vectors) -> Units:
@@ -179,7 +171,6 @@ class Served:
         return np.array(order)
 
     def send(self, nodes: Sequence[int]) -> None:
-        """Send nodes their orders."""
         for i in nodes if self.kind == "cd-grab" else ():
             # Alg. 4, l. 15: signs, or a whole order
             record = write_instruction(self.terms, self.server.answer(f"node-{i:02}"))
@@ -187,7 +178,6 @@ class Served:
             self.samplers[i].follow(record)
 
     def reports(self, nodes: Sequence[int]) -> dict[str, Report]:
-        """Take nodes' reports on the pass."""
         found = {}
         for i in nodes if self.kind == "cd-grab" else ():
             # Alg. 4, l. 5: what nodes send of their gradients
@@ -197,7 +187,6 @@ class Served:
         return found
 
     def end_pass(self, reports: Mapping[str, Report]) -> None:
-        """Balance what was reported."""
         self.server.receive(reports)
         self.passes += 1
 

@@ -1,6 +1,6 @@
 """Herding bounds and excess loss, beside the paper's."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,7 @@ from flwr_hetero_studies.core.curves import last
 from flwr_hetero_studies.core.record import Line, by, metric
 from flwr_hetero_studies.core.tables import spread
 from flwr_hetero_studies.papers.cd_grab.fixed import METHODS, OURS, PAPER
-from flwr_hetero_studies.papers.cd_grab.orders import CD_GRAB, D_RR, EXACT, PAIR_BAL
-from flwr_hetero_studies.papers.cd_grab.vectors import FLEETS, PUBLISHED, beside
+from flwr_hetero_studies.papers.cd_grab.orders import D_RR, EXACT, PAIR_BAL
 
 LAST = 5
 """Epochs at the end of a run that are averaged."""
@@ -33,11 +32,6 @@ def ratio(ours: Mapping[int, float], base: Mapping[int, float]) -> str:
 
 def summary(groups: Groups, least: Least) -> str:
     rows = []
-    if million := record.of(groups.get("fig10", []), method=CD_GRAB):
-        ours = settled(million)
-        found = f"{min(ours):.2f} to {max(ours):.2f}, {len(ours)} numbers of nodes"
-        rows.append(["Fig. 10: the bound does not grow with the number of nodes", "2.3 to 2.6",
-                     found])  # fmt: skip
     loss = excess(groups.get("softmax, 8 nodes", []), least)
     for name, what, wanted in (
         (EXACT, "excess loss at the larger step, exact / D-RR", "at most 0.5"),
@@ -53,23 +47,6 @@ def summary(groups: Groups, least: Least) -> str:
 
 
 # --- fixed vectors --------------------------------------------------------------------------
-
-
-def settled(lines: Iterable[Line]) -> list[float]:
-    return [last(line, "bounds", 3) for line in lines]
-
-
-def fig10(lines: list[Line]) -> str:
-    rows = []
-    for nodes, own in sorted(by(lines, "nodes").items()):
-        runs = by(own, "method")
-        papers = [beside(PUBLISHED[method][FLEETS.index(nodes)]) for method in PUBLISHED]
-        ours = [
-            f"{spread(settled(runs[method]))} {paper}"
-            for method, paper in zip(PUBLISHED, papers, strict=True)
-        ]
-        rows.append([nodes, *map(str.strip, ours)])
-    return tables.table(["nodes", *PUBLISHED], rows)
 
 
 def relative_bounds(lines: list[Line], key: str, final: str) -> dict[str, Bounds]:
@@ -163,10 +140,7 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     least = {(c["num_examples"], c["l2"], x["seed"]): x["metrics"]["value"] for x, c in known}
     parts: dict[str, Any] = {"versions": record.software(lines, "flwr", "torch", "numpy")}
     parts["summary"] = summary(groups, least)
-    sections = {"fig10": fig10, "sketch": sketch, "fleet": fleet}
-    for name, section in sections.items():
-        if name in groups:
-            parts[section.__name__] = section(groups[name])
+    parts |= {f.__name__: f(groups[f.__name__]) for f in (sketch, fleet) if f.__name__ in groups}
     if own := [line for line in lines if "herding" in line["metrics"]]:
         parts["training"] = training(own, least, folder / "training.png")
     return parts

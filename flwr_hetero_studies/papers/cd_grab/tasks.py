@@ -37,11 +37,9 @@ class OrderTask:
     """Times half the square of the parameters, a part of the loss."""
 
     def __len__(self) -> int:
-        """Return the number of units."""
         return len(self.train) // self.per_unit
 
     def look(self, model: nn.Module) -> dict[str, float]:
-        """Measure the loss on all training examples, and the metric on the test set."""
         squares = sum(float(p.detach().square().sum()) for p in model.parameters())
         loss = evaluate(model, self.train)[0] + self.penalty / 2 * squares
         found = evaluate(model, self.test)

@@ -33,7 +33,6 @@ class Schedule:
     """After so many epochs the learning rate falls to a tenth; 0: never."""
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Make the optimizer: SGD with momentum, or AdamW."""
         params, decay = model.parameters(), self.weight_decay
         if self.adam:
             return torch.optim.AdamW(params, self.lr, weight_decay=decay)

@@ -1,4 +1,4 @@
-"""Experiments without a model: herding of random vectors, the rate over m, the server's memory."""
+"""Experiments without a model: herding of random vectors, and the server's memory."""
 
 import tracemalloc
 from collections.abc import Sequence
@@ -8,8 +8,14 @@ import numpy as np
 from flwr_hetero.cd_grab.algorithm import Vectors, herding_bound
 from flwr_hetero_studies.core.experiment import Claim, Curve, Finding
 from flwr_hetero_studies.core.plan import Options
-from flwr_hetero_studies.papers.cd_grab import orders as kinds
-from flwr_hetero_studies.papers.cd_grab.orders import BAL, CD_GRAB, D_RR, PAIR_BAL, visits
+from flwr_hetero_studies.papers.cd_grab.orders import (
+    BAL,
+    CD_GRAB,
+    D_RR,
+    PAIR_BAL,
+    make_orders,
+    visits,
+)
 
 LAST = 3
 """Passes at the end whose mean is a result."""
@@ -78,70 +84,6 @@ def figure_10(options: Options) -> Finding:
     return Finding(head, rows, claims, curves, ("pass", "parallel herding bound"))
 
 
-# --- Theorem 3 ------------------------------------------------------------------------------
-
-RATES = tuple(float(x) for x in np.geomspace(1e-3, 0.3, 12))
-CURVATURES = np.linspace(0.2, 1.0, 16)
-
-
-def excess(targets: Vectors, method: str, lr: float, epochs: int, seed: int) -> float:
-    r"""Train on :math:`f_{ij}(w) = (w - a_{ij})^T H (w - a_{ij}) / 2`; return loss over least.
-
-    targets: (num_workers, num_units, 16), the a; H is diagonal.
-    """
-    best = targets.mean(axis=(0, 1))
-    num_workers, num_units, _ = targets.shape
-    orders, w = kinds.make_orders(method, num_workers, num_units, seed), best + 1.0
-    for _ in range(epochs):
-        visited = np.take_along_axis(targets, orders.visit(0, num_units)[:, :, None], axis=1)
-        path = np.empty(visited.shape[1:])
-        for step, target in enumerate(visited.mean(axis=0)):
-            path[step] = w
-            # Alg. 4, l. 6-7: the mean gradient of this step's units
-            w = w - lr * CURVATURES * (w - target)
-        if orders.learns:
-            orders.observe(CURVATURES * (path - visited))
-        orders.start_pass()
-    return float((CURVATURES * np.square(w - best)).sum() / 2)
-
-
-def theorem_3(options: Options) -> Finding:
-    fleets, units, epochs = [1, 2, 4, 8, 16], 64, options.pick(32, 64)
-    seeds = range(options.seed, options.seed + options.pick(3, 10))
-    losses: dict[str, list[float]] = {CD_GRAB: [], D_RR: []}
-    for workers in fleets:
-        options.say(f"{workers} workers")
-        drawn = [np.random.default_rng([s, workers]).normal(size=(workers, units, 16))
-                 for s in seeds]  # fmt: skip
-        for method, found in losses.items():
-            # each method at its best: the theorem's step size is for worst cases
-            by_rate = []
-            for lr in RATES:
-                pairs = zip(drawn, seeds, strict=True)
-                losses_of = [excess(a, method, lr, epochs, s) for a, s in pairs]
-                by_rate.append(float(np.mean(losses_of)))
-            found.append(min(by_rate))
-    ours, theirs = losses[CD_GRAB], losses[D_RR]
-    # Theorem 3: the loss falls as (m n T)^-2, logarithms left out
-    rows = [
-        [m, f"{a:.2e}", f"{a / ours[0]:.4f}", f"{m**-2:.4f}", f"{b:.2e}", f"{b / theirs[0]:.4f}"]
-        for m, a, b in zip(fleets, ours, theirs, strict=True)
-    ]
-    powers = [slope(fleets, found) for found in (ours, theirs)]
-    claims = [
-        Claim("linear speed-up under P.L.: the loss over its least falls at least like m^-1.5",
-              "m^-2", f"m^{powers[0]:.2f}", powers[0] <= -1.5),
-        Claim("faster than D-RR's: by at least m^-0.5 more", "yes", f"D-RR: m^{powers[1]:.2f}",
-              powers[0] <= powers[1] - 0.5),
-        Claim("CD-GraB ends below D-RR with any number of workers", "yes",
-              ", ".join(f"{b / a:.1f}x" for a, b in zip(ours, theirs, strict=True)),
-              all(a < b for a, b in zip(ours, theirs, strict=True))),
-    ]  # fmt: skip
-    head = ["workers", "CD-GraB", "of 1 worker's", "theorem", "D-RR", "of 1 worker's"]
-    curves = {method: Curve([float(m) for m in fleets], y) for method, y in losses.items()}
-    return Finding(head, rows, claims, curves, ("workers", "loss over its least"))
-
-
 # --- Figure 8 -------------------------------------------------------------------------------
 
 NUMBERS, WORKERS = 1_070_000, 4
@@ -150,7 +92,7 @@ NUMBERS, WORKERS = 1_070_000, 4
 
 def held(method: str, num_workers: int, num_units: int) -> tuple[float, float]:
     """Measure what orders hold in their second pass, in models: after a pair, and within one."""
-    orders = kinds.make_orders(method, num_workers, num_units, 0)
+    orders = make_orders(method, num_workers, num_units, 0)
     vectors = np.ones((num_workers, 1, NUMBERS), np.float32)
     tracemalloc.start()
     try:

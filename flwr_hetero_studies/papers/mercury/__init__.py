@@ -3,7 +3,7 @@
 from functools import partial
 
 from flwr_hetero_studies.core.experiment import Experiment
-from flwr_hetero_studies.papers.mercury import components, importance, speed
+from flwr_hetero_studies.papers.mercury import importance, speed
 
 CLOCK = (
     "seconds are those of ResNet-18 on a Jetson TX1 behind Wi-Fi, as the emulated fleets have them"
@@ -63,15 +63,15 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     _of("figure-12", "accuracy over communication rounds, beside TicTac and AdaComm",
         speed.figure_12, differs=f"{SAME}; 100 Mbit/s, the paper names no link", cut=SMALL,
         why=LOCAL),
-    _of("figure-13", "importance of a group against that of all samples", components.figure_13,
+    _of("figure-13", "importance of a group against that of all samples", speed.figure_13,
         differs=f"{SAME}; 100 Mbit/s, a 16th of the data per group, scored before the batch",
         cut=SMALL),
-    _of("figure-14", "resharding by importance, at random and not at all", components.figure_14,
+    _of("figure-14", "resharding by importance, at random and not at all", speed.figure_14,
         differs=f"{SAME}; 100 Mbit/s; samples move in 20 parts while computing goes on", cut=SMALL,
         why="gradients of all devices are averaged after every batch and weights keep each "
         "unbiased, so which device holds a sample changes the noise only"),
     _of("figure-15", "scoring during the exchange (BACC) or before the batch",
-        components.figure_15, differs=f"{SAME}; 100 Mbit/s", cut=SMALL),
+        speed.figure_15, differs=f"{SAME}; 100 Mbit/s", cut=SMALL),
     _of("figure-16a", "bandwidth of the testbed's Wi-Fi over time",
         why="it is a record of the authors' router; figure-16b takes its mean variation of 10 %"),
     _of("figure-16b", "speedup with and without adaptation to the bandwidth", speed.figure_16,

@@ -26,16 +26,12 @@ METHODS: dict[str, dict[str, Any]] = {
     DEFAULT: {"sampling": "bacc"},
     "free": {"sampling": "free"},
     "bacc, paper": {"sampling": "bacc", "estimator": "paper"},
-    "adacomm": {
-        "sampling": "uniform",
-        "communication": "adacomm",
-        "local-steps": 20,
-        "adapt-every-s": 3.0,
-    },
+    "adacomm": {"sampling": "uniform", "communication": "adacomm", "local-steps": 20,
+                "adapt-every-s": 3.0},
     "uniform, resharding": {"sampling": "uniform", "resharding": "random"},
     "bacc, resharding": {"sampling": "bacc", "resharding": "importance"},
     "bacc, random resharding": {"sampling": "bacc", "resharding": "random"},
-}
+}  # fmt: skip
 """Run-config of each; AdaComm adapts about every ten rounds at 100 Mbit/s."""
 MBPS, ALPHAS, USUAL = (10, 50, 100, 200), (None, 10.0, 1.0, 0.5), (100, 1.0, 4)
 CNN_BYTES = 4 * 20_490
@@ -90,16 +86,9 @@ def run(case: Case, seed: int, data: Data) -> dict[str, Any]:
         own = moment.record["global"]
         return kept | ({"loss": own["loss"]} if own else {})
 
-    curve = emulate(
-        app,
-        settings,
-        settings.strategy(),
-        fleet,
-        config,
-        note=note,
-        every=max(1, settings.num_server_rounds // 60),
-        arrays=arrays,
-        train_config={keys.NUM_STEPS: settings.local_steps} if settings.local_steps else {},
-    )
+    how: dict[str, Any] = {"arrays": arrays, "every": max(1, settings.num_server_rounds // 60)}
+    if settings.local_steps:
+        how["train_config"] = {keys.NUM_STEPS: settings.local_steps}
+    curve = emulate(app, settings, settings.strategy(), fleet, config, note=note, **how)
     del curve["bytes"], curve["device_s"]
     return {"metrics": {key: curve[key][-1] for key in ("virtual_s", "accuracy")}, "curve": curve}

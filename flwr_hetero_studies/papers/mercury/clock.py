@@ -38,23 +38,22 @@ class StepCosts:
 
     def step_s(self, share: float = 0.0, *, is_hidden: bool = True) -> float:
         """Return the seconds of a step in which a share of the local data is scored."""
-        score_s = share * self.score_all_s
-        return self.compute_s + (
-            max(score_s, self.exchange_s) if is_hidden else score_s + self.exchange_s
-        )
+        parts = share * self.score_all_s, self.exchange_s
+        return self.compute_s + (max(parts) if is_hidden else sum(parts))
+
+
+def speedup(iterations_ratio: float, score_s: float, compute_s: float, network_s: float) -> float:
+    """Predict the gain over uniform sampling (Eq. 5); seconds are of an iteration's open parts."""
+    return 1.0 / (iterations_ratio * (1.0 + score_s / (compute_s + network_s)))
 
 
 def costs(mbps: float, workers: int = 4) -> StepCosts:
     """Return the costs of the paper's model and data on so many of its devices."""
-    device = DeviceProfile(
-        uplink_mbps=mbps,
-        downlink_mbps=mbps,
-        seconds_per_example=WIFI_SECONDS_PER_EXAMPLE * BYTES / SMALL_CNN_BYTES,
-    )
+    per_example_s = WIFI_SECONDS_PER_EXAMPLE * BYTES / SMALL_CNN_BYTES
+    device = DeviceProfile(1.0, mbps, mbps, seconds_per_example=per_example_s)
+    score_all_s = compute_time_s(device, 0, SAMPLES / workers)
     return StepCosts(
-        compute_time_s(device, BATCH),
-        transfer_time_s(device, BYTES, BYTES),
-        compute_time_s(device, 0, SAMPLES / workers),
+        compute_time_s(device, BATCH), transfer_time_s(device, BYTES, BYTES), score_all_s
     )
 
 
@@ -73,11 +72,7 @@ def resnet18_layers() -> tuple[tuple[float, float], ...]:
 def overlapped_s(cost: StepCosts, layers: Sequence[tuple[float, float]] | None = None) -> float:
     """Return the seconds of a step whose transfers overlap with computing, as TicTac's do.
 
-    A layer's gradient is exchanged when it is there; of several, that of the first layer goes
-    first, since the next forward pass needs it first. Layers are shares of work and of bytes.
-
-    >>> round(overlapped_s(StepCosts(1.0, exchange_s=1.0, score_all_s=0.0), [(0.5, 0.5)] * 2), 3)
-    1.667
+    A layer's gradient is exchanged when it is there. Layers are shares of work and of bytes.
     """
     layers = resnet18_layers() if layers is None else layers
     forward_s, backward_s = FORWARD_SHARE * cost.compute_s, (1 - FORWARD_SHARE) * cost.compute_s

@@ -1,6 +1,7 @@
 """Figures 2 to 4 and 6, and the proof of section 4.4: what importance is and what it changes."""
 
 from dataclasses import replace
+from math import sqrt
 
 import numpy as np
 import torch
@@ -20,7 +21,6 @@ from flwr_hetero_studies.core.experiment import ENOUGH, Claim, Curve, Finding
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.mercury.clock import MBPS, costs, overlapped_s
 from flwr_hetero_studies.papers.mercury.race import cell
-from flwr_hetero_studies.papers.mercury.theory import step_size
 from flwr_hetero_studies.papers.mercury.training import RANDOM, Training
 
 FAST_LINKS = (1000, 10_000, 50_000)
@@ -40,8 +40,8 @@ def figure_2(options: Options) -> Finding:
         cost = costs(mbps)
         cut[mbps] = 1 - overlapped_s(cost) / (cost.compute_s + cost.exchange_s)
         parts = (cost.compute_s, cost.exchange_s, overlapped_s(cost))
-        published = "15 %" if mbps in MBPS else "47 %"
-        rows.append((mbps, *(f"{part:.2f}" for part in parts), f"{cut[mbps]:.0%}", published))
+        paper = "15 %" if mbps in MBPS else "47 %"
+        rows.append((mbps, *(f"{part:.2f}" for part in parts), f"{cut[mbps]:.0%}", paper))
     wireless, fast = max(cut[m] for m in MBPS), max(cut[m] for m in FAST_LINKS)
     claims = [
         Claim("On wireless links overlapping cuts the cost of a step little",
@@ -55,8 +55,7 @@ def figure_2(options: Options) -> Finding:
 
 def trained(options: Options, steps: int) -> tuple[Training, NDArray[np.int64]]:
     """Train by random batches; return the training and the numbers of all examples."""
-    first = cell(options, "images")
-    training = Training(first.task, RANDOM, costs(100), options.seed)
+    training = Training(cell(options, "images").task, RANDOM, costs(100), options.seed)
     for _ in range(steps):
         training.advance()
     return training, np.arange(len(training.examples))
@@ -95,14 +94,11 @@ def figure_4(options: Options) -> Finding:
     training, samples = trained(options, MOMENTS[-1])
     samples = samples[:MOST]
     losses, norms = training.all_losses(samples), gradient_norms(training, samples)
-    ways = {
-        "random": np.full(len(samples), 1.0 / len(samples)),
-        "by loss (the paper)": mixed_probs(losses, 0.0),
-        "by gradient norm (Eq. 4)": mixed_probs(norms, 0.0),
-        "by error probability, half uniform (the package)": mixed_probs(
-            error_probability(losses), 0.5
-        ),
-    }
+    ways = {"random": np.full(len(samples), 1.0 / len(samples))}
+    ways |= {"by loss (the paper)": mixed_probs(losses, 0.0)}
+    ways |= {"by gradient norm (Eq. 4)": mixed_probs(norms, 0.0)}
+    package = "by error probability, half uniform (the package)"
+    ways[package] = mixed_probs(error_probability(losses), 0.5)
     top = np.argsort(-losses)[: len(samples) // 10]
     # second moment of the gradient with the weights that keep it unbiased
     noise = {name: float((norms**2 / probs).mean()) / len(samples) for name, probs in ways.items()}
@@ -138,11 +134,7 @@ def gradient_norms(training: Training, samples: NDArray[np.int64]) -> Vector:
 
 
 def ranks(values: Vector) -> Vector:
-    """Return each value's rank, from 0 to 1.
-
-    >>> ranks(np.array([3.0, 1.0, 2.0])).tolist()
-    [1.0, 0.0, 0.5]
-    """
+    """Return each value's rank, from 0 to 1."""
     return np.argsort(np.argsort(values)) / (len(values) - 1)
 
 
@@ -165,21 +157,19 @@ def figure_6(options: Options) -> Finding:
         for step, found in moves.items()
         for below in (0.05, 0.1)
     }
-    rows = [
-        (step, f"{below:.0%}", f"{share:.0%}",
-         f"{CHANGES[step, below]:.0%}" if (step, below) in CHANGES else "")
-        for (step, below), share in shares.items()
-    ]  # fmt: skip
-    claims = [
-        Claim(f"Samples that change less than {below:.0%} in rank in {step} iteration"
-              f"{'s' * (step > 1)} (at least 9/10 of that)", f"about {share:.0%}",
-              f"{shares[step, below]:.0%}", shares[step, below] >= 0.9 * share)
-        for (step, below), share in CHANGES.items()
-    ]  # fmt: skip
-    grid, curves = np.linspace(0, 1, 51), {}
+    rows, claims, curves, grid = [], [], {}, np.linspace(0, 1, 51)
+    times = {1: "1 iteration", 10: "10 iterations"}
+    for (step, below), share in shares.items():
+        paper = CHANGES.get((step, below))
+        here = f"{share:.0%}"
+        rows.append((step, f"{below:.0%}", here, f"{paper:.0%}" if paper else ""))
+        if paper:
+            text = f"Samples that change less than {below:.0%} in rank in {times[step]}"
+            text, about = f"{text} (at least 9/10 of that)", f"about {paper:.0%}"
+            claims.append(Claim(text, about, here, share >= 0.9 * paper))
     for step, found in moves.items():
         below_of = [100 * float(np.mean(np.concatenate(found) <= at)) for at in grid]
-        curves[f"after {step} iteration{'s' * (step > 1)}"] = Curve((100 * grid).tolist(), below_of)
+        curves[f"after {times[step]}"] = Curve((100 * grid).tolist(), below_of)
     head = ("iterations", "change of rank below", "samples", "paper")
     return Finding(head, rows, claims, curves, ("change of rank, %", "samples, %"))
 
@@ -241,7 +231,7 @@ def section_4_4(options: Options) -> Finding:
 def least_gradient(options: Options, length: int) -> float:
     """Train softmax regression by Mercury for T steps; return the least squared gradient norm."""
     small = cell(options, "images").task
-    task = replace(small, model="softmax", optimizer="sgd", rate=step_size(length))
+    task = replace(small, model="softmax", optimizer="sgd", rate=1 / sqrt(length))
     method = replace(RANDOM, sampling="paper", share=1.0)
     training, least = Training(task, method, costs(100), options.seed), np.inf
     params = list(training.model.parameters())

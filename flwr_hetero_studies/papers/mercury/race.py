@@ -22,8 +22,6 @@ WINDOW = 5
 """Evaluations that are averaged before a crossing is looked for."""
 LONGER = 2
 """AdaComm is trained for so many times as many steps: it has fewer exchanges for them."""
-KINDS = {"images": "image classification", "numbers": "speech", "texts": "language"}
-"""Kinds of embedded data, and the task of the paper each stands for."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +64,8 @@ def cell(options: Options, kind: str) -> SeededTask:
 
 def mean_of(runs: Sequence[TrainedRun]) -> TrainedRun:
     """Average runs that were evaluated equally often."""
-    steps, exchanges, seconds, accuracy, moved = (
-        np.mean(each, axis=0).tolist() for each in zip(*runs, strict=True)
-    )
-    return TrainedRun(steps, exchanges, seconds, accuracy, round(moved))
+    *columns, moved = (np.mean(each, axis=0).tolist() for each in zip(*runs, strict=True))
+    return TrainedRun._make([*columns, round(moved)])
 
 
 def smooth(run: TrainedRun) -> curves.Vector:
@@ -83,12 +79,7 @@ def plateau(run: TrainedRun) -> float:
 
 
 def spent(run: TrainedRun, target: float, what: str = "seconds") -> float:
-    """Return the seconds, exchanges or steps until an accuracy; infinite if never reached.
-
-    >>> run = TrainedRun([1, 2, 3], [1, 2, 3], [0.1, 0.2, 0.3], [0.0, 0.5, 0.5])
-    >>> spent(run, 0.9)
-    inf
-    """
+    """Return the seconds, exchanges or steps until an accuracy; infinite if never reached."""
     wrong = 1.0 - smooth(run)
     return curves.time_to(getattr(run, what), wrong, 1.0 - target, below=True)
 

@@ -21,10 +21,10 @@ SLOWER = 0.97
 """The default is to keep at least this part of uniform sampling's speed in every cell."""
 PAPER = {"wifi-10": "3.74x", "wifi-50": "3.64x", "wifi-100": "3.62x", "wifi-200": "3.48x",
          10.0: "2.75x", 1.0: "2.5x", 0.5: "2.41x"}  # fmt: skip
-"""CIFAR-10, ResNet-18, Adam. By link, Figure 16b: 4 devices, with resharding. By alpha, Figure 18:
-12 devices, groups without overlap or resharding."""
+"""By link Figure 16b, by alpha Figure 18: CIFAR-10, ResNet-18, Adam."""
 PAPER_RIVALS = {"adacomm": "1.21x to 1.88x", "bacc": "2.4x to 3.7x"}
 """Section 6.2."""
+SHOWN = (UNIFORM, DEFAULT, "free", "bacc, paper", "adacomm")
 CELL = ("data", "rows", "model", "batch-size", "learning-rate", "experiment")
 METHOD = ["rounds to target", "seconds to target", "gain at target", "gain over four targets",
           "end accuracy"]  # fmt: skip
@@ -33,7 +33,7 @@ DEFAULT_HEAD = ["task, model, learning rate", "Mbit/s", "data", "nodes", "unifor
                 "paper"]  # fmt: skip
 RIVALS_HEAD = ["method", *METHOD, "scoring hidden", "paper"]
 Methods = Mapping[str, list[Line]]
-"""The runs of a cell by method."""
+"""The runs of a cell."""
 
 
 def end_accuracy(line: Line) -> float:
@@ -101,12 +101,11 @@ def default(cells: list[Methods]) -> dict[str, Any]:
         gains, case = pooled_gains(methods, DEFAULT), methods[DEFAULT][0]["case"]
         base, alpha = columns(methods, UNIFORM), case.get("alpha")
         every += [value for value in gains if np.isfinite(value)]
-        rows.append(
-            [f"{case['data']}, {case['model']}, {case['learning-rate']:g}", case["fleet"][5:],
-             "IID" if alpha is None else f"Dirichlet {alpha:g}", case["nodes"], base[0], base[-1],
-             *columns(methods, DEFAULT), "yes" if np.mean(gains) >= SLOWER else "**no**",
-             PAPER[alpha or case["fleet"]]]
-        )  # fmt: skip
+        task = f"{case['data']}, {case['model']}, {case['learning-rate']:g}"
+        split = "IID" if alpha is None else f"Dirichlet {alpha:g}"
+        cell = [task, case["fleet"][5:], split, case["nodes"], base[0], base[-1]]
+        verdict = "yes" if np.mean(gains) >= SLOWER else "**no**"
+        rows.append([*cell, *columns(methods, DEFAULT), verdict, PAPER[alpha or case["fleet"]]])
     figures = {"mean_gain": mean(every), "least_gain": min(every), "most_gain": max(every)}
     figures |= {"gain_deviation": pstdev(every), "num_pairs": len(every), "num_cells": len(rows)}
     kept = sum(row[-2] == "yes" for row in rows)
@@ -126,31 +125,21 @@ def rivals(cells: list[Methods]) -> dict[str, Any]:
         title = f"All methods: {case['data']}, {case['experiment']}"
         text += f"## {title}\n\n{tables.table(RIVALS_HEAD, rows)}\n"
         gains = {name: f"{mean(pooled_gains(methods, name)):.2f}x" for name in methods}
-        moments = [line["curve"].get("variance-ratio", [1.0]) for line in methods[DEFAULT]]
-        ratios = [
-            mean(m[round(part * (len(m) - 1))] or 1.0 for m in moments) for part in (0.25, 1.0)
-        ]
-        parts = {"gain": defaultdict(lambda: "not run", gains), "ratios": ratios}
+        parts = {"gain": defaultdict(lambda: "not run", gains)}
     known = [f"{mean(pooled_gains(methods, DEFAULT)):.2f}x" for methods in cells]
     return parts | {"rivals": text, "low": min(known), "high": max(known)} if parts else {}
 
 
 def draw_cells(cells: list[Methods], path: Path) -> None:
     """Draw accuracy against virtual time, a panel per cell, mean over seeds."""
-    shown = (UNIFORM, DEFAULT, "free", "bacc, paper", "adacomm")
     data = cells[-1][UNIFORM][0]["case"]["data"]
-    panels = {}
+    panels = defaultdict[str, dict[str, Any]](dict)
     for methods in cells:
         case = methods[UNIFORM][0]["case"]
-        if case["data"] == data:
-            panels[case["experiment"]] = {
-                name: (
-                    np.mean([line["curve"]["virtual_s"] for line in methods[name]], axis=0),
-                    100 * np.mean([smooth(line) for line in methods[name]], axis=0),
-                )
-                for name in shown
-                if name in methods
-            }
+        for name in (each for each in SHOWN if case["data"] == data and each in methods):
+            clock = np.mean([line["curve"]["virtual_s"] for line in methods[name]], axis=0)
+            accuracy = 100 * np.mean([smooth(line) for line in methods[name]], axis=0)
+            panels[case["experiment"]][name] = (clock, accuracy)
     labels = ("virtual time, s", "test accuracy in %")
     plots.draw(panels, path, *labels, columns=4, size=(3.4, 2.5), ylim=(60, None))
 

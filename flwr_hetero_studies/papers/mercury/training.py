@@ -1,7 +1,7 @@
 """Distributed training as Mercury's: devices exchange gradients after every batch."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, NamedTuple
@@ -126,9 +126,8 @@ class Training:
         # the data are in random order already
         every = load_partition(task.dataset, 0, 1)
         first = slice(task.rows)
-        self.examples = replace(every, inputs=every.inputs[first], targets=every.targets[first]).to(
-            where
-        )
+        part = replace(every, inputs=every.inputs[first], targets=every.targets[first])
+        self.examples = part.to(where)
         self.test = load_test(task.dataset).to(where)
         labels = self.examples.targets.cpu().numpy()
         how = ("iid", 1.0) if task.alpha == inf else ("dirichlet", task.alpha)
@@ -151,12 +150,13 @@ class Training:
 
     def run(self) -> TrainedRun:
         """Train, and measure the model on the test examples from time to time."""
-        task, steps, seconds, moved, points = self.task, 0, 0.0, 0, []
+        task, steps, seconds, moved, points = self.task, 0, 0.0, 0, list[tuple[float, ...]]()
         part = max(1, task.num_steps // RESHARD_TIMES)
         for mark in np.linspace(0, task.num_steps, task.evaluations + 1)[1:].astype(int).tolist():
             while steps < mark:
-                if task.decays:
-                    self._decay(steps / task.num_steps)
+                for group in (g for each in self.optimizers for g in each.param_groups):
+                    done = steps / task.num_steps if task.decays else 0.0
+                    group["lr"] = task.rate * (1 + np.cos(np.pi * done)) / 2
                 taken, took_s = self.advance()
                 if self.method.resharding and (steps + taken) // part > steps // part:
                     moved += self.reshard()
@@ -165,11 +165,6 @@ class Training:
             points.append((steps, self.exchanges, seconds, accuracy))
         spent = (list(column) for column in zip(*points, strict=True))
         return TrainedRun._make([*spent, moved])
-
-    def _decay(self, done: float) -> None:
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = self.task.rate * (1 + np.cos(np.pi * done)) / 2
 
     def advance(self) -> tuple[int, float]:
         """Train until gradients or models were exchanged; return steps and seconds."""
@@ -192,60 +187,45 @@ class Training:
             if share and method.is_hidden:
                 self.score(share)
         else:
-            self._step(share if method.is_hidden else 0.0)
+            # BACC: the model that is scored is that of the step's start
+            self._step(self.model, self.optimizers[0], self.workers,
+                       share if method.is_hidden else 0.0)  # fmt: skip
         self.exchanges += 1
         step_s = cost.step_s(share, is_hidden=method.is_hidden)
         return taken, step_s + (taken - 1) * cost.compute_s
 
-    def _step(self, share: float) -> None:
-        """Take a step by the mean of the devices' gradients; score before the model moves."""
-        batches = [worker.sampler.next_batch() for worker in self.workers]
-        rows = np.concatenate([w.rows[i] for w, (i, _) in zip(self.workers, batches, strict=True)])
+    def _step(
+        self, model: nn.Module, optimizer: Any, workers: Sequence[Holder], share: float = 0.0
+    ) -> float:
+        """Take a step by the mean of devices' gradients; score a share before the model moves."""
+        batches = [worker.sampler.next_batch() for worker in workers]
+        rows = np.concatenate([w.rows[i] for w, (i, _) in zip(workers, batches, strict=True)])
         # Eq. 1: devices have equal say, whatever their batches
         weights = np.concatenate([c / (len(c) * len(batches)) for _, c in batches])
-        losses = self._descend(self.model, self.optimizers[0], rows, weights, share)
-        if self.method.sampling == "flat":
-            found = np.split(losses, np.cumsum([len(c) for _, c in batches])[:-1])
-            for worker, (index, _), each in zip(self.workers, batches, found, strict=True):
-                worker.sampler.update(index, each)
-
-    def _descend(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        rows: Rows,
-        weights: NDArray[np.float64],
-        share: float = 0.0,
-    ) -> NDArray[np.float64]:
         losses = self.losses(rows, model)
         optimizer.zero_grad()
-        (losses * torch.from_numpy(weights).to(losses)).sum().backward()  # type: ignore[no-untyped-call]
-        # BACC: the model that is scored is that of the step's start
+        loss: Any = (losses * torch.from_numpy(weights).to(losses)).sum()
+        loss.backward()
         if share:
             self.score(share)
         optimizer.step()
-        return np.asarray(losses.detach().cpu().numpy().astype(float))
+        found = losses.detach().cpu().numpy().astype(float)
+        if self.method.sampling == "flat":
+            parts = np.split(found, np.cumsum([len(c) for _, c in batches])[:-1])
+            for worker, (index, _), each in zip(workers, batches, parts, strict=True):
+                worker.sampler.update(index, each)
+        return float(found.mean())
 
     def _local_steps(self, count: int) -> None:
         """Let each device train by itself, then average the models; AdaComm adapts the steps."""
-        total = []
-        for worker, model, optimizer in zip(
-            self.workers, self.models, self.optimizers, strict=True
-        ):
-            for _ in range(count):
-                batch = worker.sampler.next_batch()
-                weights = batch[1] / len(batch[1])
-                found = self._descend(model, optimizer, worker.rows[batch[0]], weights)
-                if self.method.sampling == "flat":
-                    worker.sampler.update(batch[0], found)
-                total.append(found.mean())
+        devices = list(zip(self.models, self.optimizers, self.workers, strict=True))
+        loss = float(np.mean([self._step(m, o, [w]) for m, o, w in devices for _ in range(count)]))
         with torch.no_grad():
             own = [list(model.parameters()) for model in self.models]
             for target, *params in zip(self.model.parameters(), *own, strict=True):
                 target.copy_(torch.stack(params).mean(0))
                 for param in params:
                     param.copy_(target)
-        loss = float(np.mean(total))
         self.first_loss = self.first_loss or loss
         if self.method.adapts_steps and (self.exchanges + 1) % ADAPT_EVERY == 0:
             self.local_steps = adaptive_steps(loss, self.first_loss, count, FIRST_STEPS)
@@ -265,7 +245,6 @@ class Training:
         """Score a group of each device's data by the model as it is (section 4.1, step 1)."""
         groups = []
         for worker in self.workers:
-            # section 4.1, step 1: a group's turn
             worker.sampler.resize_groups(max(1, round(share * len(worker.rows))))
             groups.append(worker.sampler.refresh_indices())
         rows = [w.rows[group] for w, group in zip(self.workers, groups, strict=True)]

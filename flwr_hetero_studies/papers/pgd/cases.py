@@ -1,8 +1,7 @@
 """PGD against SGD at equal work: races on one node, what a step and what priorities cost.
 
-SGD and the biased methods try some learning rates with the first seed, and each keeps to its best
-with the others; the unbiased rule runs at SGD's. The paper's sweeps, its distribution of
-priorities and its scaling are ``flwr-hetero reproduce pgd``.
+SGD and the biased methods keep to the learning rate that was best with the first seed; the
+unbiased rule runs at SGD's.
 """
 
 import time
@@ -103,12 +102,9 @@ def run(case: Case, seed: int, data: Data, **given: Any) -> dict[str, Any]:
         ratios = Ratios(case["ratio"], case["ratio"], given["lr"], 0, workers=0)
         return {"metrics": {"methods": prices(task, ratios, given["methods"], given["turns"])}}
     settings = Ratios(case["top"], case["renewal"], case["lr"], case["iterations"], workers=0)
-    points = 15 if case["task"].startswith("cnn") else 30
-    found = train(task, case["method"], settings, seed, points)
-    curve = {
-        name: [float(f"{value:.5g}") for value in found[own]]
-        for name, own in (("iteration", "step"), ("loss", "loss"), ("accuracy", "accuracy"))
-    }
+    found = train(task, case["method"], settings, seed, 15 if "cnn" in case["task"] else 30)
+    names = {"iteration": "step", "loss": "loss", "accuracy": "accuracy"}
+    curve = {name: [float(f"{v:.5g}") for v in found[own]] for name, own in names.items()}
     return {"metrics": {"loss": curve["loss"][-1]}, "curve": curve}
 
 

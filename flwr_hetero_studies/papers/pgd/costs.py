@@ -37,11 +37,8 @@ def ways(name: str, batch: int) -> dict[str, Callable[[], Tensor | None]]:
     """Give functions without arguments; those that return a tensor return priorities."""
     torch.manual_seed(0)
     build, shape, _ = MODELS[name]
-    model, inputs, targets = (
-        build(shape, 10),
-        torch.randn(batch, *shape),
-        torch.randint(10, (batch,)),
-    )
+    model = build(shape, 10)
+    inputs, targets = torch.randn(batch, *shape), torch.randint(10, (batch,))
     direction: dict[str, Tensor] = {}
 
     def forward() -> None:
@@ -88,11 +85,10 @@ def ways(name: str, batch: int) -> dict[str, Callable[[], Tensor | None]]:
 
 def measure(name: str, repeats: int) -> dict[str, Any]:
     """Measure all ways on a model, that per sample once."""
-    batch = MODELS[name][2]
+    # the first calls load kernels and rules
     for call in ways(name, 4).values():
-        # loads kernels and rules
         call()
-    calls = ways(name, batch)
+    calls = ways(name, MODELS[name][2])
     times: dict[str, list[float]] = {way: [] for way in calls}
     for turn in range(repeats):
         for way, call in calls.items():
@@ -100,10 +96,8 @@ def measure(name: str, repeats: int) -> dict[str, Any]:
                 start = time.process_time()
                 call()
                 times[way].append(1e3 * (time.process_time() - start))
-    base = median(times[BASE])
-    rows = [
-        {"way": way, "ms": median(own), "ms_least": min(own), "ms_most": max(own),
-         "ratio": median(own) / base}
-        for way, own in times.items()
-    ]  # fmt: skip
+    rows = []
+    for way, own in times.items():
+        row = {"way": way, "ms": median(own), "ms_least": min(own), "ms_most": max(own)}
+        rows.append(row | {"ratio": median(own) / median(times[BASE])})
     return {"ways": rows}

@@ -1,10 +1,9 @@
 """Figures 6 to 11: the ratios k and r, aggressive updates, convergence and scaling.
 
-The paper's x-axes are seconds; here they count gradients of examples, those of the first pass and
-of renewed priorities among them, which is what the paper's time goes into.
+The paper's x-axes are seconds; here they count gradients of examples, first pass included.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -15,7 +14,7 @@ import numpy as np
 from flwr_hetero_studies.core.curves import Columns, time_to
 from flwr_hetero_studies.core.experiment import Claim, Curve, Finding, times
 from flwr_hetero_studies.core.plan import Options
-from flwr_hetero_studies.papers.pgd.tasks import Problem, of_figure
+from flwr_hetero_studies.papers.pgd.tasks import of_figure
 from flwr_hetero_studies.papers.pgd.workers import (
     PAPER,
     PGD_A,
@@ -41,9 +40,8 @@ Pairs = Mapping[tuple[float, float], Columns]
 
 def curve_of(curve: Columns) -> Curve:
     """Draw the loss over the work, as far as it is finite."""
-    pairs = zip(curve["work"], curve["loss"], strict=True)
-    kept = [(x, y) for x, y in pairs if isfinite(y)]
-    return Curve(*map(list, zip(*kept, strict=True)))
+    pairs = ((x, y) for x, y in zip(curve["work"], curve["loss"], strict=True) if isfinite(y))
+    return Curve(*map(list, zip(*pairs, strict=True)))
 
 
 def eased(curve: Columns) -> list[float]:
@@ -65,11 +63,9 @@ def part_of(curve: Columns, part: float) -> float:
 
 def gain(own: Sequence[Columns], base: Sequence[Columns], part: float, unit: str = "work") -> float:
     """How many times less work than SGD, to SGD's loss at a part of its run; over seeds."""
-    found = []
-    for curve, sgd in zip(own, base, strict=True):
-        goal = part_of(sgd, part)
-        found.append(work_to(sgd, goal, unit) / work_to(curve, goal, unit))
-    return float(np.median(found))
+    goals = [part_of(sgd, part) for sgd in base]
+    spent = ([work_to(*each, unit) for each in zip(of, goals, strict=True)] for of in (base, own))
+    return float(np.median([theirs / ours for theirs, ours in zip(*spent, strict=True)]))
 
 
 def factor(value: float, digits: int = 1) -> str:
@@ -82,34 +78,29 @@ def percent(ratio: float) -> str:
     return f"{100 * ratio:g}%"
 
 
-def each_pair(options: Options, task: Problem, pairs: Sequence[tuple[float, float]]) -> Pairs:
+def each_pair(options: Options, model: str, pairs: Sequence[tuple[float, float]]) -> Pairs:
     """Train PGD-A with pairs of k and r."""
-    steps, found = options.pick(200, 10_000), {}
+    task, steps, found = of_figure(options, model), options.pick(200, 10_000), {}
     for top, renewal in pairs:
         options.say(f"k = {percent(top)}, r = {percent(renewal)}")
         found[top, renewal] = train(task, PGD_A, Ratios(top, renewal, LR, steps), options.seed)
     return found
 
 
-def rows_of(found: Pairs) -> list[list[str]]:
-    """Write a row per pair."""
-    return [
-        [percent(top), percent(renewal), f"{final(curve):.4f}", f"{jumps(curve):.3f}",
-         f"{curve['work'][-1]:.3g}"]
-        for (top, renewal), curve in found.items()
-    ]  # fmt: skip
-
-
-def drawn(found: Pairs, of: str = "") -> dict[str, Curve]:
-    """Draw a curve per pair."""
-    return {f"{of}k={percent(k)}, r={percent(r)}": curve_of(c) for (k, r), c in found.items()}
+def shown(found: Pairs, of: str = "") -> tuple[list[list[str]], dict[str, Curve]]:
+    """Write a row and draw a curve per pair."""
+    rows, curves = [], {}
+    for (top, renewal), curve in found.items():
+        k, r, work = percent(top), percent(renewal), f"{curve['work'][-1]:.3g}"
+        rows.append([k, r, f"{final(curve):.4f}", f"{jumps(curve):.3f}", work])
+        curves[f"{of}k={k}, r={r}"] = curve_of(curve)
+    return rows, curves
 
 
 def figure_6(options: Options) -> Finding:
     """Vary the top ratio k, with a small and a large renewal ratio."""
     small, large = 0.001, 0.1
-    pairs = [(k, r) for r in (small, large) for k in TRIED]
-    found = each_pair(options, of_figure(options, "lr"), pairs)
+    found = each_pair(options, "lr", [(k, r) for r in (small, large) for k in TRIED])
     diverged, start = final(found[0.001, small]), found[0.001, small]["loss"][0]
     # a loss that both reach, or the slower never gets there
     goal = max(part_of(found[k, large], 1.0) for k in (0.01, 0.3))
@@ -124,14 +115,14 @@ def figure_6(options: Options) -> Finding:
         Claim("with r = 10% a too small k bumps: k = 0.1% rises more than k = 30%", "big bumps",
               f"{rough[0]:.4f} against {rough[1]:.4f}", rough[0] > rough[1]),
     ]  # fmt: skip
-    return Finding(HEAD, rows_of(found), claims, drawn(found), (WORK, "loss"))
+    rows, curves = shown(found)
+    return Finding(HEAD, rows, claims, curves, (WORK, "loss"))
 
 
 def figure_7(options: Options) -> Finding:
     """Vary the renewal ratio r, with a small and a large top ratio."""
     small, large = 0.01, 0.1
-    pairs = [(k, r) for k in (small, large) for r in TRIED]
-    found = each_pair(options, of_figure(options, "lr"), pairs)
+    found = each_pair(options, "lr", [(k, r) for k in (small, large) for r in TRIED])
     ends = {k: [final(found[k, r]) for r in TRIED] for k in (small, large)}
     rough = [jumps(found[small, r]) for r in TRIED]
     middle = ends[large][1:-1]
@@ -145,7 +136,8 @@ def figure_7(options: Options) -> Finding:
               "are within a factor of 1.25", "slightly",
               ", ".join(f"{end:.4f}" for end in middle), max(middle) <= 1.25 * min(middle)),
     ]  # fmt: skip
-    return Finding(HEAD, rows_of(found), claims, drawn(found), (WORK, "loss"))
+    rows, curves = shown(found)
+    return Finding(HEAD, rows, claims, curves, (WORK, "loss"))
 
 
 SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -154,23 +146,27 @@ BOTH = 0.02
 """k + r."""
 
 
+def sides(measure: Callable[[Columns], float], found: Pairs) -> tuple[float, float]:
+    """Return the means where r > k and where r < k."""
+    values = [measure(curve) for curve in found.values()]
+    return float(np.mean(values[-2:])), float(np.mean(values[:2]))
+
+
 def figure_8(options: Options) -> Finding:
     """Vary k and r, together fixed."""
     pairs = [(BOTH * (1 - share), BOTH * share) for share in SHARES]
-    rows, curves = list[list[str]](), dict[str, Curve]()
-    ends, rough = dict[str, list[float]](), dict[str, list[float]]()
+    rows, curves, claims = list[list[str]](), dict[str, Curve](), list[Claim]()
+    bumps = list[tuple[float, float]]()
     for model in ("LR", "CNN"):
-        found = each_pair(options, of_figure(options, model.lower()), pairs)
-        rows += [[model, *row[:-1]] for row in rows_of(found)]
-        curves |= drawn(found, f"{model}, ")
-        ends[model], rough[model] = ([measure(curve) for curve in found.values()]
-                                     for measure in (final, jumps))  # fmt: skip
-    claims = []
-    for model, own in ends.items():
-        less, more = float(np.mean(own[-2:])), float(np.mean(own[:2]))
+        found = each_pair(options, model.lower(), pairs)
+        own_rows, own_curves = shown(found, f"{model}, ")
+        rows += [[model, *row[:-1]] for row in own_rows]
+        curves |= own_curves
+        less, more = sides(final, found)
+        bumps.append(sides(jumps, found))
         claims.append(Claim(f"{model}: with r > k the loss ends lower than with r < k", "lower",
                             f"{less:.4f} against {more:.4f}", less < more))  # fmt: skip
-    less, more = float(np.mean(rough["LR"][-2:])), float(np.mean(rough["LR"][:2]))
+    less, more = bumps[0]
     claims.append(Claim("LR: with r < k it bumps more", "drastically",
                         f"{more:.4f} against {less:.4f}", more > less))  # fmt: skip
     return Finding(["model", *HEAD[:-1]], rows, claims, curves, (WORK, "loss"))
@@ -188,16 +184,15 @@ def figure_9(options: Options) -> Finding:
     # one loss for all r, that the worst has reached at its end
     goal = max(final(found[PGD_A, r]) for r in renewals)
     to_goal = [work_to(found[PGD_A, renewal], goal) for renewal in renewals]
-    gains = []
+    rows, curves, gains = [], {}, []
     for renewal in renewals:
         losses = eased(found[PGD_A, renewal])
         half = losses[len(losses) // 2]
         work = [work_to(found[method, renewal], half) for method in (PGD_A, PGD_S)]
         gains.append(work[1] / work[0])
-    rows = [
-        [method, percent(renewal), f"{final(curve):.4f}", f"{jumps(curve):.3f}"]
-        for (method, renewal), curve in found.items()
-    ]
+    for (method, renewal), curve in found.items():
+        rows.append([method, percent(renewal), f"{final(curve):.4f}", f"{jumps(curve):.3f}"])
+        curves[f"{method}, r={percent(renewal)}"] = curve_of(curve)
     claims = [
         Claim("to the loss at half of its run PGD-A needs at least 1.1 times less work than PGD-S, "
               "with any r", "1.1 to 6 times",
@@ -207,7 +202,6 @@ def figure_9(options: Options) -> Finding:
               "yes", ", ".join(f"{work:.3g}" for work in to_goal),
               all(b < a for a, b in pairwise(to_goal))),
     ]  # fmt: skip
-    curves = {f"{method}, r={percent(r)}": curve_of(c) for (method, r), c in found.items()}
     return Finding(["method", *HEAD[1:-1]], rows, claims, curves, (WORK, "loss"))
 
 
@@ -221,21 +215,19 @@ def convergence(options: Options, model: str) -> Finding:
         options.say(f"{model}, {method}: learning rates {', '.join(map(str, RATES))}")
         rates[method], found[method] = at_best_rate(task, method, settings, RATES, seeds)
     parts = (0.1, 0.5, 0.9)
-    gains = {m: [gain(found[m], found[SGD], part) for part in parts] for m in PAPER}
-    in_steps = {m: [gain(found[m], found[SGD], part, "step") for part in parts] for m in PAPER}
-    ends = {m: float(np.mean([final(curve) for curve in found[m]])) for m in PAPER}
     published = {SGD: "1", PGD_A: "2x to 5x, 1.6x in all", PGD_S: "below 1x late"}
-    rows = [
-        [method, rates[method], f"{ends[method]:.4f}",
-         *(f"{factor(work, 2)} ({factor(steps, 2)})"
-           for work, steps in zip(gains[method], in_steps[method], strict=True)),
-         published[method]]
-        for method in PAPER
-    ]  # fmt: skip
+    rows, ends, gains = [], {}, {}
+    for method, own in found.items():
+        ends[method] = float(np.mean([final(curve) for curve in own]))
+        work, steps = ([gain(own, found[SGD], part, unit) for part in parts]
+                       for unit in ("work", "step"))  # fmt: skip
+        both = (f"{factor(w, 2)} ({factor(s, 2)})" for w, s in zip(work, steps, strict=True))
+        rows.append([method, rates[method], f"{ends[method]:.4f}", *both, published[method]])
+        gains[method] = work
+    early, _, late = gains[PGD_A]
     claims = [
-        times("PGD-A is faster at first: to SGD's loss after a tenth of its run", 2,
-              gains[PGD_A][0]),
-        times("and in all: to SGD's loss at nine tenths of its run", 1.6, gains[PGD_A][2]),
+        times("PGD-A is faster at first: to SGD's loss after a tenth of its run", 2, early),
+        times("and in all: to SGD's loss at nine tenths of its run", 1.6, late),
         Claim("PGD-S becomes slower than SGD: its loss ends above", "slower",
               f"{ends[PGD_S]:.4f} against {ends[SGD]:.4f}", ends[PGD_S] > ends[SGD]),
         Claim("in the worst case PGD-A is almost like SGD: at most 1.1 of its loss at the end",

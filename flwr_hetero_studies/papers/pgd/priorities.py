@@ -1,17 +1,18 @@
 """Figures 1 and 5: what priorities look like while SGD trains."""
 
+import copy
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flwr_hetero.client.batch_sampler import UniformSampler
 from flwr_hetero.pgd.algorithm import top_share
 from flwr_hetero.pgd.priorities import all_priorities
 from flwr_hetero_studies.core import alone
+from flwr_hetero_studies.core.curves import Vector
 from flwr_hetero_studies.core.experiment import ENOUGH, Claim, Curve, Finding
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.pgd.tasks import Problem, each_loss, of_figure
@@ -39,9 +40,7 @@ def while_training(task: Problem, steps: int, seed: int) -> Iterator[tuple[int, 
     yield steps, model
 
 
-def priorities_of(
-    model: nn.Module, examples: Examples
-) -> tuple[NDArray[np.float64], dict[str, Tensor]]:
+def priorities_of(model: nn.Module, examples: Examples) -> tuple[Vector, dict[str, Tensor]]:
     """Compute all priorities exactly, and the sum of all gradients."""
     return all_priorities(model, each_loss, examples.inputs, examples.targets, batch_size=AT_A_TIME)
 
@@ -52,7 +51,7 @@ def priorities_of(
 class TopParts(NamedTuple):
     """What the top examples account for at an iteration."""
 
-    priorities: NDArray[np.float64]
+    priorities: Vector
     of_decrease: list[float]
     of_priorities: list[float]
 
@@ -73,14 +72,12 @@ def look_at(model: nn.Module, examples: Examples) -> TopParts:
 @torch.no_grad()
 def decrease(model: nn.Module, examples: Examples, gradient: dict[str, Tensor]) -> float:
     """Return by how much a small step along a gradient lowers the loss; the step is undone."""
-    before = evaluate(model, examples, AT_A_TIME)[0]
-    own = {name: p.clone() for name, p in model.named_parameters()}
+    before, own = evaluate(model, examples, AT_A_TIME)[0], copy.deepcopy(model.state_dict())
     # Eq. 6: to the first order the loss falls by the step times the priorities
     for name, p in model.named_parameters():
         p.sub_(gradient[name], alpha=SMALL_STEP / len(examples))
     after = evaluate(model, examples, AT_A_TIME)[0]
-    for name, p in model.named_parameters():
-        p.copy_(own[name])
+    model.load_state_dict(own)
     return before - after
 
 
@@ -95,33 +92,27 @@ def figure_1(options: Options) -> Finding:
             # a small step's decrease is lost in single precision
             looks[step] = look_at(model.double(), doubled)
             model.float()
-    rows = [
-        [step, f"{(found.priorities < 0).mean():.0%}",
-         *(f"{part:.1%} ({sums:.1%})"
-           for part, sums in zip(found.of_decrease, found.of_priorities, strict=True))]
-        for step, found in looks.items()
-    ]  # fmt: skip
+    rows, curves, levels = [], {}, np.linspace(0.01, 0.99, 50)
+    for step, found in looks.items():
+        both = zip(found.of_decrease, found.of_priorities, strict=True)
+        cells = (f"{part:.1%} ({sums:.1%})" for part, sums in both)
+        rows.append([step, f"{(found.priorities < 0).mean():.0%}", *cells])
+        heights = np.quantile(found.priorities, levels) / np.abs(found.priorities).mean()
+        curves[f"iteration {step}"] = Curve(levels.tolist(), heights.tolist())
     rows.append(["50, paper", "", *(f"{part:.0%}" for part in TOPS.values())])
     parts, sums = (np.array(each) for each in looks[50][1:])
     published = np.array(list(TOPS.values()))
     error = float(np.max(np.abs(parts - sums) / sums))
-    least = min(part / top for found in looks.values()
-                for part, top in zip(found.of_decrease, TOPS, strict=True))  # fmt: skip
+    least = min((np.array(found.of_decrease) / list(TOPS)).min() for found in looks.values())
     claims = [
         Claim("at iteration 50 the top 0.5, 1, 2, 5 % of the examples account for at least 2/3 of "
               "the paper's part of the loss decrease", ", ".join(f"{p:.0%}" for p in published),
-              ", ".join(f"{part:.1%}" for part in parts),
-              bool((parts >= ENOUGH * published).all())),
+              ", ".join(f"{part:.1%}" for part in parts), all(parts >= ENOUGH * published)),
         Claim("a small top contributes much: at any time at least twice its share of the data",
               "6.4 to 10 times", f"{least:.1f} times or more", least >= 2),
         Claim("priorities tell the loss decrease (Eq. 6): within 10 %", "yes",
               f"off by at most {error:.1%}", error <= 0.1),
     ]  # fmt: skip
-    levels = np.linspace(0.01, 0.99, 50)
-    curves = {}
-    for step, found in looks.items():
-        heights = np.quantile(found.priorities, levels) / np.abs(found.priorities).mean()
-        curves[f"iteration {step}"] = Curve(levels.tolist(), heights.tolist())
     head = ["iteration", "negative", *(f"top {top:.1%}" for top in TOPS)]
     axes = ("share of the examples", "priority over the mean size")
     return Finding(head, rows, claims, curves, axes)
@@ -136,38 +127,33 @@ FALLING = 5
 
 def figure_5(options: Options) -> Finding:
     """Priorities of examples over the iterations."""
-    found: dict[str, NDArray[np.float64]] = {}
+    found, falls, rows = dict[str, Vector](), list[Fall](), []
     for name in ("mlp", "cnn"):
         options.say(name)
         task = of_figure(options, name)
-        found[name] = np.array([
-            priorities_of(model, task.examples)[0]
-            for step, model in while_training(task, STEPS, options.seed) if step % EVERY == 0
-        ])  # fmt: skip
-    falls = {name: Fall.of(values) for name, values in found.items()}
-    rows = [
-        [name, f"{fall.early:.3f}", f"{fall.late:.3f}", f"{fall.positive:.0%}", f"{fall.line:.2f}"]
-        for name, fall in falls.items()
-    ]
-    early = [fall.early / fall.late for fall in falls.values()]
+        models = while_training(task, STEPS, options.seed)
+        looks = [priorities_of(m, task.examples)[0] for step, m in models if step % EVERY == 0]
+        found[name] = np.array(looks)
+        falls.append(fall := Fall.of(found[name]))
+        rows.append([name, f"{fall.early:.3f}", f"{fall.late:.3f}", f"{fall.positive:.0%}",
+                     f"{fall.line:.2f}"])  # fmt: skip
+    early, lines, positive = zip(
+        *((f.early / f.late, f.line, f.positive) for f in falls), strict=True
+    )
     claims = [
         Claim("priorities change drastically in the first iterations: ln |p| at least twice as "
               "fast before iteration 10 as after", "yes",
               ", ".join(f"{ratio:.1f}x" for ratio in early), min(early) >= 2),
         Claim("then they are linear in log scale: a line explains half of the variance of ln |p| "
-              "of the median example", "yes", ", ".join(f"{f.line:.2f}" for f in falls.values()),
-              min(f.line for f in falls.values()) >= 0.5),
+              "of the median example", "yes", ", ".join(f"{line:.2f}" for line in lines),
+              min(lines) >= 0.5),
         Claim("and positive, for Eq. 11 takes their logarithm: 95 % of all", "all",
-              ", ".join(f"{f.positive:.0%}" for f in falls.values()),
-              min(f.positive for f in falls.values()) >= 0.95),
+              ", ".join(f"{part:.0%}" for part in positive), min(positive) >= 0.95),
     ]  # fmt: skip
     chosen = np.random.default_rng(options.seed).choice(found["mlp"].shape[1], 3, replace=False)
     iterations = [float(i) for i in range(0, STEPS + 1, EVERY)]
-    curves = {
-        f"{name}, example {number}": Curve(iterations, values[:, i].tolist())
-        for name, values in found.items()
-        for number, i in enumerate(chosen, 1)
-    }
+    curves = {f"{name}, example {number}": Curve(iterations, values[:, i].tolist())
+              for name, values in found.items() for number, i in enumerate(chosen, 1)}  # fmt: skip
     head = ["model", "change of ln |p| an iteration, to 10", "after", "positive", "line explains"]
     return Finding(head, rows, claims, curves, ("iteration", "priority"))
 
@@ -182,7 +168,7 @@ class Fall(NamedTuple):
     """Share of the variance of ln |p| over time that a straight line explains."""
 
     @classmethod
-    def of(cls, values: NDArray[np.float64]) -> "Fall":
+    def of(cls, values: Vector) -> "Fall":
         """Measure it."""
         # Eq. 11 takes logarithms of what is negative for many
         logs = np.log(np.abs(values) + 1e-300)
@@ -191,7 +177,7 @@ class Fall(NamedTuple):
         return cls(early, late, float((values > 0).mean()), explained(logs[FALLING:]))
 
 
-def explained(logs: NDArray[np.float64]) -> float:
+def explained(logs: Vector) -> float:
     """Return the share of the variance (looks, examples) that a line explains: the median."""
     x = np.arange(len(logs)) - (len(logs) - 1) / 2
     centred = logs - logs.mean(axis=0)

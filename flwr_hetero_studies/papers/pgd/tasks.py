@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from math import sqrt
+from math import prod, sqrt
 
 import torch
 from torch import Tensor, nn
@@ -76,16 +76,13 @@ def images(dataset: str, model: str, most: int | None = None) -> Problem:
 
 def small_mlp(shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """One hidden layer of 100 (Figure 1)."""
-    first = nn.Linear(shape[0] * shape[1] * shape[2], 100)
+    first = nn.Linear(prod(shape), 100)
     return nn.Sequential(nn.Flatten(), first, nn.ReLU(), nn.Linear(100, num_classes))
 
 
 def paper_cnn(shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """Two convolutions of 10 and 20 kernels of 5x5, each pooled, and a linear layer (section V-D).
-
-    The paper pools by 5x5, which leaves nothing of 28x28 images after the second convolution;
-    the usual 2x2 is taken here.
-    """
+    """Two convolutions of 10 and 20 kernels of 5x5, each pooled, and a linear layer (V-D)."""
+    # the paper pools by 5x5, which leaves nothing of 28x28 after the second
     sides = [((side - 4) // 2 - 4) // 2 for side in shape[1:]]
     return nn.Sequential(
         nn.Conv2d(shape[0], 10, 5), nn.ReLU(), nn.MaxPool2d(2),

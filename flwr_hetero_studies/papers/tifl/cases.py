@@ -14,9 +14,8 @@ from flwr.serverapp.strategy import FedAvg
 from flwr_hetero.fleet import LocalGrid, named_fleet
 from flwr_hetero.strategy import TiFL
 from flwr_hetero.tifl import algorithm
-from flwr_hetero.tifl.tiers import TimeEstimate
 from flwr_hetero_studies.core.apps import app_modules
-from flwr_hetero_studies.core.emulate import emulate, with_last_classes
+from flwr_hetero_studies.core.emulate import Moment, config_of, emulate, with_last_classes
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line, by_seed, of
 from flwr_hetero_studies.papers.tifl.times import idle_app
@@ -74,26 +73,20 @@ def run(case: Case, seed: int, data: Data, **limit: float) -> dict[str, Any]:
 
 
 def on_digits(case: Case, seed: int, budget_s: float = inf) -> dict[str, Any]:
-    """As ``apps/tifl`` by default: 20 nodes, Dirichlet(0.5), 3 nodes a round.
-
-    The clock starts after profiling, which vanilla does not need. A run ends after its last round,
-    or with the first round after ``budget_s``.
-    """
+    """As ``apps/tifl`` by default; the clock starts after profiling, which vanilla needs not."""
     app, _ = app_modules("tifl", "tifl_app")
     policy = case["name"]
     rounds = case["rounds"] * (1 if policy == VANILLA else MORE)
     run_config = {"num-server-rounds": rounds, "seed": seed}
     phase = {"profiling": "phase", "sync_rounds": 1, "warmup_rounds": 0}
-    curve = emulate(
-        app,
-        Settings.from_run_config(run_config),
-        TiFL(FedAvg(fraction_evaluate=0.0), 3, policy=policy, seed=seed, **phase),
-        named_fleet("paper-5", 20),
-        run_config,
-        note=lambda moment: {"tier": moment.record["tifl"]["tier"]},
-        budget_s=budget_s,
-        charged=False,
-    )
+    strategy = TiFL(FedAvg(fraction_evaluate=0.0), 3, policy=policy, seed=seed, **phase)
+    settings, fleet = Settings.from_run_config(run_config), named_fleet("paper-5", 20)
+
+    def note(moment: Moment) -> dict[str, Any]:
+        return {"tier": moment.record["tifl"]["tier"]}
+
+    curve = emulate(app, settings, strategy, fleet, run_config, note=note, budget_s=budget_s,
+                    charged=False)  # fmt: skip
     free_s = curve["virtual_s"][0]
     clock_s = [round(time_s - free_s, 5) for time_s in curve["virtual_s"]]
     metrics = {"profiling_s": 0.0 if policy == VANILLA else free_s}
@@ -105,31 +98,20 @@ def mix(case: Case, seed: int, data: Data) -> dict[str, Any]:
     """Train 3 of 20 nodes a round for some virtual time, evaluations included."""
     app, _ = app_modules("tifl", "tifl_app")
     rows = case["train-examples"]
-    run_config = {
-        "dataset": data.first(rows, rows // 3),
-        "partition": case["partition"],
-        "num-server-rounds": 1_000_000,
-        "batch-size": 16,
-        "learning-rate": case["learning-rate"],
-        "seed": seed,
-    }
+    dataset, rate = data.first(rows, rows // 3), case["learning-rate"]
+    run_config = config_of(dataset, case["partition"], rate, seed)
     settings = Settings.from_run_config(run_config)
     strategy = TiFL(FedAvg(fraction_evaluate=0.0), 3, policy=case["policy"], seed=seed)
     power = case.get("error-power", algorithm.ERROR_POWER)
+    limits = {"budget_s": case["budget-s"], "measure": with_last_classes(settings, SLOW_CLASSES)}
+
+    def note(moment: Moment) -> dict[str, Any]:
+        line = moment.record
+        return {"slow": line["global"].get("slow"), "tier": line["tifl"]["tier"]}
+
     with mock.patch.object(algorithm, "ERROR_POWER", power):
-        curve = emulate(
-            app,
-            settings,
-            strategy,
-            named_fleet("paper-5", 20),
-            run_config,
-            note=lambda moment: {
-                "slow": moment.record["global"].get("slow"),
-                "tier": moment.record["tifl"]["tier"],
-            },
-            budget_s=case["budget-s"],
-            measure=with_last_classes(settings, SLOW_CLASSES),
-        )
+        fleet = named_fleet("paper-5", 20)
+        curve = emulate(app, settings, strategy, fleet, run_config, note=note, **limits)
     drawn = [tier for tier in curve["tier"] if tier is not None]
     rounds = np.bincount(drawn, minlength=5).tolist()
     kept = {key: curve[key] for key in ("virtual_s", "accuracy", "slow", "tier")}
@@ -144,13 +126,15 @@ def predicted(case: Case) -> dict[str, float]:
     for seed in range(case["seeds"]):
         how: dict[str, Any] = {"profiling": "phase", "warmup_rounds": 0, "seed": seed}
         inner = FedAvg(fraction_evaluate=0.0)
-        strategy, ahead = TiFL(inner, PER_ROUND, policy=case["policy"], **how), TimeEstimate()
+        strategy, ahead = TiFL(inner, PER_ROUND, policy=case["policy"], **how), list[float]()
 
-        def note(number: int, arrays: ArrayRecord, own: TiFL = strategy, it: Any = ahead) -> None:
+        def note(number: int, arrays: ArrayRecord, own: TiFL = strategy, to: Any = ahead) -> None:
             if number == 0:
-                it.expect(case["rounds"], own.tiers, own.state, own.named, own.state.probs)
+                full, probs = own.state.full_credits, own.state.probs
+                probs = full / full.sum() if own.named == algorithm.PACED else probs
+                to.append(case["rounds"] * float(probs @ own.tiers.slowest_s))
 
         grid = LocalGrid(app, fleet, seed=seed)
         strategy.start(grid, ArrayRecord([np.zeros(1)]), case["rounds"], evaluate_fn=note)
-        errors.append(abs(ahead.exact_s / strategy.estimate.actual_s - 1))
+        errors.append(abs(ahead[0] / strategy.actual_s - 1))
     return {"error": float(np.mean(errors))}

@@ -30,10 +30,9 @@ def final_accuracy(lines: Sequence[Line]) -> float:
 def mean_curve(
     lines: Sequence[Line], unit_s: Mapping[int, float], *, profiling: bool = False
 ) -> tuple[Vector, Vector]:
-    """Return smoothed accuracy against time, mean over seeds, each seed in its own unit of time.
+    """Return smoothed accuracy against time, mean over seeds, each in its own unit of time.
 
-    Between two rounds the figure of the first holds. The curve is NaN where not every seed has
-    a figure: before its first round or after its last.
+    A round's figure holds until the next; NaN where not every seed has one.
     """
     time, found = np.linspace(0, 1, STEPS), []
     for line in lines:
@@ -71,17 +70,15 @@ def race(lines: Sequence[Line]) -> str:
     return tables.table(RACE, rows)
 
 
-def draw_races(panels: Mapping[str, Sequence[Line]], path: Path) -> None:
-    """Draw accuracy against virtual time, a panel per case."""
-    vanilla = {title: record.of(lines, name=VANILLA) for title, lines in panels.items()}
-    drawn: dict[str, dict[str, tuple[Vector, Vector]]] = {}
-    for title, lines in panels.items():
-        for name, mine in record.by(lines, "name").items():
-            time, curve = mean_curve(mine, lengths(vanilla[title]))
-            drawn.setdefault(title, {})[name] = (time, 100 * curve)
-    low = {title: 100 * max(0.0, final_accuracy(own) - 0.4) for title, own in vanilla.items()}
+def draw_race(lines: Sequence[Line], path: Path) -> None:
+    """Draw accuracy against virtual time."""
+    vanilla, drawn = record.of(lines, name=VANILLA), dict[str, tuple[Vector, Vector]]()
+    for name, mine in record.by(lines, "name").items():
+        time, curve = mean_curve(mine, lengths(vanilla))
+        drawn[name] = (time, 100 * curve)
+    low = 100 * max(0.0, final_accuracy(vanilla) - 0.4)
     labels = ("virtual time / vanilla's whole run", "test accuracy in %")
-    plots.draw(drawn, path, *labels, xlim=(0, 1), ylim=lambda title: (low[title], None))
+    plots.draw({"digits": drawn}, path, *labels, xlim=(0, 1), ylim=(low, None))
 
 
 def held(line: Line, name: str) -> Vector:
@@ -101,12 +98,10 @@ def target_s(line: Line, base: Line, *, by_time: bool) -> float:
 
     It is averaged over the last ``WINDOW_S`` seconds, or over the last 5 rounds.
     """
-    target = quarter(base, "accuracy", 4) - TOLERANCE
-    if by_time:
-        place = curves.reached(curves.smooth(held(line, "accuracy"), WINDOW_S), target)
-        return inf if np.isnan(place) else place
-    place = curves.reached(curves.smooth(line["curve"]["accuracy"], SMOOTH), target)
-    return inf if np.isnan(place) else float(line["curve"]["virtual_s"][int(place)])
+    target, curve = quarter(base, "accuracy", 4) - TOLERANCE, line["curve"]
+    column, window = (held(line, "accuracy"), WINDOW_S) if by_time else (curve["accuracy"], SMOOTH)
+    clock = np.arange(len(column)) if by_time else curve["virtual_s"]
+    return curves.time_to(clock, curves.smooth(column, window), target, between=False)
 
 
 def mixes(lines: Sequence[Line]) -> str:
@@ -120,8 +115,8 @@ def mixes(lines: Sequence[Line]) -> str:
                 target_s(line, its, by_time=by_time) / target_s(its, its, by_time=by_time)
                 for line, its in record.pairs(mine, base)
             ]
-            missed = sum(share == inf for share in found)
             known = [share for share in found if share < inf]
+            missed = len(found) - len(known)
             text = f"; {missed} of {len(found)} never" if missed else ""
             cells.append((tables.extent(known) if known else "") + text)
         rows.append([name, *cells, *quarters(mine)])
@@ -140,7 +135,7 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     groups = record.by(lines, "experiment")
     parts: dict[str, Any] = {"versions": record.software(lines, "flwr", "torch", "numpy")}
     if digits := groups.get("digits"):
-        draw_races({"digits": digits}, folder / "digits.png")
+        draw_race(digits, folder / "digits.png")
         parts |= {"digits": race(digits), "digits_case": digits[0]["case"]}
         parts["digits_seeds"] = len(record.seeds(digits))
     found = {p: groups[f"mix, {p}"] for p in PARTITIONS if f"mix, {p}" in groups}

@@ -11,7 +11,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr_hetero.fleet import DeviceProfile
 from flwr_hetero.strategy import TiFL
 from flwr_hetero.tifl.algorithm import ALGORITHM_2, VANILLA
-from flwr_hetero_studies.core.emulate import emulate
+from flwr_hetero_studies.core.emulate import Moment, emulate
 from flwr_hetero_studies.core.experiment import Claim, Curve, Finding
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.tasks import Settings, evaluate_node, profile_node, train_node
@@ -32,21 +32,16 @@ LEVELS = (2, 5, 10)
 ALIKE = 3.71
 """Points of accuracy that the paper calls a very small difference (section 5.2.2)."""
 SHORT_MODEL, MODELS = "cnn", "flwr_hetero_studies.papers.tifl.models"
-PAPER: dict[str, Any] = {
-    "optimizer": "rmsprop",
-    "learning-rate": 0.001,
-    "lr-decay": 0.995,
-    "batch-size": 10,
-}
+PAPER: dict[str, Any] = {"optimizer": "rmsprop", "learning-rate": 0.001, "lr-decay": 0.995,
+                         "batch-size": 10}  # fmt: skip
 """With the paper's 0.01, RMSprop without state in each round leaves the models at chance."""
 OPTIMIZER = (
     "torch's RMSprop starts without state in each round and has a learning rate of 0.001, for with "
     "the paper's 0.01 the models stay at chance; --data gives the data set"
 )
 FLEET = (
-    "CPU shares are emulated: time in proportion to examples and 1 / share, "
-    "5 % spread, 3 % jitter; "
-    "as in the paper, profiling and evaluation do not count, but in the column 'in all'"
+    "CPU shares are emulated: time in proportion to examples and 1 / share, 5 % spread, 3 % "
+    "jitter; as in the paper, profiling and evaluation do not count, but in the column 'in all'"
 )
 BOTH = f"{FLEET}; {OPTIMIZER}"
 CREDITS = (
@@ -76,10 +71,7 @@ class Plan:
         """Equal groups of nodes, one for each CPU share."""
         shares = [self.cpus[node * len(self.cpus) // self.nodes] for node in range(self.nodes)]
         spread = np.exp(SPREAD * np.random.default_rng(0).standard_normal(self.nodes))
-        return [
-            DeviceProfile(share * float(times), jitter=JITTER)
-            for share, times in zip(shares, spread, strict=True)
-        ]
+        return [DeviceProfile(float(speed), jitter=JITTER) for speed in shares * spread]
 
 
 def classes(count: int) -> dict[str, str | int]:
@@ -102,55 +94,41 @@ class Trained(NamedTuple):
 
 def train(options: Options, plan: Plan, policy: str) -> Trained:
     """Train with a policy, once for each seed."""
-    runs = [
-        _train(options, plan, policy, options.seed + number)
-        for number in range(options.pick(plan.fast_seeds, 5))
-    ]
-    seconds, all_s, percent = (np.mean(rows, axis=0) for rows in zip(*runs, strict=True))
-    last = max(1, len(percent) // 10)
-    by_round = Curve(list(range(len(percent))), percent.tolist())
-    by_time = Curve(seconds.tolist(), percent.tolist())
-    final = float(percent[-last:].mean())
-    return Trained(float(seconds[-1]), float(all_s[-1]), final, by_round, by_time)
+    seeds = range(options.seed, options.seed + options.pick(plan.fast_seeds, 5))
+    runs = [_train(options, plan, policy, seed) for seed in seeds]
+    seconds, all_s, percent = (np.mean(rows, axis=0).tolist() for rows in zip(*runs, strict=True))
+    final = float(np.mean(percent[-max(1, len(percent) // 10) :]))
+    curves = Curve(range(len(percent)), percent), Curve(seconds, percent)
+    return Trained(seconds[-1], all_s[-1], final, *curves)
 
 
 def _train(options: Options, plan: Plan, policy: str, seed: int) -> tuple[list[float], ...]:
     """Return seconds of training, seconds in all and percent, from round to round."""
     rounds = options.pick(plan.fast_rounds, plan.rounds)
-    own = {"model": f"{MODELS}:{plan.model}"}
     config = {"dataset": options.dataset("images"), "num-server-rounds": rounds, "seed": seed}
-    config |= {**plan.config, **plan.partition, **options.pick({"model": SHORT_MODEL}, own)}
-    adaptive = policy in (ADAPTIVE, CAPPED)
-    credits = [-(-rounds // 2**tier) for tier in range(5)] if policy == CAPPED else None
-    strategy = TiFL(
-        FedAvg(fraction_evaluate=0.0),
-        plan.per_round,
-        policy=ALGORITHM_2 if adaptive else policy,
-        credits=credits,
-        interval=options.pick(5, 10),
-        profiling="phase",
-        warmup_rounds=0,
-        seed=seed,
-    )
-    found = emulate(
-        image_app(),
-        Settings.from_run_config(config),
-        strategy,
-        plan.fleet,
-        config,
-        note=lambda moment: {"training_s": moment.record["tifl"]["actual_s"]},
-    )
+    config |= {**plan.config, **plan.partition}
+    config["model"] = options.pick(SHORT_MODEL, f"{MODELS}:{plan.model}")
+    how: dict[str, Any] = {"profiling": "phase", "warmup_rounds": 0, "seed": seed}
+    how |= {"policy": ALGORITHM_2 if policy in (ADAPTIVE, CAPPED) else policy}
+    if policy == CAPPED:
+        how["credits"] = [-(-rounds // 2**tier) for tier in range(5)]
+    strategy = TiFL(FedAvg(fraction_evaluate=0.0), plan.per_round,
+                    interval=options.pick(5, 10), **how)  # fmt: skip
+
+    def note(moment: Moment) -> dict[str, float]:
+        return {"training_s": moment.record["tifl"]["actual_s"]}
+
+    settings = Settings.from_run_config(config)
+    found = emulate(APP, settings, strategy, plan.fleet, config, note=note)
     percent = [100 * accuracy for accuracy in found["accuracy"]]
     return found["training_s"], found["virtual_s"], percent
 
 
-def image_app() -> ClientApp:
-    """Make nodes that train as those of the apps."""
-    app = ClientApp()
-    app.train()(train_node)
-    app.train("profile")(profile_node)
-    app.evaluate()(evaluate_node)
-    return app
+APP = ClientApp()
+"""Nodes that train as those of the apps."""
+APP.train()(train_node)
+APP.train("profile")(profile_node)
+APP.evaluate()(evaluate_node)
 
 
 def compare(
@@ -179,17 +157,13 @@ def outcome(
         for policy, one in policies.items():
             name = f"{setting}, {policy}"
             faster = policies[VANILLA].seconds / one.seconds if VANILLA in policies else 1.0
-            cells = (
-                f"{one.seconds:.1f}",
-                f"{faster:.2f}x",
-                f"{one.all_s:.1f}",
-                f"{one.accuracy:.2f}",
-            )
-            rows.append((setting, policy, *cells, (paper or {}).get(name, "")))
+            cells = f"{one.seconds:.1f}", f"{faster:.2f}x", f"{one.all_s:.1f}"
+            percent = f"{one.accuracy:.2f}"
+            rows.append((setting, policy, *cells, percent, (paper or {}).get(name, "")))
             curves[name] = one.by_time if by_time else one.by_round
-    head = ("setting", "policy", "training s", "faster", "in all s")
+    head = ("setting", "policy", "training s", "faster", "in all s", "accuracy %", "paper")
     axes = "virtual seconds" if by_time else "round", "accuracy, %"
-    return Finding((*head, "accuracy %", "paper"), rows, claims, curves, axes)
+    return Finding(head, rows, claims, curves, axes)
 
 
 def speed(found: Mapping[str, Trained], policy: str, over: str = VANILLA) -> float:
@@ -204,11 +178,9 @@ def percents(found: Mapping[str, Trained], policies: Iterable[str] = ()) -> dict
 
 def lowest(text: str, published: str, found: Mapping[str, Trained], policy: str) -> Claim:
     """Claim that a policy has the lowest accuracy of all."""
-    values = percents(found)
-    others = min(value for name, value in values.items() if name != policy)
-    text = f"{text} (the lowest accuracy)"
-    here = f"{values[policy]:.2f}; others from {others:.2f}"
-    return Claim(text, published, here, values[policy] < others)
+    own, others = found[policy].accuracy, min(v for n, v in percents(found).items() if n != policy)
+    here = f"{own:.2f}; others from {others:.2f}"
+    return Claim(f"{text} (the lowest accuracy)", published, here, own < others)
 
 
 def alike(text: str, published: str, values: Mapping[str, float]) -> Claim:

@@ -17,14 +17,13 @@ from flwr_hetero_studies.tasks.models.images import (
     mlp,
     resnet18,
     softmax,
-    speech_cnn,
 )
 from flwr_hetero_studies.tasks.models.language import gpt, lstm_lm
-from flwr_hetero_studies.tasks.models.texts import bag, lstm, textcnn
+from flwr_hetero_studies.tasks.models.texts import bag, textcnn
 
 Shape = tuple[int, ...]
 """Of an input: (C, H, W) of an image, (columns, 1, 1) of a row of numbers, (1, steps) of a series,
-(bands, frames) of speech, (length,) of a text."""
+(length,) of a text."""
 Builder = Callable[..., nn.Module]
 """Takes the shape of an input and the outputs."""
 
@@ -39,11 +38,10 @@ IMAGE_MODELS: dict[str, tuple[Builder, int]] = {
     "resnet18": (resnet18, 8),
 }
 """Name to builder and the smallest height and width it can take; 1 fits rows of numbers too."""
-TEXT_MODELS: dict[str, Builder] = {"bag": bag, "textcnn": textcnn, "lstm": lstm}
 FITTING: dict[tuple[int, int], dict[str, Builder]] = {
     IMAGES: {name: build for name, (build, _) in IMAGE_MODELS.items()},
-    TEXTS: TEXT_MODELS,
-    SERIES: {"speech-cnn": speech_cnn, "mlp": mlp, "softmax": softmax},
+    TEXTS: {"bag": bag, "textcnn": textcnn},
+    SERIES: {"mlp": mlp, "softmax": softmax},
     LANGUAGE: {"lstm-lm": lstm_lm, "gpt": gpt},
     FORECASTS: {"ar-mlp": ar_mlp},
 }
@@ -67,9 +65,6 @@ def _builder(name: str, shape: Shape, outputs: Outputs) -> Builder:
     if name == "auto" and kind == IMAGES:
         smallest = min(shape[1:])
         return mlp if smallest == 1 else resnet18 if smallest >= LARGE else cnn
-    if name == "auto" and kind == SERIES and shape[0] == 1:
-        # one channel: there is nothing to tell apart by bands
-        return mlp
     if name == "auto" and known:
         return next(iter(known.values()))
     if name not in known:

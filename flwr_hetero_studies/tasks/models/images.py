@@ -1,4 +1,4 @@
-"""Models for images, series and speech, and those that take any numbers."""
+"""Models for images and series, and those that take any numbers."""
 
 from math import prod
 
@@ -70,7 +70,7 @@ def _features(body: nn.Module, shape: Shape) -> int:
     return flat.shape[1]
 
 
-# --- series and speech ---------------------------------------------------------------------
+# --- series --------------------------------------------------------------------------------
 
 
 class AutoregressiveMLP(nn.Module):
@@ -85,22 +85,12 @@ class AutoregressiveMLP(nn.Module):
         )  # fmt: skip
 
     def forward(self, series: Tensor) -> Tensor:
-        """Map series (batch, 1, steps) to their next values (batch, horizon)."""
         window, found = series.flatten(1), []
         for _ in range(self.horizon):
             found.append(self.layers(window))
             # its own forecast takes the place of the oldest value
             window = torch.cat([window[:, 1:], found[-1]], dim=1)
         return torch.cat(found, dim=1)
-
-
-def speech_cnn(shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """Two convolutions over time, of 32 and 64 channels, and the maximum over the frames."""
-    return nn.Sequential(
-        nn.Conv1d(shape[0], 32, 5, padding=2), nn.ReLU(), nn.MaxPool1d(2, ceil_mode=True),
-        nn.Conv1d(32, 64, 5, padding=2), nn.ReLU(), nn.AdaptiveMaxPool1d(1), nn.Flatten(),
-        nn.Linear(64, num_classes),
-    )  # fmt: skip
 
 
 def ar_mlp(shape: tuple[int, ...], outputs: tuple[int]) -> nn.Module:

@@ -23,7 +23,6 @@ class LSTMLanguageModel(nn.Module):
         self.head = nn.Linear(width, width)
 
     def forward(self, numbers: Tensor) -> Tensor:
-        """Map numbers of characters (batch, length) to logits (batch, length, characters)."""
         found = self.head(self.lstm(self.embedding(numbers))[0])
         return linear(found, self.embedding.weight)
 
@@ -39,7 +38,6 @@ class TransformerBlock(nn.Module):
         self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (batch, length, width) to the same shape."""
         parts = self.attend(self.before(x)).unflatten(2, (3, self.heads, -1))
         query, key, value = parts.permute(2, 0, 3, 1, 4)
         seen = scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -58,7 +56,6 @@ class GPT(nn.Module):
         self.norm, self.output = nn.LayerNorm(width), nn.Linear(width, characters)
 
     def forward(self, numbers: Tensor) -> Tensor:
-        """Map numbers of characters (batch, length) to logits (batch, length, characters)."""
         # a place for each example: its gradient then has the examples in its first dimension
         places = torch.arange(numbers.shape[1], device=numbers.device).expand_as(numbers)
         found = self.blocks(self.embedding(numbers) + self.places(places))

@@ -15,7 +15,6 @@ class Bag(nn.Module):
         self.output = nn.Linear(width, num_classes)
 
     def forward(self, numbers: Tensor) -> Tensor:
-        """Map token numbers (batch, length) to logits."""
         # an empty text has no token to divide by
         count = (numbers != 0).sum(1, keepdim=True).clamp(min=1)
         logits: Tensor = self.output(self.embedding(numbers).sum(1) / count.sqrt())
@@ -32,26 +31,8 @@ class TextCNN(nn.Module):
         self.output = nn.Linear(width, num_classes)
 
     def forward(self, numbers: Tensor) -> Tensor:
-        """Map token numbers (batch, length) to logits."""
         found = self.convolution(self.embedding(numbers).transpose(1, 2)).relu()
         logits: Tensor = self.output(found.amax(2))
-        return logits
-
-
-class TextLSTM(nn.Module):
-    """Embeddings through an LSTM, and the mean of its states over the text."""
-
-    def __init__(self, shape: tuple[int, ...], num_classes: int, width: int = 64) -> None:
-        super().__init__()
-        self.embedding = embedding(width)
-        self.lstm = nn.LSTM(width, width, batch_first=True)
-        self.output = nn.Linear(width, num_classes)
-
-    def forward(self, numbers: Tensor) -> Tensor:
-        """Map token numbers (batch, length) to logits."""
-        states, _ = self.lstm(self.embedding(numbers))
-        held = (numbers != 0).unsqueeze(2)
-        logits: Tensor = self.output((states * held).sum(1) / held.sum(1).clamp(min=1))
         return logits
 
 
@@ -64,5 +45,5 @@ def embedding(width: int) -> nn.Embedding:
     return layer
 
 
-bag, lstm, textcnn = Bag, TextLSTM, TextCNN
-"""32 numbers and a linear layer; 64 units; 64 channels."""
+bag, textcnn = Bag, TextCNN
+"""32 numbers and a linear layer; 64 channels."""

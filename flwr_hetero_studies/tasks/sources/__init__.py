@@ -19,12 +19,7 @@ from flwr_hetero_studies.tasks.sources.columns import (
     TableColumns,
     inputs_and_labels,
 )
-from flwr_hetero_studies.tasks.sources.generated import (
-    SERIES,
-    SPEECH,
-    generated_series,
-    generated_speech,
-)
+from flwr_hetero_studies.tasks.sources.generated import SERIES, generated_series
 from flwr_hetero_studies.tasks.texts import STDLIB, stdlib_texts, stdlib_windows, token_numbers
 
 DIGITS, BREAST_CANCER = "digits", "breast-cancer"
@@ -33,7 +28,6 @@ EMBEDDED = {
     BREAST_CANCER: "classification",
     STDLIB: "classification",
     SERIES: "forecasting",
-    SPEECH: "classification",
 }
 """Data sets that need no download, and what they are for by ``auto``."""
 TEST_SHARE = 0.2
@@ -118,9 +112,6 @@ def _embedded(dataset: str, task: Task) -> tuple[Inputs, NDArray[np.int64]]:
     if dataset == SERIES:
         series, labels = generated_series(task.window or WHOLE_SERIES)
         return MemoryArray(series if task.window else series[:, None]), labels
-    if dataset == SPEECH:
-        frames, labels = generated_speech()
-        return MemoryArray(frames), labels
     # takes a second, and is needed here only
     from sklearn import datasets
 

@@ -27,7 +27,6 @@ class MemoryArray(NamedTuple):
     values: NDArray[Any]
 
     def take(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """Copy inputs."""
         # texts are kept as bytes, and models want int64
         values = self.values[rows]
         return values.astype(np.int64) if values.dtype == np.uint8 else values
@@ -39,7 +38,6 @@ class TextColumn(NamedTuple):
     column: Any
 
     def take(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Turn texts into numbers of tokens."""
         return token_numbers(self.column.take(rows).to_pylist())
 
 
@@ -54,7 +52,6 @@ class ImageColumn:
         self.mode = "L" if self.image(0).mode in ("1", "L") else "RGB"
 
     def take(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Decode images."""
         pixels = np.stack([np.asarray(self.image(r).convert(self.mode)) for r in rows.tolist()])
         # grey images have no axis of channels
         pixels = pixels.reshape(*pixels.shape[:3], -1).transpose(0, 3, 1, 2)
@@ -63,7 +60,6 @@ class ImageColumn:
         return scaled
 
     def image(self, row: int) -> Any:
-        """Decode one."""
         return self.images[row][self.name]
 
 
@@ -105,7 +101,6 @@ class TableColumns(NamedTuple):
 
     @property
     def has_label(self) -> bool:
-        """Whether one of the columns is that of the labels."""
         return len(self.labels) == 1 or any(name in LABEL_NAMES for name in self.labels)
 
     def task(self, name: str) -> Task:

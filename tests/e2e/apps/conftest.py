@@ -10,7 +10,7 @@ import pytest
 from flwr_hetero.fleet import processes
 
 # programs that tests run, and apps
-collect_ignore = ["simulate_probe.py", "slow_device.py", "plain"]
+collect_ignore = ["slow_device.py", "plain"]
 APPS = Path(__file__).parents[3] / "apps"
 
 

@@ -20,6 +20,7 @@ def run(name, num_nodes, **settings):
         run("cd-grab", 4, num_server_rounds=6, batch_size=16),
         run("mercury", 4, num_server_rounds=8, resharding="importance"),
         run("pgd", 4, num_server_rounds=6, look_every=3),
+        run("tifl", 20, num_server_rounds=8, sync_rounds=1, interval=4),
     ],
 )
 def test_app_leaves_a_run_directory(flower, tmp_path, app, num_nodes, settings):
@@ -43,6 +44,11 @@ def test_app_leaves_a_run_directory(flower, tmp_path, app, num_nodes, settings):
     if app == "cd-grab":
         assert last["cd_grab"]["pairs_together"] == 40
         assert last["herding"]["herding_bound"] < first["herding"]["herding_bound"]
+    if app == "tifl":
+        tiers, latency = start["tifl"]["tiers"], start["tifl"]["latency"]
+        assert [tiers[node] for node in sorted(latency, key=latency.get)] == sorted([*range(5)] * 4)
+        assert f"{out}/compare.html" in log, log[-3000:]
+        assert len(history(out / "baseline")) == 5  # ceil(0.4 * 8), and round 0
     if app == "mercury":
         assert last["sampler"]["coverage"] == 1.0
     if app == "pgd":
@@ -55,8 +61,6 @@ CANCER = {"dataset": "breast-cancer", "model": "softmax", "learning_rate": 0.1}
 CNN = {"dataset": "stdlib", "model": "flwr_hetero_studies.tasks.models.texts:textcnn"}
 GPT = {"dataset": "stdlib", "task": "language-model", "model": "gpt", "optimizer": "adam"}
 GPT |= {"learning_rate": 0.005, "fast_steps": 16, "selection": "all", "sampler": "mercury"}
-LSTM = {"dataset": "stdlib", "model": "lstm", "optimizer": "adam", "learning_rate": 0.01}
-SPEECH = {"dataset": "speech", "learning_rate": 0.1}
 
 
 @pytest.mark.nightly
@@ -67,9 +71,6 @@ SPEECH = {"dataset": "speech", "learning_rate": 0.1}
         ("fleet", 4, 0.85, LONG | CANCER),
         ("fleet", 5, 0.32, GPT),
         ("cd-grab", 5, 0.88, {"dataset": "series", "model": "auto", "learning_rate": 0.2}),
-        ("pgd", 5, 0.4, SPEECH),
-        ("mercury", 5, 0.4, SPEECH | {"local_steps": 40, "resharding": "importance"}),
-        ("biased-local-sgd", 5, 0.25, LSTM),
     ],
 )
 def test_other_inputs_and_tasks_than_images(flower, tmp_path, app, num_nodes, least, settings):
@@ -83,14 +84,18 @@ def test_other_inputs_and_tasks_than_images(flower, tmp_path, app, num_nodes, le
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("app", "num_nodes", "same"),
-    [("biased-local-sgd", 5, ["biased_local_sgd"]), ("cd-grab", 3, ["global", "herding"])],
+    ("app", "num_nodes", "same", "settings"),
+    [
+        ("biased-local-sgd", 5, ["biased_local_sgd"], {}),
+        ("cd-grab", 3, ["global", "herding"], {}),
+        ("tifl", 20, ["global", "latency"], {"sync_rounds": 1, "interval": 2, "baseline": False}),
+    ],
 )
-def test_resume_equals_unbroken(flower, tmp_path, app, num_nodes, same):
-    flower(app, num_nodes, num_server_rounds=4, output_dir=tmp_path / "whole")
+def test_resume_equals_unbroken(flower, tmp_path, app, num_nodes, same, settings):
+    flower(app, num_nodes, num_server_rounds=4, output_dir=tmp_path / "whole", **settings)
     for rounds, resume in ((2, False), (4, True)):
-        out = tmp_path / "broken"
-        flower(app, num_nodes, num_server_rounds=rounds, output_dir=out, resume=resume)
+        how = {"num_server_rounds": rounds, "output_dir": tmp_path / "broken", "resume": resume}
+        flower(app, num_nodes, **how, **settings)
     whole, broken = history(tmp_path / "whole"), history(tmp_path / "broken")
     assert [record["round"] for record in broken] == [0, 1, 2, 3, 4]
     assert [broken[-1][key] for key in same] == [whole[-1][key] for key in same]

@@ -10,11 +10,16 @@ from typing import NamedTuple
 
 import pytest
 from dropin.patching import apply
-from e2e.examples.running import APPS, App, node_half, server_half
+from e2e.examples.running import APPS, App, node_half, server_half, write
 
 pytestmark = [pytest.mark.app, pytest.mark.nightly]
 HERE = Path(__file__).parent
-OLDER = App("NumPyClient", HERE / "plain" / "older_app", "older_numpy", ("sklearn",))
+OLDER = App(
+    *("NumPyClient", HERE / "plain" / "older_app", "older_numpy", ("sklearn",)),
+    initial="[np.zeros((64, 10))]",
+    taken="import numpy as np\nfrom flwr_hetero.older import OlderClients",
+    grid="OlderClients(grid)",
+)
 KINDS = {name: app for name, app in APPS.items() if name != "xgboost"} | {"older": OLDER}
 ROUNDS, NODES = 6, 8
 STEP_S = {"hugging-face": 0.3}
@@ -31,7 +36,7 @@ class Outcome(NamedTuple):
 def run(flower, kind, folder, strategy):
     """Run a copy of an app with unequal devices; ``strategy`` stands in for FedAvg."""
     app = KINDS[kind]
-    shutil.copytree(app.folder, folder)
+    write(app, folder)
     apply(node_half(app, "steps"), folder)
     apply(server_half(app, f"{strategy}({{}})"), folder)
     package = folder / app.package

@@ -23,15 +23,6 @@ def test_superlink_is_like_local_grid_but_for_two_answers(small_fleet, tmp_path,
     assert json.loads(path.read_text()) == SUPERLINK
 
 
-def test_numpy_client_of_the_older_api(small_fleet, tmp_path):
-    run = FleetRun(small_fleet, tmp_path / "run", HERE / "older_app")
-    rounds = run.start().finish()[1:]
-    assert len(rounds) == 2, run.tail()
-    assert rounds[-1]["train"]["train-loss"] < 9.0
-    assert {"accuracy", "loss"} <= set(rounds[-1]["evaluate"])
-    assert all(not record["failures"] for record in rounds), run.tail()
-
-
 def four_rounds(fleet, folder, app, **config):
     run = FleetRun(fleet, folder, APPS / app, fleet="real", num_server_rounds=4, **config)
     history = run.start().finish()

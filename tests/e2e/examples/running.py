@@ -36,25 +36,84 @@ class App(NamedTuple):
     folder: Path
     package: str
     needs: tuple[str, ...]
+    initial: str = ""
+    """The model of the first round, in Python; without one the app has a server's half."""
     strategy: str = "FedAvg"
+    taken: str = "import numpy as np"
+    grid: str = "grid"
 
 
+TORCH, LIGHTNING = ("torch",), ("pytorch_lightning", "torch")
+TRAINER = ("transformers", "accelerate", "torch")
+OF_TASK = "from {package} import task"
 APPS = {
-    "torch": App("plain torch loop", DROPIN / "quickstart", "quickstart", ("torch",)),
-    "scikit-learn": App("scikit-learn", HERE / "scikit_learn", "sklearn_app", ("sklearn",)),
+    "torch": App("plain torch loop", DROPIN / "quickstart", "quickstart", TORCH),
+    "scikit-learn": App(
+        "scikit-learn", HERE / "scikit_learn", "sklearn_app", ("sklearn",),
+        "[np.zeros((10, 64)), np.zeros(10)]"),
     "xgboost": App(
-        "XGBoost bagging", HERE / "xgboost", "xgboost_app", ("xgboost",), "FedXgbBagging"
-    ),
+        "XGBoost bagging", HERE / "xgboost", "xgboost_app", ("xgboost",),
+        "[np.frombuffer(b'', np.uint8)]", "FedXgbBagging"),
     "lightning": App(
-        "Lightning", HERE / "lightning", "lightning_app", ("pytorch_lightning", "torch")
-    ),
+        "Lightning", HERE / "lightning", "lightning_app", LIGHTNING,
+        "task.Classifier().state_dict()", taken=OF_TASK),
     "hugging-face": App(
-        "HF Trainer",
-        HERE / "hugging_face",
-        "hugging_face_app",
-        ("transformers", "accelerate", "torch"),
-    ),
-}
+        "HF Trainer", HERE / "hugging_face", "hugging_face_app", TRAINER,
+        "task.make_model().state_dict()", taken=OF_TASK),
+}  # fmt: skip
+
+SERVER = """
+from flwr.app import ArrayRecord
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import {strategy}
+{taken}
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid, context):
+    rounds = context.run_config["num-server-rounds"]
+    strategy = {strategy}()
+    result = strategy.start({grid}, ArrayRecord({initial}), num_rounds=rounds)
+    print("accuracy", result.evaluate_metrics_clientapp[rounds])
+"""
+PROJECT = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "{name}"
+description = "{title}"
+version = "0.1.0"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.hatch.build.targets.wheel]
+packages = ["{package}"]
+
+[tool.flwr.app]
+publisher = "flwr-hetero"
+
+[tool.flwr.app.components]
+serverapp = "{package}.server_app:app"
+clientapp = "{package}.client_app:app"
+
+[tool.flwr.app.config]
+num-server-rounds = 3
+"""
+
+
+def write(app: App, folder: Path) -> None:
+    """Copy an app, and write what is alike in all but the first."""
+    shutil.copytree(app.folder, folder, dirs_exist_ok=True)
+    if app.initial:
+        words = app._asdict() | {"taken": app.taken.format(package=app.package)}
+        (folder / app.package / "__init__.py").touch()
+        (folder / app.package / "server_app.py").write_text(SERVER.format(**words))
+        name = app.package.replace("_", "-")
+        (folder / "pyproject.toml").write_text(PROJECT.format(**words, name=name))
 
 
 # --- both halves of a method ----------------------------------------------------------------
@@ -133,17 +192,16 @@ class Seen:
 
 
 @contextmanager
-def changed(app: App, folder: Path, wrapped: str | None, half: str | None) -> Iterator[Path]:
-    """Make a copy of an app with both halves of a method in it, that can be imported."""
-    shutil.copytree(app.folder, folder, dirs_exist_ok=True)
-    if wrapped:
-        apply(server_half(app, wrapped), folder)
-    if half and (diff := node_half(app, half)):
+def changed(app: App, folder: Path, *diffs: str | None) -> Iterator[dict[str, Any]]:
+    """Make a copy of an app with a method in it, that can be imported; give its run-config."""
+    write(app, folder)
+    for diff in filter(None, diffs):
         apply(diff, folder)
     sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
     try:
-        yield folder
+        text = (folder / "pyproject.toml").read_text(encoding="utf-8")
+        yield tomllib.loads(text)["tool"]["flwr"]["app"]["config"]
     finally:
         sys.path.remove(str(folder))
         for name in [name for name in sys.modules if name.split(".")[0] == app.package]:
@@ -158,14 +216,16 @@ def run(
     rounds: int = 3,
     fleet: list[DeviceProfile] = FLEET,
     num_digits: int = 400,
+    diff: str | None = None,
 ) -> Seen:
-    """Run both apps on emulated nodes, and see the history."""
-    with changed(app, folder, wrapped, half), few_digits(num_digits):
+    """Run both apps on emulated nodes, and see the history; ``diff`` may have both halves."""
+    halves = server_half(app, wrapped) if wrapped else diff, node_half(app, half) if half else None
+    with changed(app, folder, *halves) as config, few_digits(num_digits):
         if "torch" in app.needs:
             importlib.import_module("torch").manual_seed(0)
         client = importlib.import_module(f"{app.package}.client_app").app
         server = importlib.import_module(f"{app.package}.server_app").app
-        config = default_config(app) | {"num-server-rounds": rounds}
+        config |= {"num-server-rounds": rounds}
         evaluating, records = [0.0], []
         grid = LocalGrid(timed(client, evaluating), fleet, run_config=config)
         with watched(records):
@@ -190,19 +250,13 @@ def timed(client: ClientApp, evaluating: list[float]) -> Callable[[Message, Cont
 
 def train_once(app: App, folder: Path, half: str, arrays: ArrayRecord) -> Message:
     """Send one training instruction to a node, and return its reply."""
-    with changed(app, folder, None, half), few_digits(400):
+    with changed(app, folder, node_half(app, half)) as run_config, few_digits(400):
         client = importlib.import_module(f"{app.package}.client_app").app
-        grid = LocalGrid(client, FLEET, run_config=default_config(app))
+        grid = LocalGrid(client, FLEET, run_config=run_config)
         config = ConfigRecord({"server-round": 1, "lr": 0.1})
         message = Message(RecordDict({"arrays": arrays, "config": config}), 1000, "train")
         (reply,) = grid.send_and_receive([message])
     return reply
-
-
-def default_config(app: App) -> dict[str, Any]:
-    """Return the run-config of an app's own pyproject.toml."""
-    text = (app.folder / "pyproject.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)["tool"]["flwr"]["app"]["config"]
 
 
 @contextmanager

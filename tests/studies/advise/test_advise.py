@@ -13,7 +13,7 @@ from flwr_hetero_studies.advise.advice import Advice
 from flwr_hetero_studies.advise.candidates import candidates
 from flwr_hetero_studies.advise.fleet import epoch_s, for_task, read_fleet
 from flwr_hetero_studies.advise.simulate import Point, Simulation, judge, rank, row, target_of
-from flwr_hetero_studies.advise.task import SmallTask
+from flwr_hetero_studies.advise.task import small_task
 from flwr_hetero_studies.cli.advise import _print
 
 FLEET = (DeviceProfile(4.0), DeviceProfile(2.0), DeviceProfile(1.0), DeviceProfile(0.1))
@@ -83,8 +83,13 @@ def test_judge_by_hand():
 
 
 def make(choice, seed, target):
-    task = SmallTask(4, examples=48, seed=seed)
+    task = small_task(4, 48, seed=seed)
     return Simulation(choice, task, FLEET, 4, 2, 10, seed, target)
+
+
+@pytest.mark.parametrize("choice", candidates(4, 2), ids=lambda choice: choice.name)
+def test_every_setting_can_be_tried(choice):
+    assert Simulation(choice, small_task(4, 48), FLEET, 4, 2, 2, 0).run()
 
 
 def test_same_seed_same_ranking():

@@ -162,13 +162,11 @@ def test_duel_takes_the_quickest_rival():
     assert contest(a=runs["a"]).duel(-0.01) is None
 
 
-def test_page_names_what_was_not_run(tmp_path):
+def test_page_has_our_duel_and_the_picture(tmp_path):
     names = (methods.BASE, methods.OURS, "TiFL")
     lines = [*YARD.values(), *(line(name, 0, 0.02) for name in names)]
     lines[0]["case"]["at_work"] = 3
     parts = report.report(lines, tmp_path)
-    assert "- dirichlet, 5 at work: not run FedProx, partial work" in parts["not_run"]
-    assert "- texts, 5 at work: not run" in parts["not_run"]
     assert "| dirichlet, 5 at work | FedAvg | " in parts["duels"]
     assert (tmp_path / "race.png").exists()
     assert report.report([], tmp_path) == {"rounds": cases.ROUNDS}

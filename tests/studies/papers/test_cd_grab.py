@@ -146,12 +146,6 @@ def test_ablation_notices_gains_without_coordination(monkeypatch, gain_of_many, 
     assert figures.figure_4(QUIET).verdict == verdict
 
 
-def test_quadratics_end_nearer_with_coordinated_orders():
-    drawn = np.random.default_rng(0).normal(size=(4, 16, 16))
-    ends = [vectors.excess(drawn, method, 0.05, 20, 0) for method in (CD_GRAB, D_RR)]
-    assert ends[0] < ends[1] / 2
-
-
 def test_memory_is_counted_in_models(monkeypatch):
     monkeypatch.setattr(vectors, "NUMBERS", 100_000)
     finding = vectors.figure_8(QUIET)

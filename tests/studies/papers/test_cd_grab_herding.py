@@ -12,7 +12,6 @@ from flwr_hetero_studies.papers.cd_grab.herding import (
     HERDING,
     HerdingMeter,
     relative_herding,
-    usual_length,
 )
 from flwr_hetero_studies.papers.cd_grab.orders import OwnMean
 
@@ -50,20 +49,6 @@ def test_bound_waits_for_whole_passes():
     assert [bound is not None for bound in bounds] == ([False] * 5 + [True]) * 2
 
 
-def test_first_length_may_be_outvoted():
-    def lie(message, context, call_next):
-        reply = call_next(message, context)
-        if context.node_config["partition-id"] == 0:
-            record = reply.content[HERDING]
-            record.update({keys.SKETCH_SIZE: 1, keys.VECTORS: np.ones(8, "<f2").tobytes()})
-        return reply
-
-    grid = grid_of([16] * 3, method="d-rr", mods=[lie])
-    rounds = Rounds(HerdingMeter(fedavg()), grid, 1)
-    (reason,) = rounds.reasons()
-    assert "sketches of 1, not 5" in reason
-
-
 @pytest.mark.parametrize(("name", "value"), [("sketch_size", 0), ("seed", -1)])
 def test_bad_settings_are_refused(name, value):
     with pytest.raises(ValueError, match=f"{name} must be a whole number"):
@@ -72,7 +57,6 @@ def test_bad_settings_are_refused(name, value):
 
 def test_last_whole_pass_counts():
     meter = HerdingMeter(sketch_size=1)
-    meter._length = 1
     record = {keys.NUM_UNITS: 2, keys.SKETCH_SIZE: 1, keys.SCALE: 1.0}
     parts = [np.array(part, "<f2").tobytes() for part in ([1], [2, 3])]
     assert meter._add("node-0", record | {keys.VECTORS: parts[0]}) is None
@@ -112,11 +96,3 @@ def test_own_mean_is_grab_with_the_last_mean():
             total += sign * z
             signs.append(sign)
         order, mean = reorder(order, signs), moved.mean(axis=0)
-
-
-@pytest.mark.parametrize(
-    ("lengths", "known", "usual"),
-    [([], 5, 5), ([3], 0, 3), ([3], 5, 5), ([3, 3], 5, 3), ([3, 3, 5, 5], 5, 5)],
-)
-def test_usual_length_is_a_vote(lengths, known, usual):
-    assert usual_length(lengths, known) == usual

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from flwr_hetero_studies.core.plan import Options
-from flwr_hetero_studies.papers.mercury import components, importance, race, speed, theory
+from flwr_hetero_studies.papers.mercury import clock, importance, race, speed
 from flwr_hetero_studies.papers.mercury.clock import StepCosts, costs, overlapped_s
 from flwr_hetero_studies.papers.mercury.race import SeededTask, gain, mean_of, spent
 from flwr_hetero_studies.papers.mercury.training import (
@@ -152,7 +152,7 @@ def test_bandwidth_noise_changes_seconds_and_adaptive_groups():
         importance.figure_2,
         importance.figure_3,
         importance.figure_6,
-        components.figure_14,
+        speed.figure_14,
         speed.figure_12,
         speed.figure_17,
         speed.figure_18,
@@ -166,7 +166,7 @@ def test_an_experiment_has_rows_and_claims(run, tiny):
 
 def test_the_way_that_takes_longer_is_not_called_faster(tiny):
     one, other = Sampling("paper", share=0.1), Sampling("paper", share=0.1, is_hidden=False)
-    outcome = components.compare(tiny, {"hidden": one, "not hidden": other}, (1.0, 2.0))
+    outcome = speed.compare(tiny, {"hidden": one, "not hidden": other}, (1.0, 2.0))
     assert not outcome.claims[-1].holds
 
 
@@ -192,5 +192,5 @@ def test_cells_have_seeds_of_their_own():
 
 
 def test_speedup_by_hand():
-    assert theory.speedup(1.0, 0.0, 1.0, 1.0) == 1.0
-    assert theory.speedup(0.4, 2.0, 1.0, 3.0) == pytest.approx(1 / (0.4 * 1.5))
+    assert clock.speedup(1.0, 0.0, 1.0, 1.0) == 1.0
+    assert clock.speedup(0.4, 2.0, 1.0, 3.0) == pytest.approx(1 / (0.4 * 1.5))

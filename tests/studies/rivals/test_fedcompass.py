@@ -2,11 +2,10 @@
 
 import numpy as np
 import pytest
-from quadratics import Watched, fedavg, models, start
-from recording import Folder, History
+from quadratics import Watched, fedavg, models
+from recording import History
 
 from flwr_hetero.fleet import Fault
-from flwr_hetero.strategy import Recorded
 from flwr_hetero_studies.rivals import FedCompass
 from flwr_hetero_studies.rivals.fedcompass import ArrivalGroup as Group
 from flwr_hetero_studies.rivals.fedcompass import assign
@@ -70,15 +69,6 @@ def test_first_merges_count_by_the_share_of_who_works(concurrency, count):
     assert found[2] == pytest.approx(found[1] + update / count / np.sqrt(2))
 
 
-def test_speeds_beyond_the_bounds_make_their_own_groups():
-    records, _ = run(60, speeds=[20.0, 19.0, 1.0, 0.9], strategy=FedCompass(fedavg(), 5, 25))
-    sets = {frozenset(record["nodes"]) for record in records[20:]}
-    assert {frozenset({"node-0", "node-1"})} <= sets
-    slow = [record["num_steps"]["node-3"] for record in records if "node-3" in record["num_steps"]]
-    assert min(slow[1:]) >= 5
-    assert all(len(record["nodes"]) <= 4 for record in records)
-
-
 def test_late_node_is_merged_with_the_next_group():
     slow = [Fault(1, "late", first_round=12, last_round=12, delay_s=4.0)]
     records, _ = run(30, strategy=FedCompass(fedavg(), 5, 25), faults=slow)
@@ -99,18 +89,3 @@ def test_dead_node_costs_its_group_the_slack():
     records, _ = run(40, faults=[Fault(0, "dies", first_round=15)], timeout=60.0, make=Dies)
     assert any(record["failures"] for record in records)
     assert {len(record["nodes"]) for record in records[-5:]} == {5}
-
-
-def test_resumed_run_knows_the_speeds(tmp_path):
-    def go(merges, resume):
-        strategy = FedCompass(fedavg(), 5, 25)
-        folder = Folder(tmp_path)
-        whole = Recorded(strategy, run_dir=folder, resume=resume)
-        whole.start(Watched([1.0] * 6, SPEEDS, lr=0.01), start(), merges)
-        return strategy, folder.records
-
-    before, _ = go(12, resume=False)
-    known = dict(before.step_s)
-    after, records = go(14, resume=True)
-    assert len(records[0]["fedbuff"]["nodes"]) > 1  # no node is measured again
-    assert after.step_s == pytest.approx(known, rel=1e-6)

@@ -50,25 +50,20 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_images_are_normalised_per_channel(folder):
-    truth = pixels(60, 0, 3).transpose(0, 3, 1, 2) / 255.0
+def test_both_splits_are_normalised_by_the_channels_of_training(folder):
+    truth, test = (
+        pixels(rows, seed, 3).transpose(0, 3, 1, 2) / 255 for rows, seed in ((60, 0), (9, 1))
+    )
     mean, std = truth.mean((0, 2, 3), keepdims=True), truth.std((0, 2, 3), keepdims=True)
     parts = [load_partition(str(folder), i, 4) for i in range(4)]
     inputs = torch.cat([part.inputs for part in parts]).numpy()
-    assert inputs.dtype == np.float32
-    assert parts[0].targets.dtype == torch.int64
-    order = np.lexsort(inputs.reshape(60, -1).T[:3])
-    expected = ((truth - mean) / std).astype(np.float32)
-    expected = expected[np.lexsort(expected.reshape(60, -1).T[:3])]
-    np.testing.assert_allclose(inputs[order], expected, atol=1e-5)
-
-
-def test_held_back_split_uses_training_statistics(folder):
-    truth = pixels(60, 0, 3).transpose(0, 3, 1, 2) / 255.0
-    test = pixels(9, 1, 3).transpose(0, 3, 1, 2) / 255.0
-    expected = (test - truth.mean((0, 2, 3), keepdims=True)) / truth.std((0, 2, 3), keepdims=True)
-    np.testing.assert_allclose(load_test(str(folder)).inputs.numpy(), expected, atol=1e-5)
-    assert load_test(str(folder)).targets.tolist() == [0, 1, 2] * 3
+    assert (inputs.dtype, parts[0].targets.dtype) == (np.float32, torch.int64)
+    expected = (truth - mean) / std
+    both = [each[np.lexsort(each.reshape(60, -1).T[:3])] for each in (inputs, expected)]
+    np.testing.assert_allclose(*both, atol=1e-5)
+    found = load_test(str(folder))
+    np.testing.assert_allclose(found.inputs.numpy(), (test - mean) / std, atol=1e-5)
+    assert found.targets.tolist() == [0, 1, 2] * 3
     assert data_shape(str(folder)) == ((3, *SHAPE), 3)
     first = load_partition(str(folder), 0, 4, partition="dirichlet", alpha=1)
     assert load_partition(str(folder), 0, 4, partition="dirichlet", alpha=1.0) is first

@@ -64,13 +64,6 @@ def test_training_takes_the_steps_and_reports_them():
     assert ask(grid(**{"local-epochs": 3})).content["metrics"]["num-steps"] == 63
 
 
-def test_reply_depends_on_round_and_seed_only():
-    first = moved(ask(grid()))
-    assert moved(ask(grid())) == first
-    assert moved(ask(grid(), server_round=2)) != first
-    assert moved(ask(grid(seed=4))) != first
-
-
 def test_fedprox_pulls_to_the_global_model():
     assert sum(moved(ask(grid(), **{"proximal-mu": 5.0}))) < 0.7 * sum(moved(ask(grid())))
 

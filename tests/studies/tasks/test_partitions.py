@@ -75,14 +75,6 @@ def test_assigned_classes_distinct_and_balanced(num_classes, num_partitions, eac
     assert counts.max() - counts.min() <= 1
 
 
-def test_dirichlet_fills_up_small_parts():
-    raw = dirichlet_parts(LABELS, 30, 0.01, np.random.default_rng(0))
-    sizes = sorted(map(len, partition_rows(LABELS, 30, "dirichlet", alpha=0.01, seed=0)))
-    assert min(len(part) for part in raw) == 0
-    assert sizes[0] == MIN_EXAMPLES
-    assert sizes[-1] > len(LABELS) // 10
-
-
 BY_SPEED = {"partition": "classes-by-speed"}
 
 

@@ -2,9 +2,8 @@
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from transformers import Trainer
-
 from hugging_face_app.task import load_data, make_arguments, make_model
+from transformers import Trainer
 
 app = ClientApp()
 

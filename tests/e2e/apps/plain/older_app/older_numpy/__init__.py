@@ -1,1 +1,0 @@
-"""A NumPyClient of the older API."""

@@ -1,1 +1,0 @@
-"""A Flower app with Hugging Face's Trainer: a tiny transformer."""

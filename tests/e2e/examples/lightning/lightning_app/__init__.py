@@ -1,1 +1,0 @@
-"""A Flower app with PyTorch Lightning: a small classifier."""

@@ -1,1 +1,0 @@
-"""A Flower app with scikit-learn: logistic regression by partial fits."""

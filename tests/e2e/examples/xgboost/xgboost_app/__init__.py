@@ -1,1 +1,0 @@
-"""A Flower app with XGBoost: trees of all nodes, bagged."""
