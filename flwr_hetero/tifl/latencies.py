@@ -155,13 +155,9 @@ class Latencies:
             log(WARNING, "%s: the tiers stay as they are", what)
             return None
         self.try_again()
-        self.set_known(online)
+        self._known, self._num_online, self._more = set(online), len(online), False
         self._seconds = {name: [seconds] for name, seconds in tiers.latency.items()}
         return tiers
-
-    def set_known(self, online: Set[int]) -> None:
-        """Take these nodes, and no others, as profiled."""
-        self._known, self._num_online, self._more = set(online), len(online), False
 
     # --- nodes that have not been timed --------------------------------------------------
 
