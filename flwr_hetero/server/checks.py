@@ -14,7 +14,7 @@ from flwr_hetero._flwr import NODE_UNAVAILABLE
 from flwr_hetero.errors import cure_for, last_line, with_cure
 from flwr_hetero.records import Latency, read_number, reported_latency
 from flwr_hetero.server.aggregate import Norms, holds_trees, measure, weight_of
-from flwr_hetero.server.context import Exchange, Progress, is_enough
+from flwr_hetero.server.context import Exchange, Standstill, is_enough
 
 MAX_WEIGHT = 2.0**53
 """Weights above this are nonsense, and sums of them could be infinite."""
@@ -279,9 +279,9 @@ def _limit_examples(context: Exchange, good: list[Message], weight_key: str) -> 
 
 def check_progress(context: Exchange, of: str = "training") -> None:
     """Stop a run in which no reply has counted for a while, of enough nodes."""
-    book = context.fleet.progress[of]
+    book = context.fleet.standstill[of]
     if context.counted:
-        context.fleet.progress[of] = Progress(begun=True)
+        context.fleet.standstill[of] = Standstill(begun=True)
     if context.counted or all(why.startswith(AWAY) for why in context.failed.values()):
         return
     book.add(context.failed, context.refused)

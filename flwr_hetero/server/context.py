@@ -246,7 +246,7 @@ class Costs:
 
 
 @dataclass
-class Progress:
+class Standstill:
     """Exchanges in a row of which no reply has counted."""
 
     begun: bool = False
@@ -288,7 +288,7 @@ class Fleet:
     """Nodes whose claims of examples were cut."""
     norms: dict[int, Any] = field(default_factory=dict)
     """Of the nodes' last models."""
-    progress: dict[str, Progress] = field(default_factory=lambda: defaultdict(Progress))
+    standstill: dict[str, Standstill] = field(default_factory=lambda: defaultdict(Standstill))
     """Of "training" and of "evaluation"."""
 
     def begin_round(self) -> None:
@@ -298,7 +298,7 @@ class Fleet:
     @property
     def begun(self) -> bool:
         """Whether a reply to training has counted."""
-        return self.progress["training"].begun
+        return self.standstill["training"].begun
 
 
 # --- waiting for replies -------------------------------------------------------------------
