@@ -207,7 +207,7 @@ class Engine:
         # l. 7: t <- t + 1
         self.version += 1
         # who was refused now would fill the buffer again
-        for node_id in context.refused.keys() - before:
+        for node_id in context.refused - before:
             self._back_off(node_id, REST_S)
         self._updated_s = self.now_s
         return record
@@ -217,7 +217,8 @@ class Engine:
         now, added = self._context, {update.pending.message_id for update in due}
         self.waiting = [u for u in self.waiting if u.pending.message_id not in added]
         rest = self._context = self._new_context([u.pending.instruction for u in self.waiting])
-        rest.latency, rest.checked = now.latency, now.checked - added
+        rest.latency = now.latency
+        rest.checked = {i: size for i, size in now.checked.items() if i not in added}
         now.latency = {i: latency for i, latency in now.latency.items() if i in added}
         now.messages = [update.pending.instruction for update in due]
         now.virtual_s = self.now_s - self._updated_s

@@ -76,7 +76,6 @@ def time_nodes(
 ) -> dict[str, float]:
     """Measure in one round of profiling how long nodes take, by identity; without the silent."""
     how: dict[str, Any] = {"sync_rounds": 1, "warmup_rounds": 0, "t_max": t_max}
-    strategy.fleet.nodes.learn(grid)
     nodes, (seconds,) = profile_nodes(strategy, context, grid, sorted(node_ids), **how)
     timed = zip(nodes, seconds.tolist(), strict=True)
     return {strategy.identity(node): took_s for node, took_s in timed if isfinite(took_s)}
