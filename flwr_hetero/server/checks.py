@@ -226,37 +226,25 @@ def metric_names(reply: Message) -> str:
 
 
 def _same_size(context: Exchange, good: list[Message], sent: ArrayRecord) -> list[Message]:
-    """Drop replies whose models are far larger than the model sent and those of others."""
-    found: list[Norms] = [context.checked[reply.metadata.reply_to_message_id] for reply in good]
+    """Drop replies whose models are far larger than the model sent and the last ones of others."""
     nodes, known = [reply.metadata.src_node_id for reply in good], context.fleet.norms
-    everybody = known | dict(zip(nodes, found, strict=True))
-    reasons = why_too_large(found, measure(sent, sent), list(everybody.values()))
-    known |= {n: own for n, own, why in zip(nodes, found, reasons, strict=True) if not why}
-    return kept(context, good, reasons)
-
-
-def why_too_large(
-    found: Sequence[Norms], sent: Norms, everybody: Sequence[Norms]
-) -> list[str | None]:
-    """Return, per reply, why its model is too large beside the model sent and all nodes' last ones.
-
-    >>> found = [Norms(1, 0), Norms(3, 0), Norms(999, 0)]
-    >>> why_too_large(found, Norms(2, 0), everybody=found)
-    [None, None, 'its parameters have a norm of 999, above 100 times the model sent or usual']
-    """
-    reasons: list[str | None] = [None] * len(found)
+    found: list[Norms] = [context.checked[r.metadata.reply_to_message_id] for r in good]
+    everybody = (known | dict(zip(nodes, found, strict=True))).values()
+    reasons: list[str | None] = [None] * len(good)
+    size = measure(sent, sent)
     for part, (name, most) in enumerate(zip(Norms._fields, MAX_GROWTH, strict=True)):
-        norms = sorted(each[part] for each in everybody)
+        norms, own = sorted(each[part] for each in everybody), size[part]
         usual = norms[len(norms) // 2] if len(norms) != 2 else norms[0]
         # one reply has no other to compare with
-        if len(norms) == 1 and sent[part]:
+        if len(norms) == 1 and own:
             usual = 0.0
         for i, each in enumerate(found):
             # whichever is larger, so that models that are still zero may grow
-            if each[part] > most * max(sent[part], usual, SMALL):
+            if each[part] > most * max(own, usual, SMALL):
                 text = f"its {name} have a norm of {each[part]:.3g}, above {most:g} times"
                 reasons[i] = f"{text} the model sent or usual"
-    return reasons
+    known |= {n: last for n, last, why in zip(nodes, found, reasons, strict=True) if not why}
+    return kept(context, good, reasons)
 
 
 def _limit_examples(context: Exchange, good: list[Message], weight_key: str) -> None:

@@ -6,7 +6,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from quadratics import app, models
 from recording import History
-from toy import toy_app, toy_arrays
+from toy import toy_app
 
 from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
@@ -75,22 +75,6 @@ def test_claims_are_bounded(took_s, trips_s, now_s, device_s):
     assert costs.until(6.0)["device_s"] == device_s
 
 
-def test_profiling_counts_in_round_0_and_evaluation_in_its_round():
-    speeds = [1, 2, 4]
-    phase = {"profiling": "phase", "sync_rounds": 2, "warmup_rounds": 1}
-    history = History(TiFL(FedAvg(), 3, 1, **phase))
-    history.start(LocalGrid(toy_app(), [DeviceProfile(s) for s in speeds]), toy_arrays(), 1)
-    first, second = history.records
-    model = payload_bytes(RecordDict({"arrays": toy_arrays()}))
-    # one node is asked first which message it understands; a message has two settings
-    assert first["bytes_down"] == (1 + 3 * 3) * (model + 2 * 8)
-    assert first["device_s"] == pytest.approx(1 + 3 * (1 + 1 / 2 + 1 / 4))
-    assert first["bytes_up"] > 0
-    # training 100 examples and evaluating 10, which takes a third of the time per example
-    assert second["device_s"] == pytest.approx((1 + 1 / 30) * (1 + 1 / 2 + 1 / 4))
-    assert second["bytes_down"] == 2 * 3 * (model + 8)
-
-
 class Counted(LocalGrid):
     """Note all intervals of work and all bytes."""
 
@@ -130,10 +114,6 @@ SPEEDS = [8.0, 4.1, 4.0, 1.0, 0.9, 0.3]
 )
 @pytest.mark.parametrize("faults", [[], [Fault(4, "dies", first_round=2)]], ids=["", "one dies"])
 def test_all_that_nodes_did_is_in_the_history(make, rounds, timeout_s, faults):
-    """Against what the grid saw, up to the last round's end.
-
-    FedBuff learns of work that is over after its time-out, rounds do not.
-    """
     history, grid = History(make()), Counted(SPEEDS, faults=faults)
     models(history, grid, rounds, timeout=timeout_s)
     found = {key: sum(record[key] for record in history.records) for key in COSTS}

@@ -73,14 +73,6 @@ def test_every_strategy_makes_the_same_model_and_history(make):
     assert found[-1]["virtual_s"] > 0
 
 
-def test_a_strategy_of_flowers_alone():
-    result = flower.FedAvg().start(older_grid(), toy_arrays(), num_rounds=2)
-    alone = flower.FedAvg().start(LocalGrid(toy_app(), FLEET), toy_arrays(), num_rounds=2)
-    assert np.array_equal(result.arrays["w"].numpy(), alone.arrays["w"].numpy())
-    (first, _) = result.evaluate_metrics_clientapp.values()
-    assert dict(first) == {"loss": 0.25, "eval-acc": pytest.approx(0.52)}
-
-
 def test_the_client_gets_all_settings_and_mods_all_records():
     seen, contents = [], []
 

@@ -89,12 +89,6 @@ def test_every_cure_is_for_one_symptom():
 # --- strategies of the older API --------------------------------------------------------------
 
 
-def parameters():
-    from flwr.common import ndarrays_to_parameters
-
-    return ndarrays_to_parameters([np.zeros(1)])
-
-
 def older_strategies():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -106,9 +100,7 @@ def older_strategies():
     ("make", "hint"),
     [
         (lambda older: older.FedAvg(), "from flwr.serverapp.strategy import FedAvg; fraction_fit"),
-        (lambda older: older.FedAdam(initial_parameters=parameters()), "strategy import FedAdam; "),
-        (lambda older: older.FaultTolerantFedAvg(), "strategy import FedAvg; "),
-        (lambda older: older.FedAvg, "strategy import FedAvg; "),
+        (lambda older: older.FaultTolerantFedAvg, "strategy import FedAvg; "),
         (lambda older: type("Own", (older.Krum,), {})(), "strategy import Krum; "),
         (lambda older: ours.TiFL, "give an instance, for example FedAvg()"),
         (lambda older: "FedAvg", "got 'FedAvg': give an instance"),
@@ -123,10 +115,8 @@ def test_what_is_no_strategy_of_today(make, hint):
 # --- Krum and Bulyan --------------------------------------------------------------------------
 
 TRUSTS_FEW = [
-    (flower.Krum, 0, 3),
     (flower.Krum, 1, 5),
     (lambda **f: flower.MultiKrum(num_nodes_to_select=2, **f), 2, 7),
-    (flower.Bulyan, 0, 3),
     (flower.Bulyan, 1, 7),
     (lambda **f: type("Own", (flower.Bulyan,), {})(**f), 1, 7),
 ]
@@ -145,10 +135,8 @@ def test_the_least_number_of_updates(make, hostile, least):
 @pytest.mark.parametrize(
     ("make", "argument"),
     [
-        (lambda leaf: ours.RandomSelection(leaf, 4), "clients_per_round"),
         (lambda leaf: ours.TiFL(leaf, 4, 2), "clients_per_round"),
         (lambda leaf: ours.OverSelect(leaf, take=4), "take"),
-        (lambda leaf: ours.FedBuff(leaf, buffer_size=4), "buffer_size"),
         (lambda leaf: ours.FedBuff(ours.LocalSteps(leaf), buffer_size=4), "buffer_size"),
     ],
 )
@@ -179,9 +167,7 @@ def test_too_few_nodes_are_refused_before_the_first_update(kind):
     ("make", "argument"),
     [
         (ours.TiFL, "clients_per_round of TiFL"),
-        (ours.RandomSelection, "clients_per_round of RandomSelection"),
         (ours.FedBuff, "concurrency of FedBuff"),
-        (rivals.FedAsync, "concurrency of FedAsync"),
         (rivals.FedAT, "clients_per_round of FedAT"),
         (ours.FedSlice, "concurrency of FedSlice"),
     ],

@@ -1,7 +1,6 @@
 import random
 from pathlib import Path
 
-import numpy as np
 import pytest
 from flwr.serverapp import strategy as flower
 from recording import History
@@ -9,11 +8,7 @@ from toy import toy_app, toy_arrays
 
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
 from flwr_hetero.server.nodes import GridView
-from flwr_hetero.strategy import (
-    RandomSelection,
-    Selection,
-    Wrapper,
-)
+from flwr_hetero.strategy import RandomSelection, Selection, Wrapper
 
 NO_EVALUATION = {"fraction_evaluate": 0.0}
 
@@ -63,18 +58,6 @@ def test_rule_learns_from_outcomes():
     assert (len(strategy.losses), strategy.failed) == (7, ["node-1"])
 
 
-def test_dropped_replies_are_no_outcome():
-    class Drops(Wrapper):
-        def on_replies(self, context, replies):
-            context.fail(replies[0].metadata.src_node_id, "dropped inside")
-            return replies[1:]
-
-    strategy = Fastest(Drops(flower.FedAvg(**NO_EVALUATION)))
-    selected(strategy, grid_of(2), 1)
-    assert (list(strategy.latency_s), strategy.failed) == (["node-1"], ["node-0"])
-    assert strategy.select_for_evaluation(1, None) == []
-
-
 @pytest.mark.parametrize("clients_per_round", [2, 9, None])
 def test_random_draws_as_flower_does(clients_per_round):
     random.seed(7)
@@ -118,14 +101,3 @@ class Accounted(flower.FedAvg):
 def test_inner_selection_is_refused(inner, settings, argument, rule):
     with pytest.raises(ValueError, match=f"{argument}.* must .*{rule}"):
         Fastest(inner(), **settings)
-
-
-def test_random_selection_continues():
-    whole = RandomSelection(seed=1)
-    online = set(range(20))
-    whole.select(None, None, online)
-    other = RandomSelection(seed=2)
-    other.load_state_dict(whole.state_dict())
-    assert np.array_equal(other.select(None, None, online), whole.select(None, None, online))
-    with pytest.raises(ValueError, match="RandomSelection must hold rng"):
-        other.load_state_dict({})

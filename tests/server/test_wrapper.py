@@ -132,20 +132,15 @@ NESTS = {
 }
 
 
+WAYS = [lambda s: s, copy.copy, copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))]
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("nest", NESTS.values(), ids=NESTS)
-def test_methods_and_attributes_of_the_wrapped_strategy(nest):
-    own = WithFolder(fraction_train=0.5)
-    strategy = nest(own)
-    assert strategy.set_folder("results") is own
-    assert (strategy.folder, own.folder) == ("results", "results")
+def test_methods_and_attributes_of_the_wrapped_strategy(nest, way):
+    strategy = way(nest(WithFolder(fraction_train=0.5)))
+    assert strategy.set_folder("results").folder == strategy.folder == "results"
     assert strategy.fraction_train == 0.5
-
-
-@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))])
-@pytest.mark.parametrize("nest", NESTS.values(), ids=NESTS)
-def test_copies_work_and_what_nobody_has_is_named(nest, way):
-    strategy = way(nest(WithFolder()))
-    assert strategy.set_folder("results").folder == "results"
     names = " > ".join(type(each).__name__ for each in strategy.chain())
     with pytest.raises(AttributeError, match=f"'set_foldr' is no attribute .* in {names}$"):
         strategy.set_foldr("results")
@@ -163,10 +158,3 @@ def test_a_start_of_its_own_is_refused(nest):
     rule = "strategy must leave start to the wrapper, got 'Derived.start': .*evaluate_fn"
     with pytest.raises(ValueError, match=rule):
         nest(type("Derived", (WithStart,), {})())
-
-
-def test_none_of_flowers_strategies_is_refused():
-    kinds = [kind for kind in vars(flower).values() if isinstance(kind, type)]
-    strategies = [kind for kind in kinds if issubclass(kind, flower.Strategy)]
-    assert len(strategies) > 10
-    assert all(kind.start is flower.Strategy.start for kind in strategies)
