@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from flwr_hetero.mercury.sampler import DECILES, ESTIMATORS, MIXING, MercurySampler
+from flwr_hetero.mercury.sampler import ESTIMATORS, MIXING, MercurySampler
 
 N = 500
 GRADIENTS = np.random.default_rng(0).exponential(size=N) ** 2
@@ -101,8 +101,6 @@ def test_summary_describes_the_sampling() -> None:
     sampler.next_batch()
     summary = sampler.summary()
     assert summary["coverage"] == summary["mean-age"] == 1.0
-    low, middle, high = (summary[name] for name in DECILES.values())
-    assert low < middle < high
     assert all(isinstance(value, float) for value in summary.values())
 
 
