@@ -28,16 +28,14 @@ def test_run_config_is_checked_by_the_apps_rules(given, words):
         check_run_config(APPS / "tifl", [given])
 
 
-WRONG = {str: "'nonsense'", int: "-1", float: "-1.0", bool: "1"}
-
-
 @pytest.mark.parametrize("app", sorted(path.name for path in APPS.iterdir()))
 def test_every_key_of_every_app_has_a_rule(app):
     _, defaults = app_tables(APPS / app)
     defaults.pop("dataset")  # the Hub may have anything
+    wrong = {str: "'nonsense'", int: "-1", float: "-1.0", bool: "1"}
     for key, value in defaults.items():
         with pytest.raises(ValueError, match=f"^{key} must "):
-            check_run_config(APPS / app, [f"{key}={WRONG[type(value)]}"])
+            check_run_config(APPS / app, [f"{key}={wrong[type(value)]}"])
 
 
 RULES = """

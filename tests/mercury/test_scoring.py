@@ -1,6 +1,7 @@
 """How many samples are scored while a node waits, and what becomes of the scores."""
 
 import logging
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -48,19 +49,12 @@ def test_samples_are_scored_by_the_model():
 
 def test_real_node_scores_in_the_background(monkeypatch):
     sampler, model = sampler_and_model()
-    context, calls = node(emulated=False), []
-
-    def start(model, inputs, targets, *, loss_fn, limit_s):
-        calls.append((inputs, targets, limit_s))
-        return "folder"
-
+    context, start = node(emulated=False), Mock(return_value="folder")
     monkeypatch.setattr(scoring, "start_scoring", start)
     assert scoring.score_hidden(model, DATA, context, sampler) == 0
-    ((inputs, targets, limit_s),) = calls
     group = load_state(context, "scoring")["indices"]
-    assert torch.equal(inputs, DATA[0][group])
-    assert torch.equal(targets, DATA[1][group])
-    assert limit_s == 70.0
+    assert all(map(torch.equal, start.call_args.args[1:], (part[group] for part in DATA)))
+    assert start.call_args.kwargs["limit_s"] == 70.0
 
     monkeypatch.setattr(scoring, "collect_scores", lambda folder: (np.full(5, 9.0), 0.1))
     scoring.collect_hidden(sampler, context)
