@@ -1,7 +1,6 @@
 """The experiments of TiFL that need no trained model: its times, and Tables 1 and 2."""
 
 import time
-from collections.abc import Sequence
 from math import comb
 from typing import Any
 
@@ -173,13 +172,12 @@ def start(strategy: Wrapper, rounds: int, seed: int) -> None:
     strategy.start(grid, ArrayRecord([np.zeros(1)]), num_rounds=rounds)
 
 
-def idle_app(examples: Sequence[int] = (100,)) -> ClientApp:
-    """Make nodes that report the work of so many examples each, and do none."""
+def idle_app() -> ClientApp:
+    """Make nodes that report the work of 100 examples each, and do none."""
     app = ClientApp()
 
     def answer(message: Message, context: Context) -> Message:
-        own = examples[int(context.node_config[keys.PARTITION_ID]) % len(examples)]
-        metrics = MetricRecord({keys.NUM_EXAMPLES: int(own)})
+        metrics = MetricRecord({keys.NUM_EXAMPLES: 100})
         arrays = message.content.array_records["arrays"]
         return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
