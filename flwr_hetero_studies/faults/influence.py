@@ -20,7 +20,7 @@ from sklearn.datasets import load_digits
 from flwr_hetero import keys
 from flwr_hetero import strategy as ours
 from flwr_hetero.fleet import Fault, LocalGrid, named_fleet
-from flwr_hetero.fleet.local_node import Answer
+from flwr_hetero.fleet.local_grid import Answer
 from flwr_hetero_studies import rivals
 from flwr_hetero_studies.core.emulate import drive
 
