@@ -22,12 +22,8 @@ from flwr_hetero_studies.papers.tifl.runs import CIFAR_CPUS, MODELS, PAPER, Plan
 from flwr_hetero_studies.tasks import data_shape, load_partition, make_model
 from flwr_hetero_studies.tasks import train as train_steps
 
-TABLE_2 = {
-    "slow": (46242, 44977, 2.76),
-    "uniform": (12693, 12643, 0.4),
-    "random": (5143, 5053, 1.8),
-    "fast": (1837, 1750, 5.01),
-}
+TABLE_2 = {"slow": (46242, 44977, 2.76), "uniform": (12693, 12643, 0.4),
+           "random": (5143, 5053, 1.8), "fast": (1837, 1750, 5.01)}  # fmt: skip
 """Seconds estimated, seconds taken, and MAPE in percent."""
 DELAYED_S = 5.0
 """Between a round with a node of 0.1 CPU, which takes 10 s, and one without, 2 s at most."""
