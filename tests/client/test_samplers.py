@@ -11,7 +11,6 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from flwr_hetero import keys
-from flwr_hetero import sampler as samplers
 from flwr_hetero.client.handler import _said, current_handler
 from flwr_hetero.mod import (
     StepLoader,
@@ -44,13 +43,6 @@ def test_uniform_epochs_are_permutations():
     orders = [np.concatenate(epoch).tolist() for epoch in epochs]
     assert all(sorted(order) == list(range(10)) for order in orders)
     assert orders[0] != orders[1] != orders[2]
-
-
-def test_the_loss_has_its_old_name_for_a_release():
-    with pytest.warns(DeprecationWarning, match="SampledLoss is now WeightedLoss"):
-        assert samplers.SampledLoss is WeightedLoss
-    with pytest.raises(AttributeError, match="InTurn"):
-        samplers.InTurn  # noqa: B018
 
 
 @pytest.fixture
