@@ -147,9 +147,9 @@ def figure_4(options: Options) -> Finding:
     names |= {"weights": (False, True), "both": (True, True)}
     cases = {}
     for gap in GAPS:
-        for name, (sampling, weights) in names.items():
-            how = {"sampling": sampling, "weights": weights, "as_long_as": Case()}
-            cases[f"{name}, {gap}"] = Case(slow_steps=gap, **how)
+        for name, (in_sampling, in_weights) in names.items():
+            case = Case(slow_steps=gap, sampling=in_sampling, weights=in_weights)
+            cases[f"{name}, {gap}"] = replace(case, as_long_as=Case())
     found = compare(options, cases)
     plain, sampling, weights, both = (found[f"{name}, 1"] for name in names)
     single = sampling if sampling.accuracy > weights.accuracy else weights
