@@ -34,23 +34,24 @@ __all__ = [
     "Wrapper",
 ]
 
+RIVALS = "flwr_hetero_studies.rivals."
 MOVED = {
-    "AdaComm": "rivals.adacomm",
-    "DeadlineSelection": "rivals.deadline",
-    "FedAT": "rivals.fedat",
-    "FedAsync": "rivals.fedasync",
-    "FedCompass": "rivals.fedcompass",
-    "HerdingMeter": "papers.cd_grab.herding",
-    "Oort": "rivals.oort",
-    "PowerOfChoice": "rivals.power_of_choice",
+    "AdaComm": RIVALS + "adacomm",
+    "DeadlineSelection": RIVALS + "deadline",
+    "FedAT": RIVALS + "fedat",
+    "FedAsync": RIVALS + "fedasync",
+    "FedCompass": RIVALS + "fedcompass",
+    "HerdingMeter": "flwr_hetero_studies.papers.cd_grab.herding",
+    "Oort": RIVALS + "oort",
+    "PowerOfChoice": RIVALS + "power_of_choice",
+    "SamplerFacts": "flwr_hetero.strategy.SamplerMetrics",
 }
-"""What is now imported from the studies; the old place stays for one release."""
+"""Where names of before are found; the old ones stay for one release."""
 
 
 def __getattr__(name: str) -> Any:
     """Find a name in its new place, with a warning."""
     if name not in MOVED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    place = f"flwr_hetero_studies.{MOVED[name]}"
-    warnings.warn(f"{name} has moved to {place}", DeprecationWarning, stacklevel=2)
-    return getattr(import_module(place), name)
+    warnings.warn(f"{name} is now found as {MOVED[name]}", DeprecationWarning, stacklevel=2)
+    return SamplerMetrics if name == "SamplerFacts" else getattr(import_module(MOVED[name]), name)

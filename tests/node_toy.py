@@ -1,11 +1,29 @@
 """One node on an emulated fleet, whose ClientApp does what a test's function does."""
 
+import torch
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from torch.utils.data import DataLoader, TensorDataset
 
 from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import hetero, load_state
+
+NUM, BATCH = 24, 4
+FULL = NUM // BATCH
+DATA = TensorDataset(torch.randn(NUM, 3, generator=torch.manual_seed(0)), torch.arange(NUM) % 2)
+
+
+def plain():
+    """Make a loader that shuffles."""
+    return DataLoader(DATA, BATCH, shuffle=True)
+
+
+def report(steps, passes=1, job=FULL, size=BATCH):
+    """Say what a node reports of its work."""
+    found = {"num-steps": steps, "passes": passes}
+    found |= {} if job is None else {"job-steps": job}
+    return found | ({"examples-processed": steps * size} if size else {})
 
 
 class Node:

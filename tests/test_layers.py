@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from fnmatch import fnmatch
 from graphlib import TopologicalSorter
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -153,3 +154,19 @@ def test_import_stays_light(code):
     code = f"import atexit, sys; atexit.register({says}); {code}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "loaded set()"
+
+
+OLD_NAMES = {
+    "strategy": ["AdaComm", "FedAT", "Oort", "PowerOfChoice", "HerdingMeter", "SamplerFacts"],
+    "sampler": ["SampledLoss", "HerdingProbe"],
+}
+
+
+@pytest.mark.parametrize("face", OLD_NAMES)
+def test_names_of_before_are_found_with_a_warning(face):
+    module = import_module(f"flwr_hetero.{face}")
+    for name in OLD_NAMES[face]:
+        with pytest.warns(DeprecationWarning, match=name):
+            assert isinstance(getattr(module, name), type)
+    with pytest.raises(AttributeError, match="InTurn"):
+        module.InTurn  # noqa: B018

@@ -9,42 +9,20 @@ import pytest
 import torch
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from node_toy import Node
+from node_toy import BATCH, NUM, Node, plain, report
 from quadratics import fedavg, start
 from recording import History
-from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from flwr_hetero import keys
 from flwr_hetero.client import work as work_module
 from flwr_hetero.client.handler import _said, current_handler
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
-from flwr_hetero.mod import StepLoader, follow, hetero, keep
+from flwr_hetero.mod import StepLoader, hetero
 from flwr_hetero.sampler import (
-    MercurySampler,
-    OrderedSampler,
-    PGDSampler,
-    PriorityFeed,
-    TopLossSampler,
     UniformSampler,
-    WeightedLoss,
 )
 from flwr_hetero.strategy import LocalSteps
-
-NUM, BATCH = 24, 4
-FULL = NUM // BATCH
-DATA = TensorDataset(torch.randn(NUM, 3, generator=torch.manual_seed(0)), torch.arange(NUM) % 2)
-
-
-def plain():
-    return DataLoader(DATA, BATCH, shuffle=True)
-
-
-def report(steps, passes=1, job=FULL, size=BATCH):
-    found = {"num-steps": steps, "passes": passes}
-    found |= {} if job is None else {"job-steps": job}
-    return found | ({"examples-processed": steps * size} if size else {})
-
 
 # --- what the reply says, and local epochs ------------------------------------------------------
 
@@ -174,123 +152,6 @@ def test_epochs_go_on_in_one_pass_over_the_data():
     assert sorted(seen[:NUM]) == sorted(seen[NUM:]) == list(range(NUM))
 
 
-# --- samplers -----------------------------------------------------------------------------------
-
-
-def train_with(sampler=None, epochs=1, batches=hetero.batches, loader=plain, **how):
-    """Make a training function whose batches a sampler draws; it returns sampler and loss."""
-
-    def train(msg, context):
-        torch.manual_seed(1)
-        model = nn.Linear(3, 2)
-        more = {"model": model} if how.get("gives_model") else {}
-        steps = batches(loader(), msg, **({"sampler": sampler} if sampler else {}), **more)
-        criterion = steps.criterion(how.get("loss_fn"))
-        for _ in range(epochs):
-            for inputs, targets in steps:
-                criterion(model(inputs), targets).backward()
-        return steps.batch_sampler, criterion
-
-    return train
-
-
-def loader_of(sampler, **how):
-    return lambda: DataLoader(DATA, batch_sampler=sampler(NUM, BATCH, **how))
-
-
-SAMPLERS = {
-    "mercury": (MercurySampler, {}),
-    "top loss": (TopLossSampler, {}),
-    "uniform": (UniformSampler, {}),
-    "ordered": (OrderedSampler, {"gives_model": True}),
-    "pgd": (PGDSampler, {"gives_model": True}),
-    "made": (lambda n, b: MercurySampler(n, b, scores="loss"), {}),
-}
-
-
-@pytest.mark.parametrize("epochs", [1, 2])
-@pytest.mark.parametrize("steps", [None, 4])
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_a_sampler_is_put_in_place_and_kept(name, steps, epochs):
-    make, how = SAMPLERS[name]
-    node, fresh = (
-        Node(train_with(make, epochs, **how), **{"local-epochs": epochs}) for _ in range(2)
-    )
-    for _ in range(2):
-        assert node.work(steps) == report(steps or epochs * FULL, epochs, epochs * FULL)
-    sampler = node.results[1][0]
-    assert isinstance(sampler, PriorityFeed) == (name == "pgd")
-    kept, now = node.state(), sampler.state_dict()
-    assert kept.keys() == now.keys()
-    for key, value in now.items():
-        np.testing.assert_array_equal(kept[key], value)
-    fresh.ask(steps)
-    if steps:  # else an order is where it began
-        assert any(not np.array_equal(fresh.state()[key], kept[key]) for key in now)
-
-
-@pytest.mark.parametrize("by_hand", [False, True])
-def test_a_loader_made_anew_for_each_epoch_goes_on_learning(by_hand):
-    def batches(loader, msg):
-        if by_hand:
-            keep(loader.batch_sampler, current_handler().context)
-        return hetero.batches(loader, msg)
-
-    make = train_with(loader=loader_of(MercurySampler, scores="loss"), batches=batches)
-    node = Node(lambda msg, context: [make(msg, context)[0] for _ in range(3)][-1])
-    node.ask()
-    assert node.results[0].state_dict()["steps"] == node.state()["steps"] == 3 * FULL
-
-
-@pytest.mark.parametrize("by_hand", ["keep", "follow"])
-def test_what_is_kept_or_led_by_hand_is_not_twice(by_hand, monkeypatch):
-    restored, load = [], MercurySampler.load_state_dict
-    spy = lambda self, state: (restored.append(self), load(self, state))[1]  # noqa: E731
-    monkeypatch.setattr(MercurySampler, "load_state_dict", spy)
-
-    def batches(loader, msg):
-        context, sampler = current_handler().context, loader.batch_sampler
-        if by_hand == "keep":
-            keep(sampler, context, "mine")
-        else:
-            follow(sampler, msg, context, name="mine")
-        return hetero.batches(loader, msg)
-
-    node = Node(train_with(batches=batches, loader=loader_of(MercurySampler)))
-    node.ask(3), node.ask(3)
-    assert len(restored) == 1
-    assert node.state("mine")["steps"] == 6
-    assert node.state() is None
-
-
-@pytest.mark.parametrize(
-    ("how", "reason"),
-    [
-        ({"sampler": OrderedSampler}, "model must be the model whose gradients the sampler uses"),
-        ({"sampler": PGDSampler}, "hetero.batches(loader, msg, sampler=PGDSampler, model=model)"),
-        ({"sampler": lambda n, b: 3}, "sampler must be a sampler class of flwr_hetero.sampler"),
-        ({"sampler": MercurySampler(NUM, BATCH)}, "sampler must be a sampler class of flwr_hetero"),
-        ({"sampler": MercurySampler, "loader": lambda: [[1], [2]]}, "must be a DataLoader"),
-    ],
-)
-def test_a_sampler_that_cannot_work_is_refused(how, reason):
-    assert reason in Node(train_with(**how)).reason(3)
-
-
-@pytest.mark.parametrize("reduction", [None, "mean", "none"])
-def test_criterion_fits_the_sampler(reduction):
-    loss_fn = reduction and nn.CrossEntropyLoss(reduction=reduction)
-    own, sampled = (
-        Node(train_with(sampler, loss_fn=loss_fn)) for sampler in (None, MercurySampler)
-    )
-    own.ask(2), sampled.ask(2)
-    assert isinstance(sampled.results[0][1], WeightedLoss)
-    outputs, targets = torch.randn(5, 2), torch.arange(5) % 2
-    expected = nn.functional.cross_entropy(outputs, targets)
-    assert own.results[0][1](outputs, targets).item() == pytest.approx(expected.item())
-    assert reduction is None or loss_fn.reduction == reduction
-
-
 # --- the server ---------------------------------------------------------------------------------
 
 
@@ -335,18 +196,6 @@ NUMBERS = TensorDataset(torch.arange(10.0)[:, None], torch.arange(10))
 
 def load(loader, steps=None):
     return StepLoader(loader, {} if steps is None else {"num-steps": steps})
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("num_steps", [1, 3, 4, 11])
-def test_exactly_so_many_batches_whatever_the_epochs(num_steps, workers):
-    loader = load(DataLoader(NUMBERS, batch_size=4, num_workers=workers), num_steps)
-    seen = [targets.tolist() for epoch in range(3) for _, targets in loader]
-    in_turn = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    assert seen == [in_turn[step % 3] for step in range(num_steps)]
-    examples = sum(map(len, seen))
-    assert loader.metrics == {"num-steps": num_steps, "examples-processed": examples}
-    assert len(loader) == loader.num_steps == num_steps
 
 
 def test_nothing_asked_is_the_loader_itself():

@@ -1,7 +1,6 @@
 """A node's torch optimizers go on from slice to slice, as its pass over the data does."""
 
 import copy
-import logging
 
 import numpy as np
 import pytest
@@ -36,15 +35,6 @@ TWO = [
     lambda parts: torch.optim.SGD(parts[:1], lr=0.1, momentum=0.9),
     lambda parts: torch.optim.Adam(parts[1:], lr=0.01),
 ]
-
-
-@pytest.fixture
-def said(caplog):
-    """What is said once is said again in each test."""
-    _said.clear()
-    logging.getLogger("flwr").addHandler(caplog.handler)
-    yield caplog
-    logging.getLogger("flwr").removeHandler(caplog.handler)
 
 
 def fresh(dtype=torch.float32):
@@ -125,11 +115,12 @@ def test_an_optimizer_that_the_app_carries_on_keeps_its_state():
     assert float(node.made[0].state[node.model.weight]["momentum_buffer"].min()) > 5.0
 
 
-def test_another_model_begins_anew_and_that_is_said(said):
+def test_another_model_begins_anew_and_that_is_said(caplog):
+    _said.clear()
     node = Trainer(MOMENTUM).fits(3)
     node.model = nn.Linear(3, 4)
     node.fits(1)
-    assert "of another model" in said.text
+    assert "of another model" in caplog.text
 
 
 def test_a_node_recovers_from_a_state_that_is_no_number():
@@ -141,11 +132,12 @@ def test_a_node_recovers_from_a_state_that_is_no_number():
     assert np.isfinite(node.fits(2).weights).all()
 
 
-def test_a_state_too_large_for_a_message_begins_anew_and_is_said(said, monkeypatch):
+def test_a_state_too_large_for_a_message_begins_anew_and_is_said(caplog, monkeypatch):
+    _said.clear()
     monkeypatch.setattr(work, "MOST_BYTES", 99)
     parts, anew = Trainer(MOMENTUM).fits(3, 3), Trainer(MOMENTUM).fits(3, 3, keep=False)
     np.testing.assert_array_equal(parts.weights, anew.weights)
-    assert "GB are too much" in said.text
+    assert "GB are too much" in caplog.text
 
 
 def test_nothing_is_kept_unless_the_server_asks():

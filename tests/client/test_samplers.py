@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, RecordDict
-from node_toy import Node
+from node_toy import BATCH, DATA, FULL, NUM, Node, plain, report
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
-from flwr_hetero import keys, sampler
-from flwr_hetero.client.handler import _said
+from flwr_hetero import keys
+from flwr_hetero.client.handler import _said, current_handler
 from flwr_hetero.mod import (
     StepLoader,
     emulated_device,
     follow,
+    hetero,
     keep,
     load_state,
     restore,
@@ -26,12 +27,12 @@ from flwr_hetero.sampler import (
     MercurySampler,
     OrderedSampler,
     PGDSampler,
+    PriorityFeed,
     TopLossSampler,
     UniformSampler,
     WeightedLoss,
 )
 
-DATA = TensorDataset(torch.randn(20, 3, generator=torch.manual_seed(0)), torch.arange(20) % 3)
 STATE = {"order": np.arange(4), "cache": np.ones(3, np.float32), "n": 3, "rng": "{}", "on": True}
 
 
@@ -42,13 +43,6 @@ def test_uniform_epochs_are_permutations():
     orders = [np.concatenate(epoch).tolist() for epoch in epochs]
     assert all(sorted(order) == list(range(10)) for order in orders)
     assert orders[0] != orders[1] != orders[2]
-
-
-def test_the_loss_has_its_old_name_for_a_release():
-    with pytest.warns(DeprecationWarning, match="SampledLoss is now WeightedLoss"):
-        assert sampler.SampledLoss is WeightedLoss
-    with pytest.raises(AttributeError, match="InTurn"):
-        sampler.InTurn  # noqa: B018
 
 
 @pytest.fixture
@@ -161,20 +155,16 @@ def test_what_is_not_kept_is_said_once(caplog):
     assert "keep(loader.batch_sampler, context)" in record.message
 
 
-NUM, BATCH = 24, 3
-
-
 def orders_of(steps, workers=0, loss=WeightedLoss):
     """Let a node with an ordered sampler answer messages; return the orders that it learnt."""
-    data = TensorDataset(torch.randn(NUM, 4, generator=torch.manual_seed(0)), torch.arange(NUM) % 3)
     orders = []
 
     def train(msg, context):
         torch.manual_seed(1)
-        model, sampler = nn.Linear(4, 3), OrderedSampler(NUM, BATCH, method="id-grab")
+        model, sampler = nn.Linear(3, 2), OrderedSampler(NUM, BATCH, method="id-grab")
         follow(sampler, msg, context, model)
         orders.append(sampler.node_order.order.tolist())
-        loader = StepLoader(DataLoader(data, batch_sampler=sampler, num_workers=workers), msg)
+        loader = StepLoader(DataLoader(DATA, batch_sampler=sampler, num_workers=workers), msg)
         criterion = loss(sampler)
         for _ in range(2):
             for inputs, targets in loader:
@@ -191,7 +181,7 @@ def test_orders_follow_the_gradients(steps):
     orders = orders_of(steps)
     assert orders == orders_of(steps, workers=2)
     assert len({tuple(order) for order in orders}) > 1
-    assert all(sorted(order) == list(range(NUM // BATCH)) for order in orders)
+    assert all(sorted(order) == list(range(FULL)) for order in orders)
 
 
 def test_gradients_that_do_not_come_are_an_error():
@@ -211,15 +201,132 @@ def test_top_loss_takes_its_role():
 
 
 @pytest.mark.parametrize(
-    ("sampler", "config", "reason"),
+    ("method", "sent", "reason"),
     [
-        *[(OrderedSampler(12, 2, method=m), {}, "model must be") for m in ("cd-grab", "id-grab")],
-        (TopLossSampler(20, 5), {keys.FAST: True, keys.FAST_SHARE: 2.0}, "share must be a number"),
-        (OrderedSampler(12, 2), None, "msg must be the message"),
+        *[(method, True, "model must be") for method in ("cd-grab", "id-grab")],
+        ("cd-grab", False, "msg must be the message"),
     ],
 )
-def test_what_cannot_follow_is_refused(sampler, config, reason):
-    node = Node(lambda msg, context: follow(sampler, msg if config is not None else {}, context))
-    assert reason in node.ask(good=False, **(config or {})).error.reason
+def test_what_cannot_follow_is_refused(method, sent, reason):
+    sampler = OrderedSampler(12, 2, method=method)
+    assert (
+        reason in Node(lambda msg, context: follow(sampler, msg if sent else {}, context)).reason()
+    )
     baseline = OrderedSampler(12, 2, method="d-rr")  # it needs no model
     Node(lambda msg, context: follow(baseline, msg, context)).ask()
+
+
+# --- put in place by hetero ----------------------------------------------------------------------
+
+
+def train_with(sampler=None, epochs=1, batches=hetero.batches, loader=plain, **how):
+    """Make a training function whose batches a sampler draws; it returns sampler and loss."""
+
+    def train(msg, context):
+        torch.manual_seed(1)
+        model = nn.Linear(3, 2)
+        more = {"model": model} if how.get("gives_model") else {}
+        steps = batches(loader(), msg, **({"sampler": sampler} if sampler else {}), **more)
+        criterion = steps.criterion(how.get("loss_fn"))
+        for _ in range(epochs):
+            for inputs, targets in steps:
+                criterion(model(inputs), targets).backward()
+        return steps.batch_sampler, criterion
+
+    return train
+
+
+def loader_of(sampler):
+    return lambda: DataLoader(DATA, batch_sampler=sampler(NUM, BATCH))
+
+
+SAMPLERS = {
+    "mercury": (MercurySampler, {}),
+    "top loss": (TopLossSampler, {}),
+    "uniform": (UniformSampler, {}),
+    "ordered": (OrderedSampler, {"gives_model": True}),
+    "pgd": (PGDSampler, {"gives_model": True}),
+    "made": (lambda n, b: MercurySampler(n, b, scores="loss"), {}),
+}
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize("steps", [None, 4])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_sampler_is_put_in_place_and_kept(name, steps, epochs):
+    make, how = SAMPLERS[name]
+    train = train_with(make, epochs, **how)
+    node, fresh = (Node(train, **{"local-epochs": epochs}) for _ in range(2))
+    for _ in range(2):
+        assert node.work(steps) == report(steps or epochs * FULL, epochs, epochs * FULL)
+    sampler = node.results[1][0]
+    assert isinstance(sampler, PriorityFeed) == (name == "pgd")
+    kept, now = node.state(), sampler.state_dict()
+    assert kept.keys() == now.keys()
+    for key, value in now.items():
+        np.testing.assert_array_equal(kept[key], value)
+    fresh.ask(steps)
+    if steps:  # else an order is where it began
+        assert any(not np.array_equal(fresh.state()[key], kept[key]) for key in now)
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_loader_made_anew_for_each_epoch_goes_on_learning(by_hand):
+    def batches(loader, msg):
+        if by_hand:
+            keep(loader.batch_sampler, current_handler().context)
+        return hetero.batches(loader, msg)
+
+    make = train_with(loader=loader_of(SAMPLERS["made"][0]), batches=batches)
+    node = Node(lambda msg, context: [make(msg, context)[0] for _ in range(3)][-1])
+    node.ask()
+    assert node.results[0].state_dict()["steps"] == node.state()["steps"] == 3 * FULL
+
+
+@pytest.mark.parametrize("by_hand", ["keep", "follow"])
+def test_what_is_kept_or_led_by_hand_is_not_twice(by_hand, monkeypatch):
+    restored, load = [], MercurySampler.load_state_dict
+    spy = lambda self, state: (restored.append(self), load(self, state))[1]  # noqa: E731
+    monkeypatch.setattr(MercurySampler, "load_state_dict", spy)
+
+    def batches(loader, msg):
+        context, sampler = current_handler().context, loader.batch_sampler
+        if by_hand == "keep":
+            keep(sampler, context, "mine")
+        else:
+            follow(sampler, msg, context, name="mine")
+        return hetero.batches(loader, msg)
+
+    node = Node(train_with(batches=batches, loader=loader_of(MercurySampler)))
+    node.ask(3), node.ask(3)
+    assert len(restored) == 1
+    assert node.state("mine")["steps"] == 6
+    assert node.state() is None
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ({"sampler": OrderedSampler}, "model must be the model whose gradients the sampler uses"),
+        ({"sampler": PGDSampler}, "hetero.batches(loader, msg, sampler=PGDSampler, model=model)"),
+        ({"sampler": lambda n, b: 3}, "sampler must be a sampler class of flwr_hetero.sampler"),
+        ({"sampler": MercurySampler(NUM, BATCH)}, "sampler must be a sampler class of flwr_hetero"),
+        ({"sampler": MercurySampler, "loader": lambda: [[1], [2]]}, "must be a DataLoader"),
+    ],
+)
+def test_a_sampler_that_cannot_work_is_refused(how, reason):
+    assert reason in Node(train_with(**how)).reason(3)
+
+
+@pytest.mark.parametrize("reduction", [None, "mean", "none"])
+def test_criterion_fits_the_sampler(reduction):
+    loss_fn = reduction and nn.CrossEntropyLoss(reduction=reduction)
+    own, sampled = (
+        Node(train_with(sampler, loss_fn=loss_fn)) for sampler in (None, MercurySampler)
+    )
+    own.ask(2), sampled.ask(2)
+    assert isinstance(sampled.results[0][1], WeightedLoss)
+    outputs, targets = torch.randn(5, 2), torch.arange(5) % 2
+    expected = nn.functional.cross_entropy(outputs, targets)
+    assert own.results[0][1](outputs, targets).item() == pytest.approx(expected.item())
+    assert reduction is None or loss_fn.reduction == reduction

@@ -1,30 +1,134 @@
+"""What a reply says of its time, on real and on emulated devices."""
+
 from math import inf, nan
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from toy import toy_app
 
 from flwr_hetero import keys
+from flwr_hetero.client import emulation
 from flwr_hetero.client import timing as timing_module
+from flwr_hetero.client.emulation import device_rng, stamp, work
 from flwr_hetero.client.timing import NodePace, note_pace, read_pace
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
-from flwr_hetero.mod import timing
+from flwr_hetero.mod import emulated_device, timing
+
+ARRAYS = ArrayRecord({"w": Array(np.zeros(1000, np.float32))})
+LINK = DeviceProfile(uplink_mbps=0.1, downlink_mbps=0.1, seconds_per_example=0.03)
+
+
+@pytest.fixture(autouse=True)
+def grid():
+    return LocalGrid(toy_app(), profiles=[LINK])  # so that messages can be made
+
+
+@pytest.fixture
+def emulate(monkeypatch):
+    """Give a function that asks an emulated device for a reply."""
+
+    def ask(fleet, *, partition=1, simulated=True):
+        monkeypatch.setattr(emulation, "in_simulation", lambda: simulated)
+        context = node(partition, fleet=fleet)
+        return emulated_device(instruction(), context, answer), emulation.is_emulated(context)
+
+    return ask
+
+
+def node(partition=1, **run_config):
+    node_config = {"partition-id": partition, "num-partitions": 5}
+    return Context(1, 1000, node_config, RecordDict(), run_config)
+
+
+def instruction(kind="train", server_round=3, **config):
+    config = ConfigRecord({"server-round": server_round, **config})
+    return Message(RecordDict({"arrays": ARRAYS, "config": config}), 1000, kind)
+
+
+def answer(message, context=None, **metrics):
+    metrics = MetricRecord({"num-examples": 50, **metrics})
+    return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+
+def ask(context, kind="train", app=answer):
+    return timing(instruction(kind), context, app)
 
 
 @pytest.fixture
 def context():
-    LocalGrid(toy_app(), profiles=[DeviceProfile()])  # so that messages can be made
-    return Context(1, 1000, {"partition-id": 1}, RecordDict(), {})
+    return node()
 
 
-def respond(message, context):
-    metrics = MetricRecord({"num-examples": 50})
-    return Message(RecordDict({"metrics": metrics}), reply_to=message)
+def stamped(context=None, **metrics):
+    message = instruction()
+    reply = answer(message, **metrics)
+    stamp(message, reply, context or node(), LINK, np.random.default_rng(0))
+    record = reply.content[keys.TIMING]
+    return record[keys.TRAIN_TIME], record[keys.TRANSFER_TIME]
 
 
-def ask(context, message_type="train", app=respond):
-    return timing(Message(RecordDict(), 1000, message_type), context, app)
+@pytest.mark.parametrize(
+    ("simulated", "fleet", "emulated"),
+    [(True, "paper-5", True), (False, "paper-5", False), (True, "real", False)],
+)
+def test_emulated_device_follows_its_profile_in_a_simulation(emulate, simulated, fleet, emulated):
+    reply, is_emulated = emulate(fleet, partition=4, simulated=simulated)
+    record = reply.content[keys.TIMING]
+    assert record[keys.EMULATED] == is_emulated == emulated
+    if emulated:
+        assert record[keys.TRAIN_TIME] == pytest.approx(50 * 0.01 / 0.1)
+
+
+def test_unavailable_device_answers_with_an_error(emulate, tmp_path):
+    fleet = tmp_path / "fleet.toml"
+    fleet.write_text("[[device]]\navailability = 0.0")
+    assert emulate(str(fleet))[0].error.code == 5
+
+
+@pytest.mark.parametrize(
+    ("metrics", "expected", "kind"),
+    [
+        ({}, (50, 0, 0), "train"),
+        ({"examples-processed": 150}, (150, 0, 0), "train"),
+        ({"examples-processed": 0, "examples-scored": 30}, (0, 30, 0), "train"),
+        *[({"examples-processed": bad}, (1, 0, 0), "train") for bad in (-3, float("nan"))],
+        ({keys.EXAMPLES_HIDDEN: 7}, (50, 0, 7), "train"),
+        ({}, (0, 50, 0), "evaluate"),  # forward only
+    ],
+)
+def test_work_is_what_the_reply_reports(metrics, expected, kind):
+    assert work(answer(instruction(kind), **metrics)) == expected
+
+
+def test_device_rng_depends_on_its_message_only():
+    def draw(seed=0, partition=1, **message):
+        return device_rng(seed, partition, instruction(**message)).random()
+
+    assert draw() == draw()
+    others = [draw(seed=1), draw(partition=2), draw(kind="evaluate"), draw(server_round=4)]
+    assert len({draw(), *others, draw(**{keys.REPEAT: 1})}) == 6
+
+
+def test_stamp_counts_scoring_that_the_network_does_not_hide():
+    context = node()
+    plain_s, transfer_s = stamped(context)
+    assert read_pace(context) == NodePace(pytest.approx(transfer_s), pytest.approx(0.01))
+    assert transfer_s > 0.3
+    assert stamped(**{keys.EXAMPLES_SCORED: 100})[0] == pytest.approx(plain_s + 1.0)
+    fits = int(transfer_s / 0.01)
+    assert stamped(**{keys.EXAMPLES_HIDDEN: fits - 1})[0] == plain_s
+    longer_s, _ = stamped(**{keys.EXAMPLES_HIDDEN: fits + 100})
+    assert longer_s == pytest.approx(plain_s + (fits + 100) * 0.01 - transfer_s, rel=0.01)
+
+
+def test_real_clock_of_an_emulated_node_is_ignored(grid):
+    for _ in range(2):
+        grid.send_and_receive([instruction()])
+    state = grid.context(1000).state[keys.PACE]
+    assert keys.REPLIED_AT not in state
+    assert state[keys.EXAMPLE_TIME] == pytest.approx(0.03)
 
 
 @pytest.fixture

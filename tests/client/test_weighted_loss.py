@@ -210,12 +210,11 @@ SEEN = TensorDataset(INPUTS, INPUTS[:, 0].gt(0).long(), torch.arange(NUM))
 
 def one_ahead(batches):
     """Fetch the next batch before this one is trained, as accelerate's loaders do."""
-    source = iter(batches)
-    current = next(source)
-    for following in source:
+    batches = iter(batches)
+    following = next(batches)
+    while following is not None:
+        current, following = following, next(batches, None)
         yield current
-        current = following
-    yield current
 
 
 LOOK_AHEAD = {"none": (0, iter), "batch": (0, one_ahead), "both": (2, one_ahead)}
@@ -264,8 +263,7 @@ def test_priorities_are_of_the_samples_trained(rule, way, monkeypatch):
     model, sampler = nn.Linear(6, 2), PGDSampler(NUM, BATCH, rule=rule)
     feed = PriorityFeed(sampler, model)
     given, criterion = spy(sampler, monkeypatch), WeightedLoss(feed)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    measured = []
+    optimizer, measured = torch.optim.SGD(model.parameters(), 0.1), []
     for count, (inputs, targets, trained_now) in enumerate(trained(feed, way), 1):
         expected = sample_priorities(model, each, inputs, targets, feed.gradient.direction)
         optimizer.zero_grad()
@@ -276,5 +274,4 @@ def test_priorities_are_of_the_samples_trained(rule, way, monkeypatch):
             measured.append(count)
             np.testing.assert_array_equal(indices, trained_now)
             np.testing.assert_allclose(priorities, expected, rtol=1e-3, atol=1e-3)
-    every = range(1, 19)
-    assert measured == [t for t in every if t > 1 and (rule == "topk" or t % 4 == 1)]
+    assert measured == [t for t in range(2, 19) if rule == "topk" or t % 4 == 1]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from attacker import recorded
 from composition_toy import SAMPLE_BYTES, swap
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -37,11 +38,7 @@ REASONS = {
     "no mean": r"updates of trees cannot be added to a newer model|trees have no mean",
     "no steps": r"train by gradient steps inside",
 }
-NEEDS = {
-    "`num-steps`": "num-steps",
-    "`train-loss`": "train-loss",
-    "samples": keys.RESHARDING,
-}
+NEEDS = {"`num-steps`": "num-steps", "`train-loss`": "train-loss", "samples": keys.RESHARDING}
 WRAPPERS = {
     "TiFL": lambda inner: ours.TiFL(inner, 2, 2),
     "FedAT": lambda inner: rivals.FedAT(inner, 2, 2),
@@ -51,7 +48,7 @@ WRAPPERS = {
     "DeadlineSelection": lambda inner: rivals.DeadlineSelection(inner, 3),
     "OverSelect": lambda inner: ours.OverSelect(inner, take=3),
     "Resharding": lambda inner: ours.Resharding(inner, share=0.5, budget_bytes=SAMPLE_BYTES),
-    "Recorded": lambda inner: ours.Recorded(inner, run_dir=Folder()),
+    "Recorded": recorded,
 }
 NODES = 4
 ALL = {name: getattr(face, name) for face in (ours, rivals) for name in face.__all__}
@@ -158,26 +155,22 @@ def test_what_is_no_forest_costs_the_reply(kind, bad):
 # --- scikit-learn ------------------------------------------------------------------------------
 
 
-def regression(arrays, partition, steps):
+def fit(message, partition, helps):
     """Continue a logistic regression on a node's own data."""
     rng = np.random.default_rng(partition)
     inputs, targets = rng.standard_normal((20, 3)), np.arange(20) % 2
     inputs[:, 0] += targets + partition
+    steps = int(message.content["config"].get(keys.NUM_STEPS, 1)) if helps else 1
     model = LogisticRegression(max_iter=steps, warm_start=True)
-    model.coef_, model.intercept_ = arrays
+    model.coef_, model.intercept_ = message.content["arrays"].to_numpy_ndarrays()
     model.classes_ = np.arange(2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(inputs, targets)
-    return model, float(np.mean(model.predict(inputs) != targets))
-
-
-def fit(message, partition, helps):
-    steps = int(message.content["config"].get(keys.NUM_STEPS, 1)) if helps else 1
-    model, loss = regression(message.content["arrays"].to_numpy_ndarrays(), partition, steps)
+    loss = float(np.mean(model.predict(inputs) != targets))
     own = {"train-loss": loss, "num-steps": int(model.n_iter_[0])} if helps else {}
-    metrics = {"train-error": loss} | own
-    return answer(message, {"arrays": ArrayRecord([model.coef_, model.intercept_])}, metrics)
+    arrays = ArrayRecord([model.coef_, model.intercept_])
+    return answer(message, {"arrays": arrays}, {"train-error": loss} | own)
 
 
 # --- the table ---------------------------------------------------------------------------------
@@ -238,10 +231,8 @@ def test_the_table(wrapper, kind, cell, tmp_path, monkeypatch):
         if outcome == "works":
             check_model(kind, *run(wrapper, kind, helps=False))
         else:
-            key = NEEDS[outcome.removeprefix("works with ")]
-            with pytest.raises(
-                MissingClientSupportError, match=f"{wrapper}: no node reports '{key}'"
-            ):
+            told = f"{wrapper}: no node reports '{NEEDS[outcome.removeprefix('works with ')]}'"
+            with pytest.raises(MissingClientSupportError, match=told):
                 run(wrapper, kind, helps=False)
 
 

@@ -5,12 +5,13 @@ import logging
 import os
 import random
 from collections import deque
+from functools import partial
 from itertools import pairwise, product
 
 import numpy as np
 import pytest
+from attacker import PHASE, STEPS, recorded, start
 from composition_toy import USUAL_STEPS, composition_app, local_model, num_examples
-from flwr.app import Array, ArrayRecord
 from flwr.serverapp import strategy as flower
 from recording import Folder
 from toy import FLOWER_STRATEGIES
@@ -21,8 +22,6 @@ from flwr_hetero_studies import rivals
 from flwr_hetero_studies.papers.cd_grab.herding import HerdingMeter
 
 FLEET = [DeviceProfile(speed, jitter=0.1) for speed in (1, 1.1, 1.2, 4, 4.1, 4.2)]
-STEPS = {"fast_steps": 6}
-PHASE = {"profiling": "phase", "sync_rounds": 1, "warmup_rounds": 0}
 WRAPPERS = {
     "TiFL": lambda inner=None: ours.TiFL(inner, 3, 2, interval=2, **PHASE),
     "BiasedLocalSGD": lambda inner=None: ours.BiasedLocalSGD(inner, weigh_by_steps=True, **STEPS),
@@ -38,7 +37,7 @@ WRAPPERS = {
     "FedBuff": lambda inner=None: ours.FedBuff(inner, buffer_size=3, weighting="examples"),
     "FedSlice": lambda inner=None: ours.FedSlice(inner, slice_steps=6, window=2),
     "ModelAverage": lambda inner=None: ours.ModelAverage(inner, window=2),
-    "Recorded": lambda inner=None: ours.Recorded(inner, run_dir=Folder()),
+    "Recorded": lambda inner=None: recorded(inner),
     "Oort": lambda inner=None: rivals.Oort(inner, 3, profiling=True),
     "PowerOfChoice": lambda inner=None: rivals.PowerOfChoice(inner, 3, 4),
     "DeadlineSelection": lambda inner=None: rivals.DeadlineSelection(inner, 3),
@@ -133,10 +132,6 @@ def make(names, leaf):
     for name in reversed(names):
         leaf = WRAPPERS[name](leaf)
     return leaf
-
-
-def start():
-    return ArrayRecord({"w": Array(np.zeros(3, np.float32))})
 
 
 def go(names, folder, grid, stop_after=None, **recorded):
@@ -281,12 +276,8 @@ def test_around_every_strategy(name, tmp_path, monkeypatch):
         assert model.any(), names
 
 
-def biased(inner=None):
-    return ours.BiasedLocalSGD(inner, shared_samples=100)
-
-
-def exact(inner=None):
-    return ours.CDGraB(inner, mode="exact")
+BIASED = partial(ours.BiasedLocalSGD, shared_samples=100)
+EXACT = partial(ours.CDGraB, mode="exact")
 
 
 @pytest.mark.parametrize(
@@ -294,11 +285,15 @@ def exact(inner=None):
     [
         (lambda: ours.TiFL(ours.LocalSteps(ours.TiFL())), "leave selection to TiFL, got 'TiFL'"),
         (lambda: rivals.AdaComm(ours.TiFL(ours.FedNova())), "steps to AdaComm, got 'FedNova'"),
-        (lambda: ours.LocalSteps(exact()), "leave steps to LocalSteps, got 'CDGraB'"),
-        (lambda: exact(rivals.AdaComm()), "leave steps to CDGraB, got 'AdaComm'"),
-        (lambda: biased(ours.CDGraB()), "leave orders to BiasedLocalSGD"),
-        (lambda: ours.Resharding(biased()), "leave samples to Resharding"),
+        (lambda: ours.LocalSteps(EXACT()), "leave steps to LocalSteps, got 'CDGraB'"),
+        (lambda: EXACT(rivals.AdaComm()), "leave steps to CDGraB, got 'AdaComm'"),
+        (lambda: BIASED(ours.CDGraB()), "leave orders to BiasedLocalSGD"),
+        (lambda: ours.Resharding(BIASED()), "leave samples to Resharding"),
         (lambda: ours.TiFL(ours.CDGraB(ours.OverSelect())), "place is outside .*selection"),
+        (
+            lambda: ours.OverSelect(ours.Wrapper(ours.TiFL())),
+            "time nodes before .* inside OverSelect, got 'TiFL': give it profiling='phase'",
+        ),
         (lambda: ours.TiFL(flower.FedXgbCyclic()), "leave the choice of nodes"),
         (lambda: ours.CDGraB(flower.FedXgbBagging()), "train by gradient steps inside CDGraB"),
         (lambda: ours.TiFL(flower.FedAvg(fraction_train=0.5)), "FedAvg.fraction_train must be 1.0"),
@@ -321,4 +316,4 @@ def test_refused_wrapper_can_be_used_elsewhere():
     inner = ours.OverSelect()
     with pytest.raises(ValueError, match="whose place is outside"):
         ours.TiFL(inner)
-    assert ours.Recorded(inner, run_dir=Folder()).inner is inner
+    assert recorded(inner).inner is inner

@@ -26,7 +26,7 @@ def other(tmp_path_factory):
     return other
 
 
-def shake_hands(folder, authority, host="localhost") -> str:
+def shake_hands(folder, authority, host="localhost"):
     """Connect over TLS, as strictly as Python can check, and return what the server said."""
     serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     serving.load_cert_chain(folder / c.SERVER_CERTIFICATE, folder / c.SERVER_KEY)

@@ -99,13 +99,13 @@ def test_node_does_one_job_at_a_time():
 @pytest.mark.parametrize("jitter", [0.0, 0.3])
 def test_same_seed_same_run(jitter):
     def times(seed):
-        profiles = [DeviceProfile(2.0, jitter=jitter, availability=0.7) for _ in range(8)]
+        profiles, found = [DeviceProfile(2.0, jitter=jitter, availability=0.7)] * 8, []
         grid = LocalGrid(toy_app(), profiles=profiles, seed=seed)
-        rounds = (grid.send_and_receive(ask(grid, r)) for r in range(1, 6))
-        return [
-            (partitions(grid, [m for m in replies if m.has_content()]), grid.virtual_time_s)
-            for replies in rounds
-        ]
+        for number in range(1, 6):
+            replies = grid.send_and_receive(ask(grid, number))
+            good = [reply for reply in replies if reply.has_content()]
+            found.append((partitions(grid, good), grid.virtual_time_s))
+        return found
 
     assert times(3) == times(3) != times(4)
 
@@ -145,55 +145,39 @@ def test_replies_that_nobody_fetches_are_forgotten():
 # --- nodes -------------------------------------------------------------------------
 
 
-def test_client_app_cannot_change_what_others_see():
+def test_client_app_that_fails_cannot_change_what_others_see():
     def train(message, context):
         message.content["config"]["server-round"] = 99
         message.content["arrays"]["w"] = Array(np.ones(1))
+        raise RuntimeError("out of memory")
 
     grid = grid_of(train)
     shared = RecordDict({"arrays": toy_arrays(), "config": ConfigRecord({"server-round": 1})})
-    grid.send_and_receive([Message(shared, node, "train") for node in grid.get_node_ids()])
+    replies = grid.send_and_receive([Message(shared, node, "train") for node in range(1000, 1003)])
     assert shared["config"]["server-round"] == 1
     assert shared["arrays"]["w"].numpy().shape == (4,)
+    assert {reply.error.reason for reply in replies} == {"RuntimeError: out of memory"}
 
 
 def draws():
-    """Ask two of three nodes twice in one push; return what they drew, in order."""
+    """Ask two nodes twice in one push; return what they drew, in order."""
 
     def train(message, context):
-        seen = context.state.config_records.setdefault("seen", ConfigRecord({"n": 0}))
-        seen["n"] += 1
-        drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]  # noqa: NPY002
-        return {"drawn": drawn, "seen": seen["n"]}
+        return {"drawn": [random.random(), float(np.random.rand()), float(torch.rand(()))]}  # noqa: NPY002
 
-    grid = grid_of(train, [DeviceProfile(2.0**i) for i in range(3)])
-    grid.leave(1001)
+    grid = grid_of(train, [DeviceProfile(2.0**i) for i in range(2)])
     messages = ask(grid, 1) + ask(grid, 2)
     replies = {m.metadata.reply_to_message_id: m for m in grid.send_and_receive(messages)}
-    found = [dict(replies[m.metadata.message_id].content["metrics"]) for m in messages]
-    # the state stays with the node
-    assert [record["seen"] for record in found] == [1, 1, 2, 2]
-    return [record["drawn"] for record in found]
+    return [replies[m.metadata.message_id].content["metrics"]["drawn"] for m in messages]
 
 
 def test_what_a_node_draws_depends_on_its_message_alone():
-    random.seed(7)
-    torch.manual_seed(7)
     before = random.getstate(), torch.get_rng_state().tolist()
     found = draws()
     assert (random.getstate(), torch.get_rng_state().tolist()) == before
     assert len({number for drawn in found for number in drawn}) == 12
     random.seed(8)
     assert draws() == found
-
-
-def test_exception_of_a_client_app_is_an_error_reply():
-    def train(message, context):
-        raise RuntimeError("out of memory")
-
-    grid = grid_of(train, PROFILES[:1])
-    [reply] = grid.send_and_receive(ask(grid))
-    assert (reply.error.code, reply.error.reason) == (2, "RuntimeError: out of memory")
 
 
 def test_leave_join_and_come_back():

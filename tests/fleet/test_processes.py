@@ -1,5 +1,6 @@
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -35,13 +36,8 @@ def test_specs_keep_the_ratios_of_the_profiles(cpu):
     assert [spec.relay_port for spec in specs] == [0] * 5
     (slow,) = specs_of(named_fleet("wifi-10", 1), cpu, [7, 8])
     assert (slow.uplink_mbps, slow.port, slow.relay_port) == (10, 7, 8)
-
-
-@pytest.mark.parametrize(
-    ("limits", "needed"), [({}, False), ({"cpu": 0.9}, True), ({"relay_port": 7}, True)]
-)
-def test_throttle_only_where_there_is_a_limit(limits, needed):
-    assert FleetFile(port=1, nodes=[SuperNodeSpec("a", **limits)]).needs_throttle is needed
+    needs = [FleetFile(1, nodes=[node]).needs_throttle for node in (*specs, slow)]
+    assert needs == [cpu < 1, *[True] * 5]
 
 
 def test_commands_use_tls_authentication_and_files_that_are_made(tmp_path):
@@ -66,8 +62,8 @@ def test_commands_use_tls_authentication_and_files_that_are_made(tmp_path):
 
 @pytest.mark.parametrize("spelling", ["no_proxy", "NO_PROXY"])
 def test_environment_keeps_own_no_proxy(tmp_path, monkeypatch, spelling):
-    for name in ("no_proxy", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.setenv(spelling, "example.org")
     made = processes.environment(tmp_path / "home")
     assert made["FLWR_HOME"] == str(tmp_path / "home")
@@ -115,3 +111,25 @@ def test_ended_process_has_no_tag(start, tmp_path):
     wait_until(lambda: not os.path.exists(gone), step_s=0.01, meanwhile=processes.collect)
     for none in (pid, 0, -1):  # ended, never started
         processes.signal_one(none, tmp_path, signal.SIGKILL)
+
+
+SUPERNODE = """
+import threading, time
+from types import SimpleNamespace
+from flwr_hetero.fleet import supernode
+
+def flower_supernode():
+    threading.Thread(target=time.sleep, args=(300,)).start()
+    {end}
+
+supernode.entry_points = lambda **what: [SimpleNamespace(load=lambda: flower_supernode)]
+supernode.main()
+"""
+
+
+@pytest.mark.parametrize("end", ["return", "raise OSError('certificate has expired')"])
+def test_supernode_ends_with_its_loop(end):
+    command = [sys.executable, "-c", SUPERNODE.format(end=end)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == -signal.SIGTERM  # Flower's handler makes a 0 of it
+    assert end == "return" or "OSError: certificate has expired" in done.stderr

@@ -81,7 +81,7 @@ def test_enforce_polls_tagged_processes_only(tmp_path, monkeypatch, tagged):
     assert set(polled) == ({slow.pid, -slow.pid, signal.SIGCONT} if tagged else set())
 
 
-def talk(mbps: float, payload: bytes, *, server: bool = True) -> bytes:
+async def talk(mbps, payload, server=True):
     """Send a payload through a relay to a server that echoes it, and return what comes back."""
 
     async def echo(reader, writer):
@@ -89,34 +89,31 @@ def talk(mbps: float, payload: bytes, *, server: bool = True) -> bytes:
             writer.write(data)
         writer.close()
 
-    async def both() -> bytes:
-        target, near = free_ports(2)
-        servers = [await t.relay(near, target, mbps, mbps)]
-        if server:
-            servers.append(await asyncio.start_server(echo, "127.0.0.1", target))
-        reader, writer = await asyncio.open_connection("127.0.0.1", near)
-        writer.write(payload)
-        if server:
-            writer.write_eof()
-        try:
-            return await reader.read(-1)
-        except ConnectionError:
-            return b""
-        finally:
-            for each in (writer, *servers):
-                each.close()
-
-    return asyncio.run(both())
+    target, near = free_ports(2)
+    servers = [await t.relay(near, target, mbps, mbps)]
+    if server:
+        servers.append(await asyncio.start_server(echo, "127.0.0.1", target))
+    reader, writer = await asyncio.open_connection("127.0.0.1", near)
+    writer.write(payload)
+    if server:
+        writer.write_eof()
+    try:
+        return await reader.read(-1)
+    except ConnectionError:
+        return b""
+    finally:
+        for each in (writer, *servers):
+            each.close()
 
 
 @pytest.mark.parametrize("mbps", [float("inf"), 1e4])
 def test_relay_changes_no_byte(mbps):
     payload = bytes(range(256)) * 2000
-    assert talk(mbps, payload) == payload
+    assert asyncio.run(talk(mbps, payload)) == payload
 
 
 def test_relay_cuts_connections_without_a_superlink():
-    assert talk(0.001, b"x" * 100, server=False) == b""
+    assert asyncio.run(talk(0.001, b"x" * 100, server=False)) == b""
 
 
 def test_connections_of_a_device_share_its_link():

@@ -35,17 +35,8 @@ def online(*partitions):
     return lambda name: int(name[5:]) if int(name[5:]) in partitions else None
 
 
-def one_round(state, there=range(7), count=2, seed=0, **how):
-    how = {"accuracy": None, **how}
-    return select(
-        state,
-        how.pop("accuracy"),
-        MEMBERS,
-        online(*there),
-        count,
-        np.random.default_rng(seed),
-        **how,
-    )
+def one_round(state, there=range(7), seed=0, accuracy=None):
+    return select(state, accuracy, MEMBERS, online(*there), 2, np.random.default_rng(seed))
 
 
 # --- section 4.3 -----------------------------------------------------------------------

@@ -7,6 +7,7 @@ import pytest
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
+from quadratics import Watched, start
 from recording import killed_and_resumed
 from tifl_toy import PROFILE, Answers, make_tifl, paper_grid, profile_round, records_of
 from toy import toy_app, toy_arrays
@@ -14,7 +15,7 @@ from toy import toy_app, toy_arrays
 from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid, named_fleet
 from flwr_hetero.server.client_support import MissingClientSupportError
-from flwr_hetero.strategy import OverSelect, Recorded, TiFL, Wrapper
+from flwr_hetero.strategy import Recorded, TiFL, Wrapper
 from flwr_hetero.tifl import latencies
 from flwr_hetero.tifl.tiers import T_MAX
 
@@ -52,11 +53,6 @@ class Log(Wrapper):
         for reply in replies:
             name = context.identity(reply.metadata.src_node_id)
             self.late.append((name, context.latency_of(reply).seconds))
-
-
-@pytest.fixture
-def one_failure(monkeypatch):
-    monkeypatch.setattr(latencies, "MAX_FAILURES", 1)
 
 
 # --- while they train ------------------------------------------------------------------
@@ -103,27 +99,10 @@ def test_tiers_are_those_of_the_phase_as_soon_as_nodes_have_answered(jitter):
 
 def test_no_node_has_two_jobs():
     """Not for evaluation either."""
-    busy_until, twice = {}, []
-
-    class Watch(Wrapper):
-        def note(self, messages):
-            now_s = self.fleet.clock.virtual_s
-            for message in messages:
-                node = message.metadata.dst_node_id
-                twice.extend([node] * (busy_until.get(node, 0.0) > now_s + 1e-6))
-                if message.metadata.message_type == "train":
-                    busy_until[node] = now_s + 1 / SPEEDS[(node - 1000) // 4]
-            return messages
-
-        def on_instructions(self, context, messages, grid):
-            return self.note(messages)
-
-        def configure_evaluate(self, *args):
-            return self.note(super().configure_evaluate(*args))
-
-    Watch(in_training(flower.FedAvg())).start(paper_grid(), toy_arrays(), 12)
-    assert busy_until.keys() == set(range(1000, 1020))
-    assert twice == []
+    grid = Watched(range(20), np.repeat(SPEEDS, 4))  # fails if one at work is sent something
+    in_training(flower.FedAvg()).start(grid, start(), 12)
+    assert {node for _, node, kind, _ in grid.sent if kind == "train"} == set(range(20))
+    assert {kind for _, _, kind, _ in grid.sent} == {"train", "evaluate"}
 
 
 def test_waits_where_only_slow_nodes_are_left():
@@ -185,13 +164,6 @@ def test_a_node_without_an_answer_is_given_up(case, caplog):
     assert records[-1]["tifl"]["in_flight"] <= 1
     said = [r for r in caplog.records if "id-1000: failed 3 times in a row" in r.getMessage()]
     assert [r.levelname for r in said][:1] == ["WARNING"] * (case != "faster later" or bool(said))
-
-
-def test_over_select_has_a_waiting_rule_of_its_own():
-    rule = "time nodes before the first round inside OverSelect, got 'TiFL': give it profiling="
-    with pytest.raises(ValueError, match=f"strategy must {rule}'phase'"):
-        OverSelect(Wrapper(TiFL()), take=2)
-    OverSelect(Wrapper(TiFL(profiling="phase")), take=2)
 
 
 # --- the phase ---------------------------------------------------------------------------
@@ -303,8 +275,8 @@ def test_a_node_that_kept_failing_tries_again_when_tiers_are_formed(interval):
     assert asked == [*range(1, 8), *tried]
 
 
-@pytest.mark.usefixtures("one_failure")
-def test_nodes_are_asked_again_when_no_other_is_left():
+def test_nodes_are_asked_again_when_no_other_is_left(monkeypatch):
+    monkeypatch.setattr(latencies, "MAX_FAILURES", 1)
     faults = [Fault(i, "errs", 3 + i, 3 + i, message_type="train") for i in range(4)]
     records = records_of(in_training(None, 4, 1, policy="vanilla"), Answers(4, faults=faults), 8)
     assert [len(record["selected"]) for record in records[3:]] == [4, 3, 2, 1, 4, 4]
@@ -362,9 +334,8 @@ def test_simulation_of_emulated_devices_goes_as_local_grid_does():
 @pytest.mark.parametrize("profiling", ["training", "phase"])
 def test_simulated_nodes_that_report_no_time_end_the_run(profiling, caplog):
     tifl = in_training(profiling=profiling)
-    with pytest.raises(
-        MissingClientSupportError, match="TiFL: no node reports 'flwr-hetero"
-    ) as stop:
+    told = "TiFL: no node reports 'flwr-hetero"
+    with pytest.raises(MissingClientSupportError, match=told) as stop:
         tifl.start(InMemoryGrid(paper_grid(10), report=False), toy_arrays(), 12)
     assert "app = ClientApp(mods=[hetero])\nor set num_tiers=1 of TiFL." in str(stop.value)
     assert "rounds take" not in caplog.text

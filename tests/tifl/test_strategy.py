@@ -115,16 +115,6 @@ def test_the_same_nodes_evaluate_each_time():
     assert asked[4] == asked[8]
 
 
-def test_accuracies_are_those_of_the_nodes_that_evaluate():
-    """The app's curve is that of the nodes that Flower asked, and TiFL asks no other."""
-    inner, grid = flower.FedAvg(fraction_evaluate=0.25), Answers(20)
-    records = records_of(TiFL(inner, 3, interval=20, profiling="phase"), grid, 20)
-    assert [kind for _, kind in grid.asked].count("evaluate") == 20 * 5
-    assert records[19]["tifl"]["tier_accuracy"] == [None] * 5
-    known = [accuracy for accuracy in records[20]["tifl"]["tier_accuracy"] if accuracy]
-    assert min(known) <= records[20]["evaluate"]["eval-acc"] <= max(known)
-
-
 @pytest.mark.parametrize(
     ("fraction", "minimum", "count"), [(1.0, 2, 20), (0.25, 2, 5), (0.01, 3, 3)]
 )
@@ -134,8 +124,6 @@ def test_evaluation_covers_the_nodes_that_flower_would_ask(fraction, minimum, co
     TiFL(inner, 3, policy="uniform").start(grid, toy_arrays(), 40)
     asked = "".join("e" if kind == "evaluate" else "t" for _, kind in grid.asked).split("t")
     assert len(asked[-1]) == max(map(len, asked)) == count
-    first = [node for node, kind in grid.asked if kind == "evaluate"][: min(3, count)]
-    assert set(first) <= {19, 18, 17}
 
 
 # --- paced, credits --------------------------------------------------------------------
@@ -157,20 +145,6 @@ def test_credits_are_caps_of_the_run():
         records_of(phased(2, 2, credits=20), num_rounds=41)
 
 
-def test_state_goes_on_after_a_new_phase():
-    grid = LocalGrid(toy_app(), profiles=[DeviceProfile(4.0)] * 2 + [DeviceProfile(0.1)] * 2)
-    tifl = phased(1, 2, policy="paced", profile_interval=2)
-
-    def faster(server_round, arrays):
-        if server_round == 1:
-            for node, speed in zip(range(1000, 1004), (4.0, 4.0, 3.9, 3.9), strict=True):
-                grid.set_profile(node, DeviceProfile(speed))
-
-    records = records_of(tifl, grid, 2, evaluate_fn=faster)
-    assert [sum(record["tifl"]["credits"]) for record in records] == [3, 2, 1]
-    assert tifl.state.full_credits.tolist() == [1, 1]
-
-
 def test_credit_is_refunded_if_no_reply_counts():
     grid = paper_grid(faults=[Fault(i, "errs", 2, 2) for i in range(20)])
     records = records_of(phased(2, policy="uniform", credits=10), grid, 3)
@@ -180,7 +154,7 @@ def test_credit_is_refunded_if_no_reply_counts():
 # --- fleets that change ----------------------------------------------------------------
 
 
-def test_small_tier_trains_fewer(caplog):
+def test_small_tier_trains_fewer():
     grid, tifl = paper_grid(), phased(3, policy="uniform")
     tifl.start(grid, toy_arrays(), num_rounds=0)
     for node in (8, 9, 10):  # one node of tier 2 is left
@@ -191,8 +165,6 @@ def test_small_tier_trains_fewer(caplog):
         tifl.configure_train(*how, Exchange(tifl.fleet, server_round, toy_arrays()))
         drawn.add((tifl.draw.tier, len(tifl.selected)))
     assert drawn == {(0, 3), (1, 3), (2, 1), (3, 3), (4, 3)}
-    records_of(phased(5), paper_grid(10), 0)
-    assert "about 2 nodes are below clients_per_round=5: give num_tiers=2" in caplog.text
 
 
 # --- reproducible, composable, resumable -----------------------------------------------
@@ -202,13 +174,13 @@ def test_same_seed_same_run_whatever_the_node_ids():
     def selected(seed, shift):
         random.seed(shift)  # Flower's own sampling must not matter
         grid = paper_grid()
-        for _ in range(shift):  # other node ids for the same partitions
-            grid._nodes = {node + 7919: state for node, state in grid._nodes.items()}
-            grid._online = dict.fromkeys(sorted(grid._nodes, key=lambda n: -n))
+        # other node ids for the same partitions
+        grid._nodes = {node + shift: state for node, state in grid._nodes.items()}
+        grid._online = dict.fromkeys(sorted(grid._nodes, key=lambda n: -n))
         records = records_of(phased(3, policy="uniform", seed=seed), grid)
         return [sorted(record["selected"]) for record in records]
 
-    assert selected(1, 0) == selected(1, 2)
+    assert selected(1, 0) == selected(1, 7919)
     assert selected(1, 0) != selected(2, 0)
 
 
@@ -241,17 +213,17 @@ def test_nodes_are_timed_at_the_work_of_the_composition():
     assert asked == [6] * 20
 
 
-def saved_after(num_rounds, grid, **settings):
-    tifl = make_tifl(**settings)
-    tifl.start(grid, toy_arrays(), num_rounds)
-    return tifl.state_dict()
+def resumed_after_two_rounds(grid):
+    before, tifl = make_tifl(), make_tifl()
+    before.start(grid, toy_arrays(), 2)
+    tifl.load_state_dict(before.state_dict())
+    return tifl
 
 
 @pytest.mark.parametrize("profile", [True, False])
 def test_resume_finds_nodes_by_asking_once(profile):
-    state = saved_after(2, Answers(4, app=toy_app(profile=profile)))
-    grid, tifl = Answers(4, app=toy_app(profile=profile)), make_tifl()
-    tifl.load_state_dict(state)
+    tifl = resumed_after_two_rounds(Answers(4, app=toy_app(profile=profile)))
+    grid = Answers(4, app=toy_app(profile=profile))
     result = tifl.start(grid, toy_arrays(), 5)
     asked = [kind for _, kind in grid.asked[:5]]
     assert asked.count(PROFILE) == (4 if profile else 1)
@@ -262,8 +234,8 @@ def test_resume_finds_nodes_by_asking_once(profile):
 
 
 def test_node_that_joined_before_the_resume_is_placed():
-    grid, tifl = Answers(4), make_tifl()
-    tifl.load_state_dict(saved_after(2, grid))
+    grid = Answers(4)
+    tifl = resumed_after_two_rounds(grid)
     grid.join(DeviceProfile(2.5))
     tifl.start(grid, toy_arrays(), 5)
     assert "node-4" in tifl.tiers.tier
@@ -272,12 +244,8 @@ def test_node_that_joined_before_the_resume_is_placed():
 # --- refusals --------------------------------------------------------------------------
 
 
-def accounted():
-    inner = DP(flower.FedAvg(), 0.1, 1.0, num_sampled_clients=3)
-    inner.accountant = type("Accountant", (), {"config": None})()
-    return inner
-
-
+ACCOUNTED = DP(flower.FedAvg(), 0.1, 1.0, num_sampled_clients=3)
+ACCOUNTED.accountant = type("Accountant", (), {"config": None})()
 PHASE = {"profiling": "phase"}
 
 
@@ -299,10 +267,7 @@ PHASE = {"profiling": "phase"}
         ({"credits": "paced"}, "credits must be a whole number of at least 1, got 'p'"),
         ({"credits": [3, 2]}, "credits must have num_tiers=5 entries"),
         ({"credits": 3, "policy": "paced"}, "credits must be None, for policy 'paced' has its"),
-        (
-            {"strategy": accounted(), "clients_per_round": 3, **PHASE},
-            "without a privacy accountant",
-        ),
+        ({"strategy": ACCOUNTED, "clients_per_round": 3, **PHASE}, "without a privacy accountant"),
     ],
 )
 def test_bad_settings_are_refused(settings, rule):

@@ -1,11 +1,8 @@
 """Each app on emulated nodes in this process: what every setting does, and what is survived."""
 
-import logging
-
 import numpy as np
 import pytest
 from app_run import AppRun
-from flwr.app import Array, ArrayRecord
 
 from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
@@ -101,37 +98,6 @@ def test_samplers_learn(name, settings, rounds, left, coverage):
         assert last["train"]["examples-processed"] == 7 * round(0.02 * 431)
 
 
-# --- state ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "damage", ["no scalars", "no scalars, other array", "no array", "other array"]
-)
-@pytest.mark.parametrize(
-    ("name", "settings", "array", "other"),
-    [
-        ("mercury", {"sampling": "free"}, "importance", "importance"),
-        ("pgd", {"rule": "topk"}, "gradient.1.weight", "priority"),
-    ],
-)
-def test_lost_or_damaged_state_is_rebuilt(name, settings, array, other, damage, caplog):
-    run = start(name, **settings)
-    run.go_on(3)
-    state, arrays = run.state(), f"{keys.PREFIX}{name}.arrays"
-    kept = dict(state[arrays])
-    if "other array" in damage:
-        kept[other] = Array(np.ones(7, np.float32))
-    if "no array" in damage:
-        del kept[array]
-    state[arrays] = ArrayRecord(kept)
-    if "no scalars" in damage:
-        del state[f"{keys.PREFIX}{name}.scalars"]
-    with caplog.at_level(logging.WARNING):
-        run.go_on(2)
-    warned = f"{name} of earlier rounds not used" in caplog.text
-    assert warned == ("no scalars" not in damage)  # without them there is nothing to distrust
-
-
 def test_private_mode_sends_no_single_loss(monkeypatch):
     sent, wait_for = [], LocalGrid.wait_for
 
@@ -209,9 +175,3 @@ def test_resharding_moves_samples_and_keeps_sizes(kind, data):
     assert sum(size["swaps"] for size in sizes) > 10
     assert all(size["offered_bytes"] <= 3 * 5000 for size in sizes)
     assert len(run.state()[keys.PREFIX + "shard.arrays"]["slots"].numpy()) > 5
-
-
-def test_two_runs_with_one_seed_are_equal():
-    results = [start("pgd", rule="stochastic").go_on(3) for _ in range(2)]
-    assert [r["train"] for r in results[0]] == [r["train"] for r in results[1]]
-    start("pgd", REFERENCE[:1]).go_on(1)  # one node is a fleet

@@ -20,17 +20,11 @@ def system_calls(names):
     listed = subprocess.run(
         ["systemd-analyze", "syscall-filter"], capture_output=True, text=True, check=True
     ).stdout
-    groups, own = {}, None
-    for line in map(str.rstrip, listed.splitlines()):
-        if line.startswith("@"):
-            own = groups.setdefault(line, [])
-        elif line.startswith("    ") and own is not None and not line.lstrip().startswith("#"):
-            own.append(line.strip())
-    found, waiting = set(), list(names)
-    while waiting:
-        name = waiting.pop()
-        waiting += groups[name] if name.startswith("@") else []
-        found |= set() if name.startswith("@") else {name}
+    groups = dict(re.findall(r"^(@\S+)\n((?: .*\n)*)", listed, re.MULTILINE))
+    found = set(names)
+    while own := found & groups.keys():
+        found -= own
+        found.update(*(re.findall(r"^ +([^#\s]\S*)", groups[name], re.MULTILINE) for name in own))
     return found
 
 
@@ -46,9 +40,8 @@ def main(unit, command):
     os.umask(int(settings["UMask"], 8))
     libc = ctypes.CDLL(None, use_errno=True)
     for capability in range(LAST_CAPABILITY + 1):
-        assert libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == 0, os.strerror(
-            ctypes.get_errno()
-        )
+        dropped = libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == 0
+        assert dropped, os.strerror(ctypes.get_errno())
     rules = seccomp.SyscallFilter(seccomp.ERRNO(1))  # EPERM; it sets no_new_privs too
     for name in allowed - {"socket"}:
         try:

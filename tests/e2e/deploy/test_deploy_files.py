@@ -73,14 +73,6 @@ def test_script_makes_keys(tmp_path):
     assert (tmp_path / "keys" / "nodes" / "a.pub").exists()
 
 
-def test_guide_makes_keys_with_its_own_python():
-    guide = (DEPLOY / "README.md").read_text()
-    calls = re.findall(r"^(.*)deploy/make-certificates ~/keys", guide, re.MULTILINE)
-    assert calls == ["PYTHON=/opt/flwr-hetero/bin/python "]
-    assert "/opt/flwr-hetero/bin/pip install" in guide
-    assert "-o flwr -g flwr -m 0400 ~/keys/superlink.key /etc/flwr-hetero/" in guide
-
-
 def test_container_copies_what_it_needs_and_keeps_its_state():
     text = (DEPLOY / "Containerfile").read_text()
     command = re.search(r"podman run (.+?)\n#\n", text, re.DOTALL)[1]

@@ -1,8 +1,13 @@
 """Real processes, real faults: each costs the round in which it happens, never the run."""
 
+import signal
+
 import pytest
 
+from flwr_hetero.fleet import DeviceProfile, RealFleet
+from flwr_hetero.fleet.throttle import descendants, send
 from flwr_hetero_studies.faults import scenarios
+from flwr_hetero_studies.faults.fleet_run import TOY_APP, FleetRun
 
 pytestmark = [pytest.mark.deploy, pytest.mark.nightly]
 
@@ -59,3 +64,36 @@ def test_killed_nodes_come_back_and_newcomers_join(fleet, tmp_path):
     last = result["history"][-1]
     assert sorted(last["selected"]) == ["node-0", "node-1", "node-2", "node-3"]
     assert not last["failures"]
+
+
+SPEEDS = [1.0, 1.0, 0.5, 0.25]
+CPU, WORK = 0.4, 1.0
+"""Share of the fastest node; CPU seconds that a node burns per message."""
+
+
+@pytest.fixture
+def four_nodes(tmp_path):
+    """SuperNodes of three speeds."""
+    fleet = RealFleet(tmp_path / "fleet", scenarios.QUICK)
+    fleet.up([DeviceProfile(speed) for speed in SPEEDS], cpu=CPU)
+    yield fleet
+    fleet.down(keep=True)
+
+
+def test_without_rounds_a_node_is_killed_and_one_freezes(four_nodes, tmp_path):
+    sizes = {"clients_per_round": 4, "num_server_rounds": 8}
+    config = sizes | {"engine": "buffered", "work": WORK, "timeout": 40.0}
+    run = FleetRun(four_nodes, tmp_path / "run", TOY_APP, **config)
+    run.start().wait_round(2)
+    four_nodes.end_process(four_nodes.file.node("node-1").pid)
+    frozen = four_nodes.file.node("node-0").pid
+    pids = [frozen, *descendants(frozen)]
+    send(pids, signal.SIGSTOP)
+    try:
+        history = run.finish(timeout_s=600)
+    finally:
+        send(pids, signal.SIGCONT)
+    assert [record["round"] for record in history] == list(range(9))
+    failed = {failure["node"] for record in history for failure in record["failures"]}
+    assert failed <= {"node-0", "node-1"}
+    assert set(history[-1]["fedbuff"]["nodes"]) <= {"node-2", "node-3"}

@@ -59,14 +59,9 @@ def test_supernodes_come_through_and_runs_do_not(small_fleet, front):
     small_fleet.start_node("node-0")
     small_fleet.wait_online(["node-0"])
 
-    home = small_fleet.folder / "home"
-    conf = home / "config.toml"
-    direct = conf.read_text()
-    conf.write_text(direct.replace(small_fleet.file.address, f"127.0.0.1:{front}"))
-    try:
-        refused = small_fleet.flwr("supernode", "list", processes.CONNECTION, "--format", "json")
-    finally:
-        conf.write_text(direct)
+    conf = small_fleet.folder / "home" / "config.toml"
+    conf.write_text(conf.read_text().replace(small_fleet.file.address, f"127.0.0.1:{front}"))
+    refused = small_fleet.flwr("supernode", "list", processes.CONNECTION, "--format", "json")
     assert '"success": true' not in refused.stdout
     certificate = small_fleet.folder / "keys" / "ca.crt"
     for path in ("/v1/control/list-runs", "/v1/runtime/acquire-task", "/docs", "/"):

@@ -1,7 +1,6 @@
 """A real SuperLink and SuperNodes over TLS: strategies, refused nodes, processes that end."""
 
 import json
-import signal
 
 import pytest
 from e2e.conftest import GRID_APP
@@ -69,14 +68,3 @@ def test_unknown_key_or_authority_is_refused(small_fleet, tmp_path, option, file
     pid = processes.start(command, small_fleet.folder, log, environment)  # ends with the fleet
     wait_until(lambda: not small_fleet.is_alive(pid), timeout_s=60, step_s=0.1)
     assert error in log.read_text()
-
-
-@pytest.mark.nightly
-def test_ended_process_is_seen_and_starts_again(small_fleet):
-    node = small_fleet.file.node("node-0")
-    small_fleet.end_process(node.pid, signal.SIGTERM)
-    assert not small_fleet.is_alive(node.pid)
-    wait_until(lambda: small_fleet.online() == {"node-1"}, timeout_s=30)  # none: no answer yet
-    small_fleet.start_node("node-0")
-    small_fleet.wait_online(["node-0"])
-    assert small_fleet.file.node("node-0").pid != node.pid

@@ -1,1 +1,1 @@
-collect_ignore = ["simulate_rows.py", "simulate_probe.py", "grid_app"]  # programs that tests run
+collect_ignore = ["simulate.py", "grid_app"]  # programs that tests run

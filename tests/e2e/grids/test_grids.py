@@ -23,7 +23,6 @@ NAMES = sorted({*ours.__all__, *rivals.__all__} - {"Selection"})
 RIVALS = sorted({*rivals.__all__, "FedNova"})
 OFTEN = sorted({*NAMES} - {*RIVALS})
 NODES, WORKERS = 8, 4
-PROBE_APP = Path(__file__).parents[1] / "deploy" / "probe_app"
 DEVICES = [DeviceProfile(1.0 if i % 2 else 6.0, seconds_per_example=0.1) for i in range(NODES)]
 
 
@@ -31,25 +30,20 @@ DEVICES = [DeviceProfile(1.0 if i % 2 else 6.0, seconds_per_example=0.1) for i i
 def simulation(tmp_path_factory):
     """Run rows in one simulation, beside the tests that come first; give folder and process."""
     folder = tmp_path_factory.mktemp("simulation")
-    process = simulate_rows(folder, OFTEN)
+    process = simulate(folder, OFTEN)
     yield folder, process
     process.terminate()
     process.wait()
 
 
-def simulate(folder, program, *arguments):
-    """Start a program of this folder; give its process."""
+def simulate(folder, names):
+    """Start a simulation of these rows."""
     environment = processes.environment(folder / "home")
-    apps = [str(GRID_APP), str(PROBE_APP)]
-    environment["PYTHONPATH"] = os.pathsep.join([*apps, *filter(None, sys.path)])
-    command = [sys.executable, Path(__file__).with_name(program), *arguments]
+    environment["PYTHONPATH"] = os.pathsep.join([str(GRID_APP), *filter(None, sys.path)])
+    program = Path(__file__).with_name("simulate.py")
+    command = [sys.executable, program, folder, str(NODES), str(WORKERS), *names]
     with (folder / "log").open("wb") as log:
         return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
-
-
-def simulate_rows(folder, names):
-    """Start a simulation of these rows."""
-    return simulate(folder, "simulate_rows.py", folder, str(NODES), str(WORKERS), *names)
 
 
 def test_table_has_every_strategy(grid_app):
@@ -64,7 +58,7 @@ def test_local_grid(name, grid_app):
 
 @pytest.mark.nightly
 def test_simulation_of_rivals(tmp_path, grid_app):
-    assert simulate_rows(tmp_path, RIVALS).wait(timeout=1800) == 0, log_of(tmp_path)[-3000:]
+    assert simulate(tmp_path, RIVALS).wait(timeout=1800) == 0, log_of(tmp_path)[-3000:]
     for name in RIVALS:
         check(name, grid_app[1].ROWS[name], json.loads((tmp_path / f"{name}.json").read_text()))
 
@@ -81,16 +75,6 @@ def test_simulation(name, simulation, grid_app):
 def test_the_server_was_there_before_the_nodes(simulation):
     assert simulation[1].wait(timeout=1800) == 0
     assert "0 nodes at the start" in log_of(simulation[0])
-
-
-@pytest.mark.nightly
-def test_unusual_messages_are_answered_as_by_a_local_grid(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(PROBE_APP))
-    from probe_app.server_app import FLOWER
-
-    path = tmp_path / "found.json"
-    assert simulate(tmp_path, "simulate_probe.py", path).wait(timeout=600) == 0, log_of(tmp_path)
-    assert json.loads(path.read_text(encoding="utf-8")) == FLOWER
 
 
 def log_of(folder):

@@ -24,14 +24,13 @@ EXPECTED = {
     "app without a return": ["error 2"],
 }
 """What a LocalGrid does."""
-FLOWER = EXPECTED | {"app without a return": []}
-"""What Flower's grids do, where a LocalGrid says what is wrong.
+SUPERLINK = EXPECTED | {"unknown node": ["error 3"], "same message again": ["content"]}
+SUPERLINK |= {"app without a return": []}
+"""What a real SuperLink does: Flower's simulation is stricter, and so is a LocalGrid.
 
-There the node keeps silent; a real SuperNode waits for the reply that its ClientApp did not give,
-and takes no message any more until it is started again. So this is asked last.
+A SuperNode waits for the reply that its ClientApp did not give, and takes no message any more until
+it is started again. So this is asked last.
 """
-SUPERLINK = FLOWER | {"unknown node": ["error 3"], "same message again": ["content"]}
-"""What a real SuperLink does: Flower's simulation is stricter, and so is a LocalGrid."""
 DEADLINE_S = 60.0
 """For a reply that has to come."""
 

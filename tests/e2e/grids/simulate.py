@@ -1,4 +1,4 @@
-"""Run the table in a simulation: ``simulate_rows.py FOLDER NUM_NODES NUM_WORKERS [NAME...]``.
+"""Run the table in a simulation: ``simulate.py FOLDER NUM_NODES NUM_WORKERS [NAME...]``.
 
 One Ray and one grid serve all rows. The nodes register a while after the ServerApp began.
 """
