@@ -50,8 +50,7 @@ def new_run(run_id: int) -> Run:
 def be_server_task(run_id: int, task_id: int, node_id: int) -> int:
     """Set what ``Message(...)`` asks for, unless a ServerApp has it here; return the run's id."""
     if None in (TaskIdentity._run_id, TaskIdentity._task_id, TaskIdentity._node_id):
-        TaskIdentity.run_id, TaskIdentity.task_id = run_id, task_id
-        TaskIdentity.node_id = node_id
+        TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = run_id, task_id, node_id
     return TaskIdentity.run_id
 
 
@@ -118,11 +117,10 @@ def older_content(category: str, arrays: ArrayRecord, config: dict[str, Any]) ->
     convert, kinds = _older("recorddict_compat"), _older("typing")
     parameters = convert.arrayrecord_to_parameters(arrays, keep_input=True)
     if category == "train":
-        instruction = kinds.FitIns(parameters, config)
-        content: RecordDict = convert.fitins_to_recorddict(instruction, keep_input=True)
+        write, kind = convert.fitins_to_recorddict, kinds.FitIns
     else:
-        instruction = kinds.EvaluateIns(parameters, config)
-        content = convert.evaluateins_to_recorddict(instruction, keep_input=True)
+        write, kind = convert.evaluateins_to_recorddict, kinds.EvaluateIns
+    content: RecordDict = write(kind(parameters, config), keep_input=True)
     return content
 
 
@@ -174,6 +172,11 @@ def check_strategy(strategy: Any) -> Strategy:
     raise invalid("strategy", strategy, "be a flwr.serverapp.strategy.Strategy", hint)
 
 
+def is_kind(strategy: Strategy, *names: str) -> bool:
+    """Return whether a strategy is of a class of Flower's, or derives from it."""
+    return any(kind.__name__ in names for kind in type(strategy).__mro__)
+
+
 def trains_trees(strategy: Strategy) -> bool:
     """Return whether models are boosted trees: they grow, and take no gradient steps."""
     return format_of_trees(strategy) is not None
@@ -181,15 +184,14 @@ def trains_trees(strategy: Strategy) -> bool:
 
 def format_of_trees(strategy: Strategy) -> str | None:
     """Return in which format a strategy reads boosted trees, if it does: "json", or "any"."""
-    kinds = [kind.__name__ for kind in type(strategy).__mro__]
-    if "FedXgbBagging" in kinds:
+    if is_kind(strategy, "FedXgbBagging"):
         return "json"
-    return "any" if any(kind.startswith("FedXgb") for kind in kinds) else None
+    return "any" if chooses_one_node(strategy) else None
 
 
 def chooses_one_node(strategy: Strategy) -> bool:
     """Return whether a strategy has a selection of its own that no view can replace."""
-    return any(kind.__name__ == "FedXgbCyclic" for kind in type(strategy).__mro__)
+    return is_kind(strategy, "FedXgbCyclic")
 
 
 def updates_needed(strategy: Strategy) -> int:
@@ -198,17 +200,16 @@ def updates_needed(strategy: Strategy) -> int:
     Of n updates, f of them hostile: Krum needs 2 f + 3 (Blanchard et al., 2017), Bulyan 4 f + 3
     (El Mhamdi et al., 2018). With fewer Flower's Krum chooses all the same, Bulyan none.
     """
-    kinds = [kind.__name__ for kind in type(strategy).__mro__]
     hostile = int(getattr(strategy, "num_malicious_nodes", 0))
-    if "Bulyan" in kinds:
+    if is_kind(strategy, "Bulyan"):
         return 4 * hostile + 3
-    return 2 * hostile + 3 if {"Krum", "MultiKrum"} & set(kinds) else 1
+    return 2 * hostile + 3 if is_kind(strategy, "Krum", "MultiKrum") else 1
 
 
 def clips_on_nodes(strategy: Strategy) -> bool:
     """Return whether a strategy adds noise that is right for updates as the nodes clipped them."""
-    names = [kind.__name__ for kind in type(strategy).__mro__]
-    return any(name.startswith("DifferentialPrivacyClientSide") for name in names)
+    start = "DifferentialPrivacyClientSide"
+    return is_kind(strategy, f"{start}FixedClipping", f"{start}AdaptiveClipping")
 
 
 @contextmanager

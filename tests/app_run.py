@@ -14,11 +14,11 @@ from flwr_hetero_studies.tasks.run import central_evaluate, initial_arrays
 
 APPS = Path(__file__).parents[1] / "apps"
 SETTINGS = {
-    "biased-local-sgd": "biased_app.task:BiasedSettings",
-    "cd-grab": "cd_grab_app.task:OrderSettings",
-    "fleet": "fleet_app.task:FleetSettings",
-    "mercury": "mercury_app.task:MercurySettings",
-    "pgd": "pgd_app.task:PGDSettings",
+    "biased-local-sgd": ("biased_app", "BiasedSettings"),
+    "cd-grab": ("cd_grab_app", "OrderSettings"),
+    "fleet": ("fleet_app", "FleetSettings"),
+    "mercury": ("mercury_app", "MercurySettings"),
+    "pgd": ("pgd_app", "PGDSettings"),
 }
 
 
@@ -26,8 +26,8 @@ def settings_of(name):
     """Return the class of an app's settings; from then on its modules can be imported."""
     if (folder := str(APPS / name)) not in sys.path:
         sys.path.insert(0, folder)
-    module, _, kind = SETTINGS[name].partition(":")
-    return getattr(importlib.import_module(module), kind)
+    module, kind = SETTINGS[name]
+    return getattr(importlib.import_module(f"{module}.task"), kind)
 
 
 class AppRun:
@@ -38,7 +38,7 @@ class AppRun:
         if isinstance(profiles, int):
             profiles = named_fleet(self.settings.fleet, profiles)
         config = {key.replace("_", "-"): value for key, value in vars(self.settings).items()}
-        client = importlib.import_module(SETTINGS[name].partition(".")[0] + ".client_app").app
+        client = importlib.import_module(f"{SETTINGS[name][0]}.client_app").app
         self.grid = LocalGrid(client, profiles, run_config=config)
         of_fleet = (len(profiles),) if name == "fleet" else ()
         self.history = History(self.settings.strategy(*of_fleet))

@@ -43,7 +43,6 @@ class Node:
         return Message(RecordDict({"metrics": MetricRecord({"num-examples": 24})}), reply_to=msg)
 
     def ask(self, steps=None, kind="train", *, good=True, records=None, **config):
-        """Send an instruction; return the reply."""
         config |= {"num-steps": steps} if steps else {}
         content = RecordDict({"config": ConfigRecord(config), **(records or {})})
         (reply,) = self.grid.send_and_receive([Message(content, self.id, kind)])
@@ -51,7 +50,6 @@ class Node:
         return reply
 
     def reason(self, steps=None):
-        """Return the reason of an error reply."""
         return self.ask(steps, good=False).error.reason
 
     def work(self, steps=None):

@@ -10,7 +10,7 @@ from toy import app_of, partition_of, reply_with
 
 from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
-from flwr_hetero.mod import load_state, save_state, timing
+from flwr_hetero.mod import restore, save_state, timing
 from flwr_hetero.sampler import OrderedSampler
 from flwr_hetero_studies.papers.cd_grab.herding import HERDING, HerdingProbe
 
@@ -44,8 +44,7 @@ def order_app(
         inputs, targets = examples(partition, sizes[partition], outlier)
         records = message.content.config_records
         sampler = OrderedSampler(len(targets), BATCH, seed=partition, method=method)
-        if state := load_state(context, "order"):
-            sampler.load_state_dict(state)
+        restore(sampler, context, "order")
         probe = HerdingProbe(records.get(HERDING, {}))
         sampler.follow(records.get(keys.ORDER, {}))
         w = message.content["arrays"]["w"].numpy()

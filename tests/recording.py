@@ -54,7 +54,7 @@ class Folder:
 
 
 class KilledError(Exception):
-    """Stands for the end of the process."""
+    pass
 
 
 def evaluate(killed_in: int | None = None):

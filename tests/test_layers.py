@@ -50,16 +50,12 @@ MODULE = '"flwr_hetero_studies'
 """How a string would name a module of the studies."""
 
 
-def modules() -> dict[str, Path]:
-    """Name every module of the package."""
-    files = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-        files[".".join(parts).removesuffix(".__init__")] = path
-    return files
+def name_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts).removesuffix(".__init__")
 
 
-MODULES = modules()
+MODULES = {name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def imports_of(source: str) -> set[str]:
@@ -76,7 +72,6 @@ def imports_of(source: str) -> set[str]:
 
 
 def room_of(module: str) -> str:
-    """Name the folder or file of the package in which a module lies."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else "__init__"
 
@@ -135,21 +130,6 @@ def test_no_class_name_twice():
         if isinstance(node, ast.ClassDef)
     ]
     assert {name for name, count in Counter(found).items() if count > 1} <= TWICE
-
-
-@pytest.mark.parametrize("folder", sorted({p.parent for p in PACKAGE.rglob("*/algorithm.py")}))
-def test_docstrings_are_a_third_of_a_paper(folder):
-    texts = [path.read_text(encoding="utf-8") for path in folder.glob("*.py")]
-    share = sum(map(docstring_lines, texts)) / sum(text.count("\n") for text in texts)
-    assert share <= 0.36
-
-
-def docstring_lines(text: str) -> int:
-    """Count the lines of all docstrings."""
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
-    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, documented)]
-    first = [node.body[0] for node in nodes if ast.get_docstring(node) is not None]
-    return sum(node.end_lineno - node.lineno + 1 for node in first)
 
 
 HEAVY = {"torch", "ray", "matplotlib", "plotly"}

@@ -40,8 +40,7 @@ def partition_of(context: Context) -> int:
     return int(context.node_config["partition-id"])
 
 
-def reply_with(message, metrics: dict, arrays: dict | ArrayRecord | None = None) -> Message:
-    """Answer with metrics, and with a model if there is one."""
+def reply_with(message, metrics: dict, arrays: dict | None = None) -> Message:
     content = RecordDict({"metrics": MetricRecord(metrics)})
     if arrays is not None:
         content["arrays"] = ArrayRecord(arrays)

@@ -157,9 +157,7 @@ def largest_weight(weights: ArrayLike) -> float:
 class ReplyMeans:
     """Running means of a node's replies: of the last ones, or of all its idle times.
 
-    >>> means = ReplyMeans()
-    >>> means.add(weight=2.0, age_s=5.0, idle_s=None, discount=0.5)
-    >>> means.interval_s(idle_s=1.0)
+    >>> ReplyMeans(age_s=5.0).interval_s(idle_s=1.0)
     6.0
     """
 
@@ -196,10 +194,8 @@ class RateCorrection:
 
     Powers are (a, b), p a node's weight, r its rate.
 
-    >>> correction = RateCorrection((1.0, 0.0))
-    >>> correction.learn("a", 2.0, sent_s=0.0, arrived_s=1.0, discount=1.0)
-    >>> correction.means["a"].weight
-    2.0
+    >>> RateCorrection((1.0, 0.0)).undoes_rate
+    False
     """
 
     def __init__(self, powers: tuple[float, float]) -> None:

@@ -207,7 +207,7 @@ class Engine:
         # l. 7: t <- t + 1
         self.version += 1
         # who was refused now would fill the buffer again
-        for node_id in context.refused.keys() - before:
+        for node_id in context.refused - before:
             self._back_off(node_id, REST_S)
         self._updated_s = self.now_s
         return record
@@ -217,7 +217,8 @@ class Engine:
         now, added = self._context, {update.pending.message_id for update in due}
         self.waiting = [u for u in self.waiting if u.pending.message_id not in added]
         rest = self._context = self._new_context([u.pending.instruction for u in self.waiting])
-        rest.latency, rest.checked = now.latency, now.checked - added
+        rest.latency = now.latency
+        rest.checked = {i: size for i, size in now.checked.items() if i not in added}
         now.latency = {i: latency for i, latency in now.latency.items() if i in added}
         now.messages = [update.pending.instruction for update in due]
         now.virtual_s = self.now_s - self._updated_s
@@ -232,11 +233,6 @@ class Engine:
         context.quorum = min(QUORUM, max(1, len(online_nodes(self.run.grid))))
         return context
 
-    def goes_on_in(self, run: rounds.Run) -> bool:
-        """Return whether a run begins where this one has ended."""
-        is_here = run.round < 0 and self.queue.fleet is whole_grid(run.grid)
-        return is_here and run.arrays == self.returned
-
 
 def run_asynchronously(run: rounds.Run, rule: Any) -> Result:
     """Keep nodes in flight and update the model until ``num_rounds`` rounds are over.
@@ -244,8 +240,10 @@ def run_asynchronously(run: rounds.Run, rule: Any) -> Result:
     On the same grid, from the arrays that the last run returned, what is in flight goes on.
     """
     engine, rule.engine = rule.engine, None
-    if engine is not None and engine.goes_on_in(run):
-        run.continues, run.arrays = True, engine.newest
+    if engine is not None and run.round < 0 and run.arrays == engine.returned:
+        run.continues = engine.queue.fleet is whole_grid(run.grid)
+    if run.continues:
+        run.arrays = engine.newest
     with rounds.opened(run, rule.unit):
         if run.round < 0:
             rounds.record_start(run)
@@ -262,12 +260,10 @@ def run_asynchronously(run: rounds.Run, rule: Any) -> Result:
 def joined_rounds(before: rounds.Record, after: rounds.Record, count: int) -> rounds.Record:
     """Put the lines of ``count`` updates of a round and of the next one together."""
     record: rounds.Record = rounds.joined(before, after)
+    share = 1 / (count + 1)
     for name in ("train", "weights"):
-        record[name] = _mean(before[name], after[name], 1 / (count + 1))
+        old, new = before[name], after[name]
+        numbers = [key for key, value in (old | new).items() if not isinstance(value, list)]
+        mean = {key: (1 - share) * old.get(key, 0.0) + share * new.get(key, 0.0) for key in numbers}
+        record[name] = mean
     return record
-
-
-def _mean(before: rounds.Record, after: rounds.Record, share: float) -> rounds.Record:
-    """Average figures by name; those that are no numbers are left out."""
-    names = [key for key, value in (before | after).items() if not isinstance(value, list)]
-    return {key: (1 - share) * before.get(key, 0.0) + share * after.get(key, 0.0) for key in names}

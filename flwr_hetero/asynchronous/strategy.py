@@ -170,17 +170,16 @@ class FedBuff(Rule):
     ----------
     strategy : Strategy, optional
         What averages the updates: any that derives from FedAvg, or a wrapper; FedAvg if left out.
-    concurrency : int, optional
-        Nodes in flight, drawn uniformly from the idle ones; None: all online.
-    buffer_size : int, optional
-        Updates K in a server update; None: half of the nodes in flight, at least 3.
+    concurrency, buffer_size : int, optional
+        Nodes in flight, drawn uniformly from the idle ones; None: all online. Updates K in a
+        server update; None: half of the nodes in flight, at least 3.
     staleness : {"sqrt", "none"} or float
         Weight of an update that started s server updates ago: 1 / sqrt(1 + s), 1, or with the
         exponent of 1 / (1 + s).
     weighting : {"fair", "sqrt", "examples", "equal"}
         ``fair``: as the wrapped strategy weights (by examples), times the node's mean seconds
-        between two replies, so that no node counts by its speed. ``sqrt``: the root of that.
-        ``examples``: as the wrapped strategy weights. ``equal``: the paper's rule.
+        between two replies. ``sqrt``: the root of that. ``examples``: as the wrapped strategy
+        weights. ``equal``: the paper's rule.
     rate_correction : float, optional
         Power in [0, 1] with which a node's reporting rate is undone, in place of ``weighting``'s.
         Where it is, no update counts more than twice what a tenth of the nodes reach.

@@ -70,8 +70,8 @@ class LocalSteps(MeasuredSteps):
     Notes
     -----
     A node that was never measured gets one step: the first round of a new fleet is its profiling.
-    Less than a third of the nodes cannot move a measured gamma, or the default deadline by more
-    than 2: give gamma where fewer are fast.
+    Less than a third of the nodes cannot move a measured gamma, or a default deadline by more than
+    2: give gamma where fewer are fast.
 
     Examples
     --------

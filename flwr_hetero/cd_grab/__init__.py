@@ -27,7 +27,7 @@ node visits one after the other::
     8-13: for each pair of steps, for i = 1..m:           algorithm.balance_group
             signs of worker i's pair by PairBalance       algorithm.pair_balance
       14: pi_i <- reorder(pi_i, s_i)                      strategy.NodeState.add
-      15: send the orders (here: the signs)               strategy.OrderServer.answer
+      15: send the orders                                 strategy.OrderServer.answer
 
     Eq. 8, parallel herding objective                     algorithm.herding_bound
 """

@@ -153,18 +153,14 @@ class ServedOrder(NodeOrder):
     def follow(self, answer: Answer) -> None:
         """Note what the server wants, in a new instruction (Alg. 3, l. 2)."""
         self.first_pair, self.diffs = self.num_seen // 2, NO_VECTORS
-        if answer.order is not None:
-            # this node has lost it: it is adopted at once
-            self.next_version, self.next_order = answer.version, answer.order
-            self.position = 0
-            self.start_pass()
-        elif answer.signs is not None and answer.version == self.version + 1:
-            # Alg. 4, l. 14: signs determine the order, and the node composes its own
-            signs = unit_signs(answer.signs, len(self.order))
-            self.next_version, self.next_order = answer.version, reorder(self.order, signs)
+        if answer.order is None or answer.version == self.version:
+            return
+        self.next_version, self.next_order = answer.version, answer.order
         # nothing more is to be learnt of an order that the server is done with
-        if self.next_version != self.version and self.position:
-            self.watching = False
+        self.watching = False
+        # of a pass that has not begun either: as of a node that has lost its state
+        if not self.position:
+            self.start_pass()
 
     def observe(self, vectors: Vectors) -> None:
         """Keep the differences of the pairs that are complete (Alg. 3, l. 5)."""

@@ -30,10 +30,8 @@ class OrderedSampler(BatchSampler):
 
     Parameters
     ----------
-    num_samples : int
-        Size N of the local data set.
-    batch_size : int
-        Examples per batch. No example is left out, so that batches may differ by one.
+    num_samples, batch_size : int
+        As for all samplers. No example is left out, so that batches may differ by one.
     seed : int, keyword-only
         Seed of the split and of ``d-rr``; each node needs its own, for its whole life.
     method : str

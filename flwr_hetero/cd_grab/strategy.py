@@ -49,23 +49,20 @@ class NodeState:
 
     order: NDArray[np.int64]
     version: int = 0
-    signs: Signs | None = None
     pass_signs: Signs = field(default_factory=lambda: np.zeros(0, np.int8))
     own_sum: Vectors = field(default_factory=lambda: np.zeros(0, np.float32))
     group: frozenset[str] = frozenset()
     overlap: float = 1.0
-    lost: bool = False
 
     def add(self, signs: Signs) -> None:
         """Add the signs of the next pairs; after the last one make the next order."""
         self.pass_signs = np.concatenate([self.pass_signs, signs])
         num_units = len(self.order)
         if len(self.pass_signs) == num_units // 2:
-            self.signs, self.pass_signs = self.pass_signs, self.pass_signs[:0]
             # Alg. 4, l. 14
-            signs = algorithm.unit_signs(self.signs, num_units)
+            signs = algorithm.unit_signs(self.pass_signs, num_units)
             self.order = algorithm.reorder(self.order, signs)
-            self.version += 1
+            self.pass_signs, self.version = self.pass_signs[:0], self.version + 1
 
 
 class Balance(NamedTuple):
@@ -84,13 +81,9 @@ class OrderServer:
         self.states: dict[str, NodeState] = {}
 
     def answer(self, node: str) -> Answer:
-        """Return a node's next order (Alg. 4, l. 15): signs, or all of it if it lost track."""
+        """Return a node's next order (Alg. 4, l. 15)."""
         state = self.states.get(node)
-        if state is None:
-            return Answer()
-        if state.lost:
-            return Answer(state.version, order=state.order)
-        return Answer(state.version, signs=state.signs)
+        return Answer() if state is None else Answer(state.version, state.order)
 
     def receive(self, reports: Mapping[str, Report]) -> Balance:
         """Balance the pairs of a round; reports by node, in the order of the nodes."""
@@ -106,17 +99,12 @@ class OrderServer:
         return Balance(pairs, together, shares / max(1, pairs))
 
     def _accepts(self, node: str, report: Report) -> bool:
-        """Return whether a report continues the pass; notice a node without the right order."""
+        """Return whether a report continues the pass through the node's present order."""
         state = self.states.get(node)
         if state is None or len(state.order) != report.num_units:
-            state = NodeState(np.arange(report.num_units))
             # an order from before a restart of the server is not known here
-            if report.version:
-                state.version, state.lost = report.version + 1, True
-            self.states[node] = state
-        # an answer that was lost is sent again; all else takes a whole order
-        one_behind = report.version == state.version - 1 and state.signs is not None
-        state.lost = report.version != state.version and (state.lost or not one_behind)
+            version = report.version and report.version + 1
+            state = self.states[node] = NodeState(np.arange(report.num_units), version)
         if report.version != state.version or not len(report.diffs):
             return False
         # Alg. 4, l. 3: r <- 0
@@ -156,11 +144,11 @@ class OrderServer:
             # a sum is changed in place
             fields = vars(own) | {"own_sum": own.own_sum.copy()}
             fields["group"] = number.setdefault(own.group, len(number))
-            state |= {f"{node}/{k}": value for k, value in fields.items() if value is not None}
+            state |= {f"{node}/{key}": value for key, value in fields.items()}
         return state | {"groups": json.dumps([sorted(group) for group in number])}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Continue from ``state_dict``; nodes that lost their state get their orders whole."""
+        """Continue from ``state_dict``."""
         groups = [frozenset(group) for group in json.loads(str(state["groups"]))]
         fields: dict[str, dict[str, Any]] = {}
         for key, value in state.items():
@@ -198,7 +186,7 @@ class CDGraB(Wrapper):
     """Serve orders to nodes that train with an :class:`~flwr_hetero.sampler.OrderedSampler`.
 
     Each reply brings the differences of the pairs of units that the node has visited, each
-    instruction the signs of its next order. Nodes without such a sampler take part unchanged.
+    instruction its next order. Nodes without such a sampler take part unchanged.
     Cooper et al., NeurIPS 2023, Algorithms 3 and 4.
 
     Parameters
@@ -226,8 +214,7 @@ class CDGraB(Wrapper):
     The paper leaves partial participation out. Here the sign balances a mix of the global sum and
     the node's own sum (:func:`~flwr_hetero.cd_grab.algorithm.own_share`; ``own_share`` in the
     history). Above 0.8 this has nothing over ``OrderedSampler(method="id-grab")``, which sends
-    nothing. A resumed run equals an unbroken one if nodes keep their state; a node that lost it
-    gets its order again.
+    nothing. A resumed run equals an unbroken one if nodes keep their state.
 
     Examples
     --------

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_hetero import keys
-from flwr_hetero.cd_grab.algorithm import Signs, Vectors
+from flwr_hetero.cd_grab.algorithm import Vectors
 from flwr_hetero.errors import invalid
 
 HALF, SINGLE = "<f2", "<f4"
@@ -33,10 +33,9 @@ _TERMS = (keys.SERVER_ROUND, keys.SKETCH_SIZE, keys.SKETCH_SEED, keys.NUM_UNITS)
 
 
 class Answer(NamedTuple):
-    """Which version of its order a node should be at, and what it needs to get there."""
+    """A node's order and its version; none while the server knows of none."""
 
     version: int = 0
-    signs: Signs | None = None
     order: NDArray[np.int64] | None = None
 
 
@@ -55,9 +54,6 @@ def write_instruction(terms: Terms, answer: Answer) -> dict[str, int | bytes]:
     record: dict[str, int | bytes] = {**own, keys.VERSION: answer.version}
     if answer.order is not None:
         record[keys.WHOLE_ORDER] = np.asarray(answer.order, "<i4").tobytes()
-    if answer.signs is not None:
-        # a bit per pair
-        record[keys.SIGNS] = np.packbits(answer.signs > 0).tobytes()
     return record
 
 
@@ -68,14 +64,8 @@ def read_terms(record: Mapping[str, Any]) -> Terms:
 
 def read_answer(record: Mapping[str, Any], num_units: int) -> Answer:
     """Read what the server wants of this node; no answer if its order has another length."""
-    version = record[keys.VERSION]
-    if keys.WHOLE_ORDER in record:
-        order = np.frombuffer(record[keys.WHOLE_ORDER], "<i4").astype(np.int64)
-        return Answer(version, order=order) if len(order) == num_units else Answer()
-    if keys.SIGNS not in record:
-        return Answer()
-    bits = np.frombuffer(record[keys.SIGNS], np.uint8)
-    return Answer(version, signs=2 * np.unpackbits(bits, count=num_units // 2).view(np.int8) - 1)
+    order = np.frombuffer(record.get(keys.WHOLE_ORDER, b""), "<i4").astype(np.int64)
+    return Answer(record[keys.VERSION], order) if len(order) == num_units else Answer()
 
 
 def write_report(terms: Terms, report: Report) -> dict[str, int | float | str | bytes]:

@@ -145,8 +145,8 @@ class BatchSampler(ABC, Sampler[list[int]]):
 
     def state_dict(self) -> StateDict:
         """Return all that is needed to continue, as flat arrays and scalars."""
-        sizes: StateDict = {"num_samples": self.num_samples, "batch_size": self.batch_size}
-        return sizes | {"rng": rng_to_str(self.rng)}
+        sizes = {"num_samples": self.num_samples, "batch_size": self.batch_size}
+        return {**sizes, "rng": rng_to_str(self.rng)}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue where ``state_dict`` was taken; ValueError, unchanged, if it does not fit."""

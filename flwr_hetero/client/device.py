@@ -28,14 +28,10 @@ class DeviceProfile:
         Speed relative to the reference device: 2 is twice as fast.
     uplink_mbps, downlink_mbps : float
         Link speed in Mbit/s; infinite means that transfers cost nothing.
-    jitter : float
-        Standard deviation of the logarithm of compute time from round to round.
-    availability : float
-        Probability that the device answers a message at all.
+    jitter, availability : float
+        Standard deviation of the logarithm of compute time; probability of any answer to a message.
     seconds_per_example : float
         Time of the reference device for one example, forward and backward.
-    name : str
-        For reports.
 
     Examples
     --------
@@ -57,14 +53,9 @@ class DeviceProfile:
         check_number("jitter", self.jitter, "[0, inf)")
         check_number("availability", self.availability, "[0, 1]")
         for name in ("uplink_mbps", "downlink_mbps"):
-            check_link(name, getattr(self, name))
-
-
-def check_link(argument: str, mbps: float) -> None:
-    """Refuse what is no link speed."""
-    # infinity is a link that costs nothing
-    if mbps != inf:
-        check_number(argument, mbps, "(0, inf]")
+            # infinity is a link that costs nothing
+            if (mbps := getattr(self, name)) != inf:
+                check_number(name, mbps, "(0, inf]")
 
 
 def compute_time_s(
@@ -120,11 +111,10 @@ def named_fleet(fleet: str, num_nodes: int) -> list[DeviceProfile]:
     Parameters
     ----------
     fleet : str
-        A name in ``NAMED_FLEETS``, or the path of a TOML file with ``[[device]]`` tables that
-        hold fields of :class:`DeviceProfile` and a relative ``share`` of the nodes (default 1);
-        else ValueError.
+        A name in ``NAMED_FLEETS``, or the path of a TOML file with ``[[device]]`` tables of fields
+        of :class:`DeviceProfile` and a relative ``share`` of the nodes (1); else ValueError.
     num_nodes : int
-        Number of nodes; node i is the one with ``partition-id`` i.
+        Node i is the one with ``partition-id`` i.
 
     Examples
     --------

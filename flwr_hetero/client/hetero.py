@@ -8,8 +8,8 @@ from flwr.app import Context, Message
 from flwr_hetero import keys
 from flwr_hetero._flwr import ClientAppCallable
 from flwr_hetero.client.data_pass import Passes, empty_pass, is_ours, length_of, passes_of
-from flwr_hetero.client.handler import MOD, say_once
-from flwr_hetero.client.samplers import SamplerMaker, attend, with_sampler
+from flwr_hetero.client.handler import MOD, current_handler, say_once
+from flwr_hetero.client.samplers import SamplerMaker, follow, with_sampler
 from flwr_hetero.client.timing import timing
 from flwr_hetero.client.work import Work, current_work
 from flwr_hetero.errors import check_count, invalid
@@ -62,8 +62,12 @@ class Hetero:
         if sampler is not None:
             loader = with_sampler(loader, sampler, model)
         steps = StepLoader(loader, msg)
-        if is_ours(own := getattr(loader, "batch_sampler", None)):
-            attend(own, msg, model)
+        own, handler = getattr(loader, "batch_sampler", None), current_handler()
+        # an app may have let it follow by hand
+        if is_ours(own) and handler is not None and own not in handler.led:
+            # apps of the older API have a config in place of the message
+            message = msg if isinstance(msg, Message) else handler.message
+            follow(own, message, handler.context, model)
         return steps
 
     def num_steps(
@@ -108,12 +112,10 @@ class StepLoader:
     Parameters
     ----------
     loader : iterable of batches
-        A ``DataLoader``, a list, or any other iterable that can be passed over again. Attributes
-        that are not here are the loader's.
+        A ``DataLoader``, a list, or any other iterable that can be passed over again.
     msg : Message or mapping
-        The message passed to the ClientApp's ``train`` function, or the ``config`` passed to
-        ``fit`` of Flower's older API; ``num_steps`` is what it asks for, ``len()`` one pass's part.
-        ValueError if it is none of these or below 1, or a pass gives no batch.
+        Passed to the ClientApp's ``train`` function, or the ``config`` of ``fit`` of Flower's older
+        API. ValueError if it is neither or asks for less than 1, or a pass gives no batch.
 
     Examples
     --------

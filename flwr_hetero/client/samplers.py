@@ -72,10 +72,9 @@ def keep(sampler: object, context: Context, name: str = "sampler") -> bool:
 
     Parameters
     ----------
-    sampler : BatchSampler
-        One of :mod:`flwr_hetero.sampler`, else ValueError: the DataLoader's ``batch_sampler``.
-    context : Context
-        The context passed to the ClientApp.
+    sampler, context : BatchSampler, Context
+        The DataLoader's ``batch_sampler``, one of :mod:`flwr_hetero.sampler`, else ValueError; and
+        what the ClientApp is passed.
     name : str
         Name of the state, if there are several.
 
@@ -90,9 +89,11 @@ def keep(sampler: object, context: Context, name: str = "sampler") -> bool:
         raise invalid("sampler", type(sampler), "be a sampler of flwr_hetero.sampler", hint)
     if (handler := current_handler()) is None:
         raise RuntimeError(f"nothing keeps a sampler without its mod: {MOD}")
-    before, _ = handler.kept.get(name, (sampler, context))
+    if any(sampler is each for each, _ in handler.kept.values()):
+        return True
     # one made anew for an epoch goes on where that before has ended
-    if before is not sampler:
+    if name in handler.kept:
+        before, _ = handler.kept[name]
         before.settle()
         save_state(context, name, before.state_dict())
     handler.kept[name] = sampler, context
@@ -105,14 +106,8 @@ def follow(
     """Let a sampler follow the server's instruction, and keep it; the mod adds its answer.
 
     For ``OrderedSampler`` with ``CDGraB`` and ``TopLossSampler`` with ``BiasedLocalSGD``, trained
-    with ``WeightedLoss``. Parameters and errors are those of :func:`keep`, and:
-
-    Parameters
-    ----------
-    msg : Message
-        The message passed to the ClientApp.
-    model : nn.Module, optional
-        The model that is trained, which ``OrderedSampler`` needs: it learns from the gradients.
+    with ``WeightedLoss``. Parameters and errors are those of :func:`keep`, and: the message passed
+    to the ClientApp; the model that is trained, whose gradients ``OrderedSampler`` needs.
 
     Examples
     --------
@@ -123,29 +118,13 @@ def follow(
     if not isinstance(msg, Message):
         raise invalid("msg", type(msg).__name__, "be the message passed to the ClientApp")
     keep(sampler, context, name)
-    lead(cast("BatchSampler", sampler), msg, model)
-
-
-def lead(sampler: "BatchSampler", msg: Message, model: object) -> None:
-    """Let a sampler follow an instruction, and answer it in the reply."""
-    if sampler.needs_model and model is None:
+    led = cast("BatchSampler", sampler)
+    if led.needs_model and model is None:
         raise no_model("hetero.batches(loader, msg, model=model)")
-    sampler.train_model(model)
-    sampler.read_instruction(dict(msg.content.config_records.items()))
-    if (handler := current_handler()) is not None and sampler not in handler.led:
-        handler.led.append(sampler)
-
-
-def attend(sampler: "BatchSampler", msg: Any, model: Any) -> None:
-    """Keep a sampler and let it follow the message, unless the app has done so by hand."""
-    if (handler := current_handler()) is None:
-        return
-    # an app that keeps or leads it by hand has its own name for it
-    if not any(sampler is each for each, _ in handler.kept.values()):
-        keep(sampler, handler.context)
-    if sampler not in handler.led:
-        # apps of the older API have a config in place of the message
-        lead(sampler, msg if isinstance(msg, Message) else handler.message, model)
+    led.train_model(model)
+    led.read_instruction(dict(msg.content.config_records.items()))
+    if (handler := current_handler()) is not None and led not in handler.led:
+        handler.led.append(led)
 
 
 def with_sampler(loader: Any, make: SamplerMaker, model: Any) -> Any:

@@ -21,6 +21,8 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """``loss_fn(outputs, targets)`` with one loss per example (``reduction="none"``)."""
 
 LOSS: Loss = partial(cross_entropy, reduction="none")
+ROUNDING = 0.01
+"""By so much a factor of 1 may be off, in half precision."""
 
 
 def gradient_norms(
@@ -120,10 +122,6 @@ def on_backward(
     return handle
 
 
-ROUNDING = 0.01
-"""By so much a factor of 1 may be off, in half precision."""
-
-
 class WeightedLoss(nn.Module):
     r"""Replace ``CrossEntropyLoss()`` where a DataLoader's batches come from a sampler.
 
@@ -136,11 +134,10 @@ class WeightedLoss(nn.Module):
     Parameters
     ----------
     sampler : BatchSampler
-        The DataLoader's ``batch_sampler``; not one that learns from priorities (``PGDSampler``).
+        The DataLoader's ``batch_sampler``; not a ``PGDSampler``, else ValueError.
     loss_fn : callable
-        ``loss_fn(outputs, targets)`` made with ``reduction="none"``; cross-entropy if left out.
-        Losses of several elements per example are averaged over those whose target is not the
-        ``ignore_index``. ValueError if an argument is none of these.
+        ``loss_fn(outputs, targets)`` made with ``reduction="none"``, else ValueError. An example's
+        elements are averaged, without those whose target is the ``ignore_index``.
 
     Examples
     --------

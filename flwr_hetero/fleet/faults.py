@@ -30,16 +30,11 @@ class Fault:
         The node.
     kind : {"dies", "errs", "late", "garbage"}
         Never answers; answers with an error; answers ``delay_s`` seconds later; answers with a
-        reply corrupted as ``corrupt``, one of ``CORRUPTIONS``, says.
+        reply corrupted as ``corrupt`` says, one of ``CORRUPTIONS``. Else ValueError.
     first_round, last_round : int
         Range of ``server-round`` in which it happens, both ends included.
     message_type : str
         Only messages whose type starts with this.
-
-    Raises
-    ------
-    ValueError
-        If ``kind`` or ``corrupt`` is unknown.
 
     Examples
     --------

@@ -1,6 +1,8 @@
 """An emulated fleet in this process: Flower's Grid on a virtual clock."""
 
+import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import inf
 from typing import Any, NamedTuple
@@ -10,17 +12,82 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from flwr_hetero import _flwr, keys
+from flwr_hetero.client.data_pass import Stream
 from flwr_hetero.client.device import DeviceProfile
+from flwr_hetero.client.emulation import device_rng, in_config, reply_if_away, stamp
 from flwr_hetero.errors import invalid
-from flwr_hetero.fleet.faults import Fault
-from flwr_hetero.fleet.local_node import Answer, LocalNode
+from flwr_hetero.fleet.faults import Fault, corrupt
 
 FIRST_NODE_ID = 1_000
 # virtual seconds that an unsuccessful poll takes
 POLL_S = 0.1
 
 
-class Pending(NamedTuple):
+Answer = tuple[float, Message | None]
+"""When a reply arrives, and the reply; None if there is none."""
+
+
+@dataclass
+class LocalNode:
+    """An emulated device with the state of its ClientApp; it does one job at a time."""
+
+    profile: DeviceProfile
+    context: Context
+    seed: int
+    free_at_s: float = 0.0
+
+    def answer(
+        self, message: Message, client_app: ClientApp, faults: list[Fault], now_s: float
+    ) -> Answer:
+        """Run the ClientApp on an instruction; return when the reply arrives, and the reply."""
+        partition = int(self.context.node_config[keys.PARTITION_ID])
+        rng = device_rng(self.seed, partition, message)
+        server_round, kind = in_config(message, keys.SERVER_ROUND), message.metadata.message_type
+        faults = [fault for fault in faults if fault.hits(partition, server_round, kind)]
+        if any(fault.kind == "dies" for fault in faults):
+            return inf, None
+        if away := reply_if_away(message, self.profile, rng):
+            return now_s, away
+        # what a node draws depends on the message alone, not on who worked before it
+        own_seed = int(rng.bit_generator.seed_seq.generate_state(1)[0])
+        with Stream(own_seed).used():
+            if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_initialized():
+                torch.cuda.manual_seed_all(own_seed)
+            reply = self._run(message, client_app, faults)
+        stamp(message, reply, self.context, self.profile, rng)
+        latency_s = sum(fault.delay_s for fault in faults if fault.kind == "late")
+        if reply.has_content():
+            times: Any = reply.content[keys.TIMING]
+            latency_s += times[keys.TRAIN_TIME] + times[keys.TRANSFER_TIME]
+        # as a SuperNode, which takes a message when it is through with the one before
+        self.free_at_s = max(self.free_at_s, now_s) + latency_s
+        return self.free_at_s, reply
+
+    def _run(self, message: Message, client_app: ClientApp, faults: list[Fault]) -> Message:
+        def fail(reason: str) -> Message:
+            return Message(Error(_flwr.CLIENT_APP_RAISED, reason), reply_to=message)
+
+        if any(fault.kind == "errs" for fault in faults):
+            return fail("injected error")
+        records: dict[str, Any] = dict(message.content.items())
+        copy = RecordDict({name: type(record)(dict(record)) for name, record in records.items()})
+        # a ClientApp cannot change what other nodes see; arrays are immutable bytes, and shared
+        private = Message(copy, metadata=message.metadata)  # type: ignore[call-overload]
+        try:
+            reply: Any = client_app(private, self.context)
+        # any error of a ClientApp becomes its reply, as in Flower
+        except Exception as error:
+            return fail(f"{type(error).__name__}: {error}")
+        # an app without a return, for instance
+        if not isinstance(reply, Message):
+            return fail(f"the ClientApp returned {type(reply).__name__}, not a Message")
+        for fault in faults:
+            if fault.kind == "garbage" and reply.has_content():
+                corrupt(reply.content, fault.corrupt)
+        return reply
+
+
+class PendingReply(NamedTuple):
     """A reply that nobody has collected: when it arrives, and when its message ends."""
 
     arrival_s: float
@@ -38,21 +105,15 @@ class LocalGrid(Grid):
     Parameters
     ----------
     client_app : ClientApp
-        Any ClientApp; ``context.node_config`` has ``partition-id`` and ``num-partitions`` as in
-        a simulation, and ``emulated``.
+        Sees ``partition-id`` and ``num-partitions`` in ``context.node_config``, as in a simulation.
     profiles : sequence of DeviceProfile
-        One per node.
+        One per node; ValueError if there is none.
     seed : int
         Seed of jitter and availability.
     run_config : dict, optional
         What the ClientApp sees as ``context.run_config``.
     faults : sequence of Fault
         What goes wrong.
-
-    Raises
-    ------
-    ValueError
-        If there is no profile.
 
     Examples
     --------
@@ -84,7 +145,7 @@ class LocalGrid(Grid):
         # when the replies collected last arrived, by the id of the instruction
         self.arrived_s: dict[str, float] = {}
         # messages sent, and replies by the id of the instruction
-        self.num_sent, self.pending = 0, dict[str, Pending]()
+        self.num_sent, self.pending = 0, dict[str, PendingReply]()
         self._run = _flwr.new_run(_flwr.be_server_task(run_id=1, task_id=1, node_id=1))
         self._run_config = dict(run_config or {})
         self._node_config = {keys.EMULATED: True, "num-partitions": len(profiles)}
@@ -174,7 +235,7 @@ class LocalGrid(Grid):
             arrival_s, reply = until_s, _flwr.unavailable(message_id)
         else:
             _flwr.set_message_id(reply, f"{message_id}-reply")
-        self.pending[message_id] = Pending(arrival_s, reply, until_s)
+        self.pending[message_id] = PendingReply(arrival_s, reply, until_s)
         return message_id
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:

@@ -54,11 +54,7 @@ class RealFleet:
         return FleetFile.load(self.folder)
 
     def up(
-        self,
-        profiles: Sequence[DeviceProfile],
-        *,
-        cpu: float = 1.0,
-        database: bool = False,
+        self, profiles: Sequence[DeviceProfile], *, cpu: float = 1.0, database: bool = False
     ) -> None:
         """Make keys, start everything, register the SuperNodes, wait until all are online.
 

@@ -41,12 +41,8 @@ class MercurySampler(BatchSampler):
 
     Parameters
     ----------
-    num_samples : int
-        Size N of the local data set.
-    batch_size : int
-        Examples per batch.
-    seed : int
-        Of the sampler's own random generator.
+    num_samples, batch_size, seed : int
+        As of :class:`~flwr_hetero.sampler.BatchSampler`.
     estimator : {"flat", "paper"}
         ``flat`` draws over all samples with :math:`q = I / (2 \sum I) + 1 / (2 N)`
         and weighs by :math:`1 / (N q)`: unbiased at every step, however old the cache.
@@ -54,11 +50,6 @@ class MercurySampler(BatchSampler):
     scores : {"importance", "loss"}
         What :meth:`update` is given: importance to be used as it is, or cross-entropy losses,
         from which the probability of a wrong answer is taken as importance.
-
-    Raises
-    ------
-    ValueError
-        If an argument is out of its range.
 
     Notes
     -----

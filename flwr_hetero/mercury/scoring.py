@@ -6,7 +6,6 @@ from math import nan
 import numpy as np
 import torch
 from flwr.app import Context
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flwr_hetero._flwr import log
@@ -24,26 +23,6 @@ JOB = "scoring"
 SCORE_BATCH = 256
 LIMIT_S, LIMIT_IDLE = 60.0, 5.0
 """When a detached worker ends by itself: seconds, and multiples of the usual wait."""
-
-
-def score(
-    model: nn.Module,
-    examples: tuple[Tensor, Tensor],
-    sampler: MercurySampler,
-    indices: NDArray[np.int64],
-    loss_fn: Loss = LOSS,
-) -> int:
-    """Score some of the node's examples by the model as it is, now; return how many."""
-    if not len(indices):
-        return 0
-    # batch by batch: a group may be all of the node's data
-    device = next(model.parameters()).device
-    inputs, targets = (part.to(device) for part in examples)
-    index = torch.from_numpy(indices).to(device)
-    parts = index.tensor_split(-(-len(index) // SCORE_BATCH))
-    batches = ((inputs[part], targets[part]) for part in parts)
-    sampler.update(indices, score_batches(model, batches, loss_fn))
-    return len(indices)
 
 
 def score_hidden(
@@ -65,10 +44,15 @@ def score_hidden(
         return 0
     sampler.resize_groups(size)
     group = sampler.refresh_indices()
+    inputs, targets = (part[torch.from_numpy(group).to(part.device)] for part in examples)
     # emulated devices hide it on their own clock
     if is_emulated(context):
-        return score(model, examples, sampler, group, loss_fn)
-    inputs, targets = (part[torch.from_numpy(group).to(part.device)] for part in examples)
+        # batch by batch: a group may be all of the node's data
+        device, count = next(model.parameters()).device, -(-len(group) // SCORE_BATCH)
+        parts = (part.to(device).tensor_split(count) for part in (inputs, targets))
+        losses = score_batches(model, zip(*parts, strict=True), loss_fn)
+        sampler.update(group, losses)
+        return len(group)
     limit_s = LIMIT_S + LIMIT_IDLE * pace.idle_s
     folder = start_scoring(model, inputs, targets, loss_fn=loss_fn, limit_s=limit_s)
     save_state(context, JOB, {"folder": folder, "indices": group})

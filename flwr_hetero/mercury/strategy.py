@@ -159,7 +159,6 @@ class SwapTable:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from ``state_dict``."""
-        check_state(state, {"table": str, "content": ((-1,), "u")}, "Resharding")
         rows, self.received, self.limits, sizes = json.loads(state["table"])
         self.slots = {
             node: {int(number): Slot(*fields) for number, fields in own.items()}
@@ -193,8 +192,6 @@ class Resharding(Wrapper):
 
     Raises
     ------
-    ValueError
-        If a setting is out of range.
     MissingClientSupportError
         In the first round, if no node takes part in the exchange.
 
@@ -309,6 +306,7 @@ class Resharding(Wrapper):
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``."""
-        check_state(state, {"rng": str}, "Resharding")
+        schema = {"rng": str, "table": str, "content": ((-1,), "u")}
+        check_state(state, schema, "Resharding")
         self.table.load_state_dict(state)
         self.rng = rng_from_str(str(state["rng"]))

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from logging import WARNING
 from typing import Any, NamedTuple
 
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
@@ -13,7 +12,6 @@ from flwr_hetero._flwr import (
     CLIENT_APP_RAISED,
     OLDER_OK,
     is_older_reply,
-    log,
     older_content,
     read_older,
 )
@@ -39,13 +37,9 @@ class OlderClients(GridAround):
     Parameters
     ----------
     grid : Grid
-        What the ServerApp is given, or a :class:`~flwr_hetero.fleet.LocalGrid`.
-
-    Raises
-    ------
-    ValueError
-        If it is no Grid, or one of these already. By ``start``, if the strategy sends more than
-        one ArrayRecord, or a list in its config: the older API has neither.
+        What the ServerApp is given, or a :class:`~flwr_hetero.fleet.LocalGrid`; else ValueError.
+        ``start`` raises one if the strategy sends two ArrayRecords, or a list in its config: the
+        older API has neither.
 
     Examples
     --------
@@ -73,7 +67,6 @@ class OlderClients(GridAround):
             raise invalid("grid", "OlderClients", "be wrapped only once")
         super().__init__(grid)
         self._sent: dict[str, OlderMessage] = {}
-        self._told: set[str] = set()
 
     def __getattr__(self, name: str) -> Any:
         """Show what else a grid has, such as the clock of a LocalGrid and its ways to wait."""
@@ -118,14 +111,10 @@ class OlderClients(GridAround):
             return reply
         body: Any
         try:
-            body, others = _in_todays_form(reply.content, sent)
+            body = _in_todays_form(reply.content, sent)
         # whatever a node may send
         except Exception as error:
-            body, others = Error(CLIENT_APP_RAISED, f"{type(error).__name__}: {error}"), {}
-        if new := {name: kind for name, kind in others.items() if name not in self._told}:
-            self._told |= new.keys()
-            names = ", ".join(f"{name} ({kind})" for name, kind in new.items())
-            log(WARNING, "OlderClients: metrics that are no numbers are left out: %s", names)
+            body = Error(CLIENT_APP_RAISED, f"{type(error).__name__}: {error}")
         return Message(body, metadata=reply.metadata)  # type: ignore[call-overload,no-any-return]
 
 
@@ -153,10 +142,10 @@ def _to_older(message: Message) -> OlderMessage:
     return OlderMessage(twin, category, name, tuple(arrays))
 
 
-def _in_todays_form(content: RecordDict, sent: OlderMessage) -> tuple[RecordDict, dict[str, str]]:
-    """Read a reply; return it in today's form, and the kinds of metrics that are no numbers."""
+def _in_todays_form(content: RecordDict, sent: OlderMessage) -> RecordDict:
+    """Return a reply in today's form, with those of its metrics that are numbers."""
     if not is_older_reply(content, sent.category):
-        return content, {}
+        return content
     reply = read_older(content, sent.category)
     if reply.status != OLDER_OK:
         raise ValueError(reply.message)
@@ -165,14 +154,12 @@ def _in_todays_form(content: RecordDict, sent: OlderMessage) -> tuple[RecordDict
         for name, value in reply.metrics.items()
         if isinstance(value, int | float)
     }
-    others = sorted(reply.metrics.keys() - numbers.keys())
     numbers |= {} if sent.category == "train" else {"loss": float(reply.loss)}
     numbers[keys.NUM_EXAMPLES] = int(reply.num_examples)
     records: dict[str, Any] = {"metrics": MetricRecord(numbers)}
     if sent.category == "train":
         records[sent.arrays_key] = _named(reply.tensors, reply.tensor_type, sent.names)
-    kinds = {name: type(reply.metrics[name]).__name__ for name in others}
-    return RecordDict(records | _own_records(content)), kinds
+    return RecordDict(records | _own_records(content))
 
 
 def _named(tensors: Sequence[bytes], stype: str, names: tuple[str, ...]) -> ArrayRecord:

@@ -45,26 +45,19 @@ def sample_priorities(
     Parameters
     ----------
     model : nn.Module
-        Left as it is: mode, parameters, gradients, buffers and global random state.
+        Left as it is, with its buffers and the global random state.
     loss_fn : callable
         ``loss_fn(outputs, targets)`` with one loss per example.
     inputs, targets : Tensor, shape (batch, ...)
         The examples.
     direction : mapping of str to Tensor
-        The aggregated gradient by parameter name; what is left out does not move (the last layer
-        alone is cheaper and ranks much the same).
+        The aggregated gradient by parameter name; what is left out does not move.
 
     Returns
     -------
     Tensor, shape (batch,)
-        Signed priorities, without dropout; in training mode with an example's effect on the
-        statistics of BatchNorm.
-
-    Raises
-    ------
-    ValueError
-        If ``direction`` or the losses do not fit or are not finite, or if what moves goes through
-        a layer without a forward mode in torch: LSTM, EmbeddingBag, ``weight_norm``.
+        Signed priorities, without dropout. ValueError if an argument does not fit or is not finite,
+        or what moves goes through a layer without a forward mode in torch, such as LSTM.
 
     Examples
     --------

@@ -64,17 +64,15 @@ class AggregatedGradient:
 class PriorityFeed(BatchSampler):
     """Draw PGD's batches and learn from the gradients that training computes anyway.
 
-    Used in place of the sampler. As a DataLoader's ``batch_sampler`` it learns from the loss:
-    ``WeightedLoss(feed)``. A loop that draws by :meth:`next_batch` calls :meth:`on_batch` between
-    ``backward`` and the optimizer's step. Each batch *trained* is an iteration of Algorithm 1.
+    As a DataLoader's ``batch_sampler`` it learns from the loss: ``WeightedLoss(feed)``. Who draws
+    by :meth:`next_batch` calls :meth:`on_batch` between ``backward`` and the optimizer's step.
 
     Parameters
     ----------
     sampler : PGDSampler
         Draws the batches.
     model : nn.Module
-        The model trained, with the examples in the first dimension of its layers. Has hooks until
-        :meth:`close` or the end of a ``with`` block.
+        The model trained. Has hooks until :meth:`close` or the end of a ``with`` block.
     layers : {"last", "all"}
         Which parameters the priorities count: the last layer's cost little and rank almost
         alike; all cost about one more forward pass.
@@ -82,15 +80,14 @@ class PriorityFeed(BatchSampler):
     Raises
     ------
     ValueError
-        If the model has no parameters, or a layer is not linear in its parameters. With the first
-        batch measured, if examples are not in the first dimension of a layer, or its parameters
-        are used outside it: then take :func:`~flwr_hetero.sampler.sample_priorities`.
+        If a layer is not linear in its parameters, or, with the first batch measured, they are used
+        outside it, or examples are not in its first dimension: then take
+        :func:`~flwr_hetero.sampler.sample_priorities`.
 
     Notes
     -----
-    Priorities count along the gradient before this batch (Alg. 1, l. 20); the very first batch
-    has none to follow. ``topk`` measures every batch. ``stochastic`` measures one in 4, which
-    stands for those since the one before, so that the aggregate remembers an epoch.
+    Priorities count along the gradient before this batch (Alg. 1, l. 20). ``topk`` measures every
+    batch; ``stochastic`` one in 4, which stands for those since the one before.
 
     Examples
     --------

@@ -31,12 +31,8 @@ class PGDSampler(BatchSampler):
 
     Parameters
     ----------
-    num_samples : int
-        Size N of the local data set.
-    batch_size : int
-        Examples per batch, :math:`(k + r) N` in the paper.
-    seed : int
-        Of the sampler's own random generator.
+    num_samples, batch_size, seed : int
+        As of :class:`~flwr_hetero.sampler.BatchSampler`.
     rule : {"stochastic", "topk"}
         ``stochastic``: each epoch is a shuffle in which example i occurs about :math:`N q_i`
         times, with :math:`q_i = (1 - \lambda) \sqrt{|p_i|} / \sum \sqrt{|p|} + \lambda / N` and
@@ -46,11 +42,6 @@ class PGDSampler(BatchSampler):
     renewal_share : float
         :math:`r / (k + r)` in (0, 1]: part of a batch taken regardless of priority, in turn
         or uniformly (:math:`\lambda`).
-
-    Raises
-    ------
-    ValueError
-        If an argument is out of its range.
 
     Examples
     --------
@@ -156,8 +147,6 @@ class PGDSampler(BatchSampler):
         if state["rule"] != self.rule:
             raise ValueError(f"state of {owner} must hold rule={self.rule}, got {state['rule']}.")
         order, weights, *trend = (np.asarray(state[n]).astype(f"{kinds[n]}8") for n in vectors)
-        if order.min() < 0 or order.max() >= num:
-            raise ValueError(f"state of {owner} must hold order below {num}.")
         super().load_state_dict(state)
         self.order, self.weights, self.trend = order, weights, Trend(*trend)
         self.position, self.iteration = int(state["position"]), int(state["iteration"])

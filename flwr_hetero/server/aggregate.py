@@ -1,4 +1,4 @@
-"""Models of replies: read, checked and averaged in place and in their own precision."""
+"""Models of replies: read, checked and averaged in their own precision."""
 
 import io
 import json
@@ -20,8 +20,6 @@ from flwr_hetero.errors import invalid, last_line
 from flwr_hetero.records import read_number
 from flwr_hetero.server.context import Exchange
 
-CHUNK = 65_536
-"""Elements per pass: small enough that the running sum stays in the processor's cache."""
 LINEAR = (FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi)
 """Strategies of which we know that replies enter by their weighted mean and by nothing else."""
 WEIGHT = keys.PREFIX + "weight"
@@ -135,59 +133,28 @@ def mean_reply(
 def mean_arrays(
     records: Sequence[ArrayRecord], weights: ArrayLike, like: ArrayRecord
 ) -> ArrayRecord:
-    """Average ArrayRecords without unpacking them: read and written where they lie."""
+    """Average ArrayRecords of one model without unpacking them, in the types of ``like``."""
     mean = ArrayRecord()
     for name, array in like.items():
         dtype = np.dtype(array.dtype)
         views = [view_array(record[name]).astype(dtype, copy=False) for record in records]
-        mean[name] = Array(str(dtype), views[0].shape, NUMPY, _mean_npy(views, weights))
+        mean[name] = Array(weighted_mean(views, weights))
     return mean
 
 
-def _mean_npy(views: list[NDArray[Any]], weights: ArrayLike) -> bytes:
-    """Write the mean straight into the bytes of an npy file, so that it exists only once."""
-    stream, shape, dtype = io.BytesIO(), views[0].shape, views[0].dtype
-    descr = np.lib.format.dtype_to_descr(dtype)
-    header = {"descr": descr, "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(stream, header)
-    start = stream.tell()
-    if views[0].nbytes:
-        stream.seek(start + views[0].nbytes - 1)
-        stream.write(b"\0")
-        with stream.getbuffer() as memory:
-            out = np.frombuffer(memory, dtype, offset=start).reshape(shape)
-            weighted_mean(views, weights, out=out)
-            # or the buffer could not be closed, and getvalue would copy it
-            del out
-    return stream.getvalue()
-
-
-def weighted_mean(
-    arrays: Sequence[NDArray[Any]], weights: ArrayLike, out: NDArray[Any] | None = None
-) -> NDArray[Any]:
-    """Average arrays of one shape and type, into ``out`` (contiguous) if it is given."""
+def weighted_mean(arrays: Sequence[NDArray[Any]], weights: ArrayLike) -> NDArray[Any]:
+    """Average arrays of one shape and type."""
     dtype = arrays[0].dtype.newbyteorder("=")
-    mean = np.empty(arrays[0].shape, dtype) if out is None else out
     # half precision is added up in single, integers in double
-    wide = np.promote_types(dtype, np.float32) if dtype.kind in "fc" else np.float64
+    wide = np.promote_types(dtype, np.float32) if dtype.kind in "fc" else np.dtype(np.float64)
     factors = normalised(weights).astype(wide)
-    flat, flat_mean = [array.reshape(-1) for array in arrays], mean.reshape(-1)
-    total = np.empty(min(CHUNK, mean.size), factors.dtype)
-    term = np.empty_like(total)
-    # all nodes chunk by chunk: every input is read once, and two buffers are needed
-    for start in range(0, mean.size, CHUNK):
-        part = slice(start, min(start + CHUNK, mean.size))
-        chunk, term_chunk = total[: part.stop - start], term[: part.stop - start]
-        np.multiply(flat[0][part], factors[0], out=chunk)
-        for array, factor in zip(flat[1:], factors[1:], strict=True):
-            np.multiply(array[part], factor, out=term_chunk)
-            np.add(chunk, term_chunk, out=chunk)
-        # of masks the majority
-        if dtype.kind == "b":
-            flat_mean[part] = chunk >= 0.5
-        else:
-            flat_mean[part] = np.rint(chunk) if dtype.kind in "iu" else chunk
-    return mean
+    total = np.multiply(arrays[0], factors[0], dtype=wide, order="C")
+    for array, factor in zip(arrays[1:], factors[1:], strict=True):
+        total += np.multiply(array, factor, dtype=wide)
+    # of masks the majority
+    if dtype.kind == "b":
+        return np.asarray(total >= 0.5)
+    return np.asarray(np.rint(total) if dtype.kind in "iu" else total, dtype)
 
 
 def normalised(weights: ArrayLike) -> NDArray[np.float64]:
@@ -201,7 +168,7 @@ def normalised(weights: ArrayLike) -> NDArray[np.float64]:
 def keep_dtypes(arrays: ArrayRecord, like: ArrayRecord) -> ArrayRecord:
     """Bring a new model back to the dtypes of the last one; one of no use is replaced by it."""
     if reason := why_no_model(arrays):
-        log(ERROR, "the model stays as it was: that of this round holds %s", reason)
+        log(ERROR, "the model stays as it was: that of this round %s", reason)
         return like
     # averaging makes floats of integers
     for name, array in arrays.items():
@@ -238,60 +205,76 @@ def _parse_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     return np.lib.format.read_array_header_1_0(stream)
 
 
-def why_bad_arrays(arrays: ArrayRecord, sent: Mapping[str, Array]) -> str | None:
-    """Return why a model cannot be averaged with others of those sent."""
+class Norms(NamedTuple):
+    """Euclidean norms of a model's parameters and of its running statistics."""
+
+    parameters: float
+    statistics: float
+
+
+def measure(arrays: Mapping[str, Array], sent: Mapping[str, Array]) -> Norms:
+    """Measure a model; ValueError says why it cannot be averaged with others of those sent."""
     if arrays.keys() != sent.keys():
-        return f"arrays {sorted(set(arrays) ^ set(sent))[:3]} missing or unknown"
+        raise ValueError(f"arrays {sorted(set(arrays) ^ set(sent))[:3]} missing or unknown")
+    squares = [0.0, 0.0]
     for name, array in arrays.items():
-        if reason := _why_bad_array(array, sent[name]):
-            return f"array {name!r} {reason}"
-    return None
+        try:
+            squares[name.endswith(BUFFERS)] += _checked_square(array, sent[name])
+        except ValueError as error:
+            raise ValueError(f"array {name!r} {error}") from error
+    return Norms(*map(math.sqrt, squares))
 
 
-def _why_bad_array(array: Array, sent: Array) -> str | None:
+def _checked_square(array: Array, sent: Array) -> float:
+    """Return the sum of squares of an array that is as good as the one sent."""
     if array.stype != NUMPY:
-        return f"is written as {array.stype!r}, not as {NUMPY!r}"
+        raise ValueError(f"is written as {array.stype!r}, not as {NUMPY!r}")
     try:
         values = view_array(array)
     # the parser of its header raises what it likes
     except Exception as error:
-        return f"cannot be read ({last_line(str(error))})"
-    model = np.dtype(sent.dtype)
+        raise ValueError(f"cannot be read ({last_line(str(error))})") from error
     if values.shape != tuple(sent.shape):
-        return f"has shape {values.shape} instead of {sent.shape}"
+        raise ValueError(f"has shape {values.shape} instead of {sent.shape}")
     # averaging may have made floats of integers
     if values.dtype.kind not in "fiub":
-        return f"has type {values.dtype}, which cannot be averaged"
-    if reason := _why_bad_values(values):
-        return f"holds {reason}"
+        raise ValueError(f"has type {values.dtype}, which cannot be averaged")
+    square, model = square_of(values), np.dtype(sent.dtype)
     if values.dtype not in (model, bool) and model.kind in "fiu":
         limit = (np.finfo if model.kind == "f" else np.iinfo)(model).max
         if _largest(values) > float(limit):
-            return f"holds figures too large for {sent.dtype}"
+            raise ValueError(f"holds figures too large for {sent.dtype}")
     if model.kind in "iu":
         steps = values.astype(np.float64) - view_array(sent).astype(np.float64)
         if _largest(steps) > MAX_COUNT_STEP:
-            return f"holds integers more than {MAX_COUNT_STEP} from those sent"
-    return None
+            raise ValueError(f"holds integers more than {MAX_COUNT_STEP} from those sent")
+    return square
+
+
+def square_of(values: NDArray[Any]) -> float:
+    """Return the sum of squares of an array; ValueError if a model cannot hold such values."""
+    flat = values.reshape(-1)
+    if flat.dtype.kind != "f" or flat.dtype == np.float16:
+        flat = flat.astype(np.float32)
+    with np.errstate(all="ignore"):
+        square = float(np.dot(flat, flat))
+    # nothing bad can hide in a small sum of squares
+    if not square <= MAX_VALUE**2:
+        if not np.isfinite(flat).all():
+            raise ValueError("holds NaN or infinity")
+        if _largest(flat) > MAX_VALUE:
+            raise ValueError(f"holds values above {MAX_VALUE:g}")
+    return square
 
 
 def why_no_model(arrays: ArrayRecord) -> str | None:
     """Return what makes arrays useless as a global model; None if nothing does."""
-    return next(filter(None, (_why_bad_values(array.numpy()) for array in arrays.values())), None)
-
-
-def _why_bad_values(values: NDArray[Any]) -> str | None:
-    flat = values.reshape(-1)
-    if values.dtype.kind != "f":
-        far = values.dtype.kind in "iu" and _largest(flat) > MAX_VALUE
-        return f"values above {MAX_VALUE:g}" if far else None
-    with np.errstate(all="ignore"):
-        # nothing bad can hide in a small sum of squares
-        if flat.dtype != np.float16 and np.dot(flat, flat) <= MAX_VALUE**2:
-            return None
-    if not np.isfinite(flat).all():
-        return "NaN or infinity"
-    return f"values above {MAX_VALUE:g}" if _largest(flat) > MAX_VALUE else None
+    try:
+        for array in arrays.values():
+            square_of(array.numpy())
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def _largest(values: NDArray[Any]) -> float:
@@ -301,35 +284,17 @@ def _largest(values: NDArray[Any]) -> float:
 def holds_trees(arrays: ArrayRecord, form: str) -> bool:
     """Return whether arrays are a model of XGBoost, as far as Flower looks into it."""
     try:
-        if arrays.keys() != {"0"} or arrays["0"].stype != NUMPY:
-            return False
         values = view_array(arrays["0"])
+        if len(arrays) > 1 or arrays["0"].stype != NUMPY or values.dtype != np.uint8:
+            return False
         model = values.tobytes()
-        if values.dtype != np.uint8 or form == "any":
-            return values.dtype == np.uint8 and model[:1] == b"{"
-        booster = json.loads(model)["learner"]["gradient_booster"]["model"]
-        numbers, trees = booster["gbtree_model_param"], booster["trees"]
+        if form == "any":
+            return model[:1] == b"{"
+        learner = json.loads(model)["learner"]["gradient_booster"]["model"]
+        numbers, trees = learner["gbtree_model_param"], learner["trees"]
         new, whole = int(numbers["num_parallel_tree"]), int(numbers["num_trees"])
         good = 1 <= new <= len(trees) == whole and all(isinstance(tree, dict) for tree in trees)
-        return good and isinstance(booster["iteration_indptr"][-1] + booster["tree_info"][-1], int)
+        return good and isinstance(learner["iteration_indptr"][-1] + learner["tree_info"][-1], int)
     # whatever a node may send
     except Exception:
         return False
-
-
-class Norms(NamedTuple):
-    """Euclidean norms of a model's parameters and of its running statistics."""
-
-    parameters: float
-    statistics: float
-
-
-def norms_of(arrays: Mapping[str, Array]) -> Norms:
-    """Measure a model."""
-    squares = [0.0, 0.0]
-    for name, array in arrays.items():
-        flat = view_array(array).reshape(-1)
-        if flat.dtype.kind != "f" or flat.dtype == np.float16:
-            flat = flat.astype(np.float32)
-        squares[name.endswith(BUFFERS)] += float(np.dot(flat, flat))
-    return Norms(*map(math.sqrt, squares))

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from logging import INFO, WARNING
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, MetricRecord
@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from flwr_hetero._flwr import log, trains_trees
-from flwr_hetero.errors import check_count, invalid
+from flwr_hetero.errors import invalid
 from flwr_hetero.report.trackers import Trackers, check_trackers
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
@@ -26,19 +26,15 @@ from flwr_hetero.state_dict import entries_below
 FILE, PREVIOUS = "state.npz", "previous.npz"
 RESULTS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
 
-Settings = dict[str, Any]
 
-
-def save_checkpoint(folder: Path, run: Run, initial: Mapping[int, Settings]) -> None:
-    """Write the state of a run; ``initial`` is what :func:`plain_settings` found before it."""
+def save_checkpoint(folder: Path, run: Run) -> None:
+    """Write the state of a run."""
     fleet = run.fleet
     arrays: dict[str, NDArray[Any]] = {f"model/{k}": v.numpy() for k, v in run.arrays.items()}
     strategies = []
     for number, strategy in enumerate(run.strategy.chain()):
-        if isinstance(strategy, Wrapper):
-            state: Mapping[str, Any] = strategy.state_dict()
-        else:
-            state = flower_state(strategy, initial[number])
+        is_ours = isinstance(strategy, Wrapper)
+        state: Mapping[str, Any] = strategy.state_dict() if is_ours else flower_state(strategy)
         scalars = {key: v for key, v in state.items() if not isinstance(v, np.ndarray)}
         arrays |= {f"{number}/{key}": v for key, v in state.items() if key not in scalars}
         strategies.append({"type": type(strategy).__name__, "scalars": scalars})
@@ -57,49 +53,35 @@ def save_checkpoint(folder: Path, run: Run, initial: Mapping[int, Settings]) -> 
     }
     path = folder / FILE
     draft = path.with_suffix(".draft")
-    try:
-        with draft.open("wb") as file:
-            np.savez(file, meta=np.array(json.dumps(meta)), **arrays)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        # it may be what fills the disk
-        draft.unlink(missing_ok=True)
-        why = f"no checkpoint of round {run.round} ({error.strerror or error})"
-        raise OSError(error.errno, f"{why}: make room, then resume the run", str(path)) from error
+    with draft.open("wb") as file:
+        np.savez(file, meta=np.array(json.dumps(meta)), **arrays)  # type: ignore[arg-type]
+        file.flush()
+        os.fsync(file.fileno())
     # the one before is kept, in case that this one cannot be read
     with suppress(FileNotFoundError):
         path.replace(folder / PREVIOUS)
     draft.replace(path)
 
 
-class Checkpoint(NamedTuple):
-    """A checkpoint as it was read."""
-
-    path: Path
-    meta: dict[str, Any]
-    arrays: dict[str, NDArray[Any]]
-
-
 def load_checkpoint(folder: Path, run: Run) -> None:
     """Continue from the last checkpoint that can be read; ValueError if this run cannot."""
-    found = read_checkpoint(folder)
+    path, meta, arrays = read_checkpoint(folder)
     try:
-        _check_fit(found, run)
-        _restore(found, run)
+        _check_fit(meta, arrays, run)
+        _restore(meta, arrays, run)
     except (ValueError, KeyError, TypeError) as error:
         hint = "resume the run as it was started, or start another one in a folder of its own"
-        raise ValueError(f"this run cannot go on from {found.path}: {error}: {hint}.") from error
+        raise ValueError(f"this run cannot go on from {path}: {error}: {hint}.") from error
 
 
-def read_checkpoint(folder: Path) -> Checkpoint:
+def read_checkpoint(folder: Path) -> tuple[Path, dict[str, Any], dict[str, NDArray[Any]]]:
     """Read the last checkpoint, or the one before if that cannot be read."""
     reasons = []
     for path in (folder / FILE, folder / PREVIOUS):
         try:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as entries:
                 arrays = {name: entries[name] for name in entries.files}
-            return Checkpoint(path, dict(json.loads(str(arrays.pop("meta")))), arrays)
+            return path, dict(json.loads(str(arrays.pop("meta")))), arrays
         # a damaged file may raise anything
         except Exception as error:
             reasons.append(f"{path.name}: {error}")
@@ -109,13 +91,13 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     raise ValueError(f"no checkpoint in {folder} can be read ({why}): {hint}.")
 
 
-def _check_fit(found: Checkpoint, run: Run) -> None:
+def _check_fit(meta: dict[str, Any], arrays: dict[str, NDArray[Any]], run: Run) -> None:
     """Refuse a checkpoint of other strategies or of another model, or with a model of NaN."""
     chain = run.strategy.chain()
-    saved, now = [s["type"] for s in found.meta["strategies"]], [type(s).__name__ for s in chain]
+    saved, now = [s["type"] for s in meta["strategies"]], [type(s).__name__ for s in chain]
     if saved != now:
         raise ValueError(f"it is of {' > '.join(saved)}, this run is {' > '.join(now)}")
-    model = entries_below("model/", found.arrays)
+    model = entries_below("model/", arrays)
     # trees grow
     if not trains_trees(chain[-1]):
         mine = {key: (tuple(array.shape), array.dtype) for key, array in run.arrays.items()}
@@ -128,8 +110,8 @@ def _check_fit(found: Checkpoint, run: Run) -> None:
         raise ValueError(f"its model holds NaN or infinity in {bad[0]}, training has diverged")
 
 
-def _restore(found: Checkpoint, run: Run) -> None:
-    meta, arrays, fleet = found.meta, found.arrays, run.fleet
+def _restore(meta: dict[str, Any], arrays: dict[str, NDArray[Any]], run: Run) -> None:
+    fleet = run.fleet
     run.arrays = ArrayRecord({k: Array(v) for k, v in entries_below("model/", arrays).items()})
     run.round, run.wall_offset_s = int(meta["round"]), float(meta["wall_s"])
     fleet.clock.virtual_s, fleet.accepted = float(meta["virtual_s"]), meta["accepted"]
@@ -150,17 +132,8 @@ def _restore(found: Checkpoint, run: Run) -> None:
 # --- Flower's own strategies, which have no state_dict -------------------------------------
 
 
-def plain_settings(strategy: Wrapper) -> dict[int, Settings]:
-    """Note the settings of Flower's strategies in a composition, before the run changes them."""
-    return {
-        number: {k: v for k, v in vars(inner).items() if _is_plain(v)}
-        for number, inner in enumerate(strategy.chain())
-        if not isinstance(inner, Wrapper)
-    }
-
-
-def flower_state(strategy: Strategy, initial: Settings) -> dict[str, Any]:
-    """Collect what a Flower strategy carries from round to round: moments, last model, ..."""
+def flower_state(strategy: Strategy) -> dict[str, Any]:
+    """Collect the numbers and arrays of a strategy: moments, last model, clipping norm, ..."""
     state: dict[str, Any] = {}
     for name, value in vars(strategy).items():
         if isinstance(value, ArrayRecord):
@@ -169,32 +142,23 @@ def flower_state(strategy: Strategy, initial: Settings) -> dict[str, Any]:
             state |= {f"dict/{name}/{key}": np.asarray(v) for key, v in value.items()}
         elif isinstance(value, list) and _are_arrays(value):
             state |= {f"list/{name}/{i:06d}": np.asarray(v) for i, v in enumerate(value)}
-        elif isinstance(value, np.ndarray) or (
-            _is_plain(value) and (name not in initial or initial[name] != value)
-        ):
+        elif isinstance(value, (int, float, np.ndarray)):
             state[f"value/{name}"] = value
     return state
 
 
 def load_flower_state(strategy: Strategy, state: Mapping[str, Any]) -> None:
     """Give a Flower strategy back what :func:`flower_state` collected."""
-    groups: dict[tuple[str, str], dict[str, Any]] = {}
-    for entry, value in state.items():
-        kind, name, *key = entry.split("/", 2)
-        groups.setdefault((kind, name), {})["".join(key)] = value
-    for (kind, name), values in groups.items():
-        restored: Any = values.get("")
+    for kind, name in dict.fromkeys(tuple(entry.split("/")[:2]) for entry in state):
+        parts = entries_below(f"{kind}/{name}/", state)
+        restored: Any = parts
         if kind == "record":
-            restored = ArrayRecord({key: Array(value) for key, value in values.items()})
-        elif kind == "dict":
-            restored = values
+            restored = ArrayRecord({key: Array(value) for key, value in parts.items()})
         elif kind == "list":
-            restored = [values[key] for key in sorted(values)]
+            restored = [parts[key] for key in sorted(parts)]
+        elif kind == "value":
+            restored = state[f"value/{name}"]
         setattr(strategy, name, restored)
-
-
-def _is_plain(value: object) -> bool:
-    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def _are_arrays(values: Collection[object]) -> bool:
@@ -213,8 +177,6 @@ class Recorded(Wrapper):
         What runs; FedAvg if left out.
     run_dir : str, Path or RunDirectory
         Absolute path, or for instance ``flwr_hetero.report.RunDirectory("/data/first", config)``.
-    checkpoint_every : int
-        Rounds between two checkpoints; the last round always gets one.
     resume : bool
         Continue from the directory's last checkpoint that can be read.
     trackers : sequence of str
@@ -223,22 +185,19 @@ class Recorded(Wrapper):
     Raises
     ------
     ValueError
-        If ``checkpoint_every`` is below 1, or ``run_dir`` cannot be used; by ``start``, if this
-        run cannot go on from the checkpoint to resume.
+        If ``run_dir`` cannot be used; by ``start``, if this run cannot go on from the checkpoint.
 
     Notes
     -----
-    A checkpoint is replaced in one step and the one before is kept, so that a run that is killed
-    continues from the last whole one. Which nodes were silent is learnt again. SIGTERM ends a run
-    as Ctrl-C does, with a report; its exit code is 143.
+    A run that is killed continues from the last whole checkpoint, and learns again which nodes are
+    silent. SIGTERM ends a run as Ctrl-C does, with a report; its exit code is 143.
 
     Examples
     --------
     >>> import tempfile
-    >>> from flwr_hetero.report import RunDirectory
     >>> from flwr_hetero.strategy import TiFL
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     strategy = Recorded(TiFL(), run_dir=RunDirectory(f"{folder}/first", {"seed": 0}))
+    ...     strategy = Recorded(TiFL(), run_dir=f"{folder}/first")
     """
 
     name: ClassVar[str] = "recorded"
@@ -250,12 +209,10 @@ class Recorded(Wrapper):
         strategy: Strategy | None = None,
         *,
         run_dir: Any,
-        checkpoint_every: int = 1,
         resume: bool = False,
         trackers: Sequence[str] = (),
     ) -> None:
         self.tracker_names = check_trackers(trackers)
-        self.checkpoint_every = check_count("checkpoint_every", checkpoint_every, 1)
         super().__init__(strategy)
         if isinstance(run_dir, str | Path):
             from flwr_hetero.report.run_dir import RunDirectory
@@ -266,7 +223,6 @@ class Recorded(Wrapper):
         if getattr(run_dir, "resume", resume) != resume:
             raise invalid("resume", resume, "be the same for Recorded and for its RunDirectory")
         self.run_dir, self.resume = run_dir, resume
-        self._initial = plain_settings(self)
         self._begun, self.trackers = False, Trackers()
 
     def on_start(self, run: Run) -> None:
@@ -280,11 +236,10 @@ class Recorded(Wrapper):
         self._begun = True
 
     def on_round_end(self, run: Run, record: dict[str, Any]) -> None:
-        """Write the round's line and, if it is due, the checkpoint."""
+        """Write the round's line and the checkpoint."""
         self.run_dir.append_round(record)
         self.trackers.log(record)
-        if run.round % self.checkpoint_every == 0 or run.round == run.num_rounds:
-            save_checkpoint(self.run_dir.checkpoint_dir, run, self._initial)
+        save_checkpoint(self.run_dir.checkpoint_dir, run)
 
     def on_finish(self, run: Run) -> None:
         """Save the model and build the report, if the run has begun."""

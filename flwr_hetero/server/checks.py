@@ -13,8 +13,8 @@ from flwr_hetero import keys
 from flwr_hetero._flwr import NODE_UNAVAILABLE
 from flwr_hetero.errors import cure_for, last_line, with_cure
 from flwr_hetero.records import Latency, read_number, reported_latency
-from flwr_hetero.server.aggregate import Norms, holds_trees, norms_of, weight_of, why_bad_arrays
-from flwr_hetero.server.context import Exchange, is_enough
+from flwr_hetero.server.aggregate import Norms, holds_trees, measure, weight_of
+from flwr_hetero.server.context import Exchange, Progress, is_enough
 
 MAX_WEIGHT = 2.0**53
 """Weights above this are nonsense, and sums of them could be infinite."""
@@ -57,7 +57,8 @@ def accept(
     good.sort(key=lambda reply: sort_key(reply.metadata.src_node_id))
     if expected.metrics and good:
         good = _same_metrics(context, good)
-        _limit_examples(context, good, expected.weight_key)
+        if expected.weight_key:
+            _limit_examples(context, good, expected.weight_key)
     if expected.arrays is not None and good:
         good = _same_size(context, good, expected.arrays)
     for wrapper in wrappers:
@@ -102,39 +103,40 @@ def is_good(context: Exchange, reply: Message, node_id: int, expected: Expected)
     message_id = reply.metadata.reply_to_message_id
     if message_id in context.checked:
         return True
-    reason = why_bad(reply, expected)
-    if not reason and reply.metadata.src_node_id != node_id:
-        reason = "it names another node as its source"
-    if reason := reason or _why_late(context, reply, node_id):
+    try:
+        size = check_form(reply, expected)
+        if reply.metadata.src_node_id != node_id:
+            raise ValueError("it names another node as its source")
+        _learn_latency(context, reply)
+    except ValueError as error:
         # an error whose cause is not known may not come the next time
-        told = reply.has_content() or (expected.arrays is not None and cure_for(reason))
-        context.fail(node_id, reason, message_id if told else None)
+        told = reply.has_content() or (expected.arrays is not None and cure_for(str(error)))
+        context.fail(node_id, str(error), message_id if told else None)
         return False
-    context.checked.add(message_id)
+    context.checked[message_id] = size
     return True
 
 
-def why_bad(reply: Message, expected: Expected) -> str | None:
-    """Return what is wrong with the form of a reply; None if nothing is."""
+def check_form(reply: Message, expected: Expected) -> Norms | None:
+    """Return how large the model of a reply is; ValueError says what is wrong with its form."""
     if reply.has_error():
-        return f"error {reply.error.code}: {last_line(reply.error.reason)}"
-    content = reply.content
-    records = list(content.array_records.values())
+        raise ValueError(f"error {reply.error.code}: {last_line(reply.error.reason)}")
+    size, records = None, list(reply.content.array_records.values())
     if (expected.arrays is not None or expected.trees) and len(records) != 1:
-        return f"{len(records)} ArrayRecords instead of 1"
-    if expected.arrays is not None and (reason := why_bad_arrays(records[0], expected.arrays)):
-        return reason
+        raise ValueError(f"{len(records)} ArrayRecords instead of 1")
+    if expected.arrays is not None:
+        size = measure(records[0], expected.arrays)
     if expected.trees and not holds_trees(records[0], expected.trees):
-        return "its arrays are no boosted trees as Flower reads them"
-    if not expected.metrics:
-        return None
-    metrics, key = list(content.metric_records.values()), expected.weight_key
-    if len(metrics) != 1:
-        return f"{len(metrics)} MetricRecords instead of 1"
-    weight = 0 if key is None else metrics[0].get(key)
-    if isinstance(weight, (int, float)) and 0 <= weight <= MAX_WEIGHT:
-        return None
-    return f"metric {key!r} is {shortened(weight)} instead of a number of at least 0"
+        raise ValueError("its arrays are no boosted trees as Flower reads them")
+    if expected.metrics:
+        metrics, key = list(reply.content.metric_records.values()), expected.weight_key
+        if len(metrics) != 1:
+            raise ValueError(f"{len(metrics)} MetricRecords instead of 1")
+        weight = 0 if key is None else metrics[0].get(key)
+        if not (isinstance(weight, (int, float)) and 0 <= weight <= MAX_WEIGHT):
+            rule = "instead of a number of at least 0"
+            raise ValueError(f"metric {key!r} is {shortened(weight)} {rule}")
+    return size
 
 
 def count(context: Exchange, replies: list[Message], weight_key: str | None) -> list[Message]:
@@ -150,21 +152,19 @@ def count(context: Exchange, replies: list[Message], weight_key: str | None) -> 
 # --- latencies and metrics ---------------------------------------------------------------
 
 
-def _why_late(context: Exchange, reply: Message, node_id: int) -> str | None:
-    """Learn a reply's partition and latency; return why it came too late, if it did."""
-    message_id, book = reply.metadata.reply_to_message_id, context.fleet.nodes
+def _learn_latency(context: Exchange, reply: Message) -> None:
+    """Learn a reply's partition and latency; ValueError if it came too late."""
     if (partition := reported_partition(reply)) is not None:
-        book.set_partition_id(node_id, partition)
-    how = context.round_trip_s.get(message_id), context.simulated, context.same_clock
-    latency = judge_latency(reply, *how)
+        context.fleet.nodes.set_partition_id(reply.metadata.src_node_id, partition)
+    latency = judge_latency(context, reply)
     _settle_metrics(reply)
     if latency is None:
-        return None
+        return
     context.fleet.clock.emulated |= latency.emulated
     if latency.emulated and latency.seconds > context.timeout_s:
-        return f"late: {latency.seconds:.3g} s, the time-out is {context.timeout_s:g} s"
-    context.latency[message_id] = latency
-    return None
+        text = f"late: {latency.seconds:.3g} s, the time-out is {context.timeout_s:g} s"
+        raise ValueError(text)
+    context.latency[reply.metadata.reply_to_message_id] = latency
 
 
 def reported_partition(reply: Message) -> int | None:
@@ -174,22 +174,18 @@ def reported_partition(reply: Message) -> int | None:
     return value if isinstance(value, int) and value >= 0 else None
 
 
-def judge_latency(
-    reply: Message, round_trip_s: float | None, simulated: bool, same_clock: bool = False
-) -> Latency | None:
-    """Return what a node says of its latency if it can be, else what the server saw, if it did.
-
-    ``same_clock``: round trips are by the emulated devices' clock too.
-    """
+def judge_latency(context: Exchange, reply: Message) -> Latency | None:
+    """Return what a node says of its latency if it can be, else what the server saw, if it did."""
     reported = reported_latency(reply)
-    observed = None if round_trip_s is None else Latency(round_trip_s, False, "observed")
+    seen_s = context.round_trip_s.get(reply.metadata.reply_to_message_id)
+    observed = None if seen_s is None else Latency(seen_s, False, "observed")
     # only a simulated device is emulated
-    if reported is None or (reported.emulated and not simulated):
+    if reported is None or (reported.emulated and not context.simulated):
         return observed
-    if round_trip_s is None or (reported.emulated and not same_clock):
+    if seen_s is None or (reported.emulated and not context.same_clock):
         return reported
     # no node can have worked longer than its reply was away
-    return observed if reported.seconds > round_trip_s * (1 + 1e-6) else reported
+    return observed if reported.seconds > seen_s * (1 + 1e-6) else reported
 
 
 def _settle_metrics(reply: Message) -> None:
@@ -231,10 +227,10 @@ def metric_names(reply: Message) -> str:
 
 def _same_size(context: Exchange, good: list[Message], sent: ArrayRecord) -> list[Message]:
     """Drop replies whose models are far larger than the model sent and those of others."""
-    found = [norms_of(next(iter(reply.content.array_records.values()))) for reply in good]
+    found: list[Norms] = [context.checked[reply.metadata.reply_to_message_id] for reply in good]
     nodes, known = [reply.metadata.src_node_id for reply in good], context.fleet.norms
     everybody = known | dict(zip(nodes, found, strict=True))
-    reasons = why_too_large(found, norms_of(sent), list(everybody.values()))
+    reasons = why_too_large(found, measure(sent, sent), list(everybody.values()))
     known |= {n: own for n, own, why in zip(nodes, found, reasons, strict=True) if not why}
     return kept(context, good, reasons)
 
@@ -263,10 +259,8 @@ def why_too_large(
     return reasons
 
 
-def _limit_examples(context: Exchange, good: list[Message], weight_key: str | None) -> None:
+def _limit_examples(context: Exchange, good: list[Message], weight_key: str) -> None:
     """Cut down what nodes say of their number of examples, by which they count."""
-    if weight_key is None:
-        return
     kind = context.messages[0].metadata.message_type
     known = context.fleet.examples.setdefault(kind, {})
     names = [context.identity(reply.metadata.src_node_id) for reply in good]
@@ -285,6 +279,7 @@ def _limit_examples(context: Exchange, good: list[Message], weight_key: str | No
         for metrics in reply.content.metric_records.values():
             metrics[weight_key] = int(most) if isinstance(metrics[weight_key], int) else most
         known[name] = said, most
+        # once: a large node is no failure in every round
         if name not in context.fleet.cut:
             context.fleet.cut.add(name)
             text = f"claims {claim:g} {weight_key}, counts as {most:g}"
@@ -296,27 +291,24 @@ def _limit_examples(context: Exchange, good: list[Message], weight_key: str | No
 
 def check_progress(context: Exchange, of: str = "training") -> None:
     """Stop a run in which no reply has counted for a while, of enough nodes."""
-    fleet, begun = context.fleet, of in context.fleet.counting
-    rounds = fleet.in_vain.setdefault(of, [])
+    book = context.fleet.progress[of]
     if context.counted:
-        fleet.counting.add(of)
-        rounds.clear()
+        context.fleet.progress[of] = Progress(begun=True)
     if context.counted or all(why.startswith(AWAY) for why in context.failed.values()):
         return
-    rounds.append((context.failed, context.refused))
-    failed = {node: why for each, _ in rounds for node, why in each.items()}
-    refused = {node: why for _, each in rounds for node, why in each.items()}
-    reason, count = Counter(refused.values()).most_common(1)[0] if context.refused else ("", 0)
+    book.add(context.failed, context.refused)
+    reasons = Counter(book.failed[node] for node in book.refused) if context.refused else Counter()
+    reason, count = reasons.most_common(1)[0] if reasons else ("", 0)
     # the same reason in the first round ends it at once, once replies have counted in the second
-    again = sum(bool(each) for _, each in rounds) > 1
-    if count >= max(context.quorum, len(refused) / 2) and (again or not begun):
-        nodes = sorted(context.identity(n) for n, why in refused.items() if why == reason)
-        share = "all" if count == len(refused) else f"{count} of {len(refused)}"
+    if count >= max(context.quorum, len(book.refused) / 2) and (book.rounds > 1 or not book.begun):
+        nodes = sorted(context.identity(n) for n in book.refused if book.failed[n] == reason)
+        share = "all" if count == len(book.refused) else f"{count} of {len(book.refused)}"
         text = f"no reply to {of} counts, {share} for the same reason: {reason} "
         raise RuntimeError(with_cure(f"{text}({', '.join(nodes[:5])})."))
-    lost = sum(len(each) for each, _ in rounds)
-    enough = len(failed) >= context.quorum and (lost >= FRUITLESS_REPLIES or not begun)
-    if of == "training" and len(rounds) >= FRUITLESS_ROUNDS and enough:
-        told = "; ".join(f"{context.identity(n)}: {failed[n]}" for n in sorted(failed)[:5])
-        text = f"no reply to training has counted in {len(rounds)} rounds in a row"
+    enough = book.replies >= FRUITLESS_REPLIES or not book.begun
+    of_many = len(book.failed) >= context.quorum and book.rounds >= FRUITLESS_ROUNDS
+    if of == "training" and of_many and enough:
+        last = sorted(book.failed.items())[:5]
+        told = "; ".join(f"{context.identity(node)}: {why}" for node, why in last)
+        text = f"no reply to training has counted in {book.rounds} rounds in a row"
         raise RuntimeError(with_cure(f"{text}: {told}."))

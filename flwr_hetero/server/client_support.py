@@ -15,7 +15,6 @@ from flwr_hetero.server.context import Exchange
 MOD_LINES = """\
     from flwr_hetero.mod import hetero
     app = ClientApp(mods=[hetero])"""
-"""The mod alone: times."""
 STEP_LINES = {
     "transformers": """\
     # before trainer.train(), of a Trainer with num_train_epochs=1
@@ -89,44 +88,25 @@ def check_client_support(wrapper: Any, context: Exchange, replies: Sequence[Mess
         if num_with or never or len(lacking) >= context.quorum:
             wrapper.clear.add(support.key)
             if lacking and not never:
-                tell_missing(name_of(wrapper), support, [*lacking.values()], num_with, replies)
+                tell_missing(name_of(wrapper), support, [*lacking.values()], num_with)
 
 
-def tell_missing(
-    owner: str,
-    support: ClientSupport,
-    names: Sequence[str],
-    num_with: int,
-    replies: Sequence[Message] = (),
-) -> None:
+def tell_missing(owner: str, support: ClientSupport, names: Sequence[str], num_with: int) -> None:
     """Warn that some nodes lack what others have; raise if none has it."""
     key, meaning, lines, without, way_out = support
-    lines = lines or step_lines(has_mod=any(map(_has_mod, replies)))
+    lines = lines or step_lines()
     if not num_with:
         raise MissingClientSupportError(
             f"{owner}: no node reports {key!r} ({meaning}), so {owner} has no effect. "
             f"Add to the ClientApp:\n{lines}\nor {way_out} {owner}."
         )
     shown = ", ".join(names[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")
-    text = "%s: no %r (%s) from %d of %d nodes, %s: %s. Lines for the node:\n%s"
-    counts = len(names), len(names) + num_with
-    log(WARNING, text, owner, key, meaning, *counts, without, shown, lines)
+    counts = f"from {len(names)} of {len(names) + num_with} nodes, {without}: {shown}"
+    text = "%s: no %r (%s) %s. Lines for the node:\n%s"
+    log(WARNING, text, owner, key, meaning, counts, lines)
 
 
-def _has_mod(reply: Message) -> bool:
-    """Return whether a mod of ours measured a reply; emulated times are also a LocalGrid's."""
-    record = reply.content.config_records.get(keys.TIMING)
-    return record is not None and record.get(keys.EMULATED) is False
-
-
-def framework() -> str:
-    """Return the framework at hand: of what this process has loaded, what builds on most."""
-    modules = {"pytorch_lightning": "lightning"} | {name: name for name in STEP_LINES}
-    loaded = {name for module, name in modules.items() if module in sys.modules} | {"numpy"}
-    return next(name for name in STEP_LINES if name in loaded)
-
-
-def step_lines(*, has_mod: bool) -> str:
-    """Return the lines for steps; without those for the mod if nodes have it."""
-    start = "    # mods=[hetero] is there, this is not" if has_mod else MOD_LINES
-    return f"{start}\n{STEP_LINES[framework()]}"
+def step_lines() -> str:
+    """Return the lines for steps in the framework at hand."""
+    loaded = [name for name in STEP_LINES if {name, f"pytorch_{name}"} & sys.modules.keys()]
+    return f"{MOD_LINES}\n{STEP_LINES[loaded[0]]}"

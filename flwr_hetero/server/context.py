@@ -1,12 +1,9 @@
-"""The context of hooks: an exchange with nodes, and below it what lasts for the run.
-
-``Run.exchange`` begins one for each training and each evaluation, ``ask`` is told its instructions,
-``send`` waits for the replies, ``server.checks`` judges them, and hooks see the good ones.
-"""
+"""The context of hooks: an exchange with nodes, and below it what lasts for the run."""
 
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -32,9 +29,11 @@ TRUSTED = 0.5
 
 @dataclass
 class Exchange:
-    """Instructions to nodes and what came back: the ``context`` of every hook."""
+    """Instructions to nodes and what came back: the ``context`` of every hook.
 
-    # --- what is asked
+    ``ask`` is told the instructions, ``send`` waits for the replies, ``server.checks`` judges them.
+    """
+
     fleet: Fleet
     round: int = 0
     arrays: ArrayRecord = field(default_factory=ArrayRecord)
@@ -50,7 +49,7 @@ class Exchange:
     quorum: int = QUORUM
     """Nodes that must agree in a fault: fewer where there are no more."""
 
-    # --- how long it took, by the fleet's clock; of single messages by their id
+    # how long it took, by the fleet's clock; of single messages by their id
     virtual_s: float = 0.0
     round_trip_s: dict[str, float] = field(default_factory=dict)
     """As the server saw it."""
@@ -58,9 +57,9 @@ class Exchange:
     """Whether round trips are by the clock of the nodes' reports: not in Flower's simulation."""
     latency: dict[str, Latency] = field(default_factory=dict)
 
-    # --- what came back
-    checked: set[str] = field(default_factory=set)
-    """Ids of messages whose replies were found good on arrival."""
+    # what came back
+    checked: dict[str, Any] = field(default_factory=dict)
+    """How large the models are of replies that were found good on arrival, by message."""
     surplus: list[Message] = field(default_factory=list)
     """Instructions whose replies were not waited for."""
     counted: list[str] = field(default_factory=list)
@@ -69,7 +68,7 @@ class Exchange:
     """By what the models of these nodes were weighted."""
     failed: dict[int, str] = field(default_factory=dict)
     """Why nodes, by id, have no reply that counts."""
-    refused: dict[int, str] = field(default_factory=dict)
+    refused: set[int] = field(default_factory=set)
     """Those of them that did answer."""
 
     _by_id: dict[str, Message] = field(default_factory=dict)
@@ -77,7 +76,7 @@ class Exchange:
     def ask(self, messages: Sequence[Message], grid: Grid) -> None:
         """Begin: only replies to these instructions are accepted."""
         self.messages, self.simulated = list(messages), is_simulated(grid)
-        self.fleet.nodes.learn_new(grid, [message.metadata.dst_node_id for message in messages])
+        self.fleet.nodes.learn(grid, [message.metadata.dst_node_id for message in messages])
         if len(messages) < QUORUM:
             self.quorum = min(QUORUM, max(1, len(online_nodes(whole_grid(grid)))))
 
@@ -89,14 +88,13 @@ class Exchange:
         if hasattr(whole, "virtual_time_s"):
             arrived = replies = self._send_locally(whole)
         else:
-            # in Flower's simulation the first replies are those first on the devices' clock
             start_s, enough = time.monotonic(), None if self.simulated else self.enough
             arrived, self.round_trip_s = wait(whole, self.messages, self.timeout_s, enough)
-            replies, self.same_clock = arrived, not self.simulated
-            if self.simulated:
-                replies = first(arrived, self.enough)
-                emulated_s = self._emulated_s(arrived, replies)
-            self.virtual_s = time.monotonic() - start_s if emulated_s is None else emulated_s
+            self.virtual_s, self.same_clock = time.monotonic() - start_s, not self.simulated
+            # in Flower's simulation the first replies are those first on the devices' clock
+            replies = first(arrived, self.enough) if self.simulated else arrived
+            if self.simulated and (emulated_s := self._emulated_s(arrived, replies)) is not None:
+                self.virtual_s = emulated_s
         self.fleet.costs.sent(self.messages, clock.virtual_s, self.timeout_s)
         clock.virtual_s += self.virtual_s
         trips_s = self.round_trip_s if emulated_s is None else {}
@@ -147,12 +145,14 @@ class Exchange:
 
     def comparable_s(self, reply: Message) -> float:
         """Return how long a node took, so that nodes can be compared by it."""
-        latency, sees = self.latency_of(reply), self.same_clock
+        latency = self.latency_of(reply)
+        if self.same_clock and latency:
+            seen_s = self.round_trip_s.get(reply.metadata.reply_to_message_id, 0.0)
+            return max(latency.seconds, TRUSTED * seen_s)
         # a simulation's round trip holds the wait for a free worker: all are equally fast
-        if latency is None or (latency.source == "observed" and self.simulated and not sees):
+        if latency is None or (latency.source == "observed" and self.simulated):
             return EQUAL_S
-        seen_s = self.round_trip_s.get(reply.metadata.reply_to_message_id, 0.0) if sees else 0.0
-        return max(latency.seconds, TRUSTED * seen_s)
+        return latency.seconds
 
     def failed_nodes(self) -> list[str]:
         """Return the identities of the nodes without a reply that counts."""
@@ -167,17 +167,16 @@ class Exchange:
     def fail(self, node_id: int, reason: str, message_id: str | None = None) -> None:
         """Record that a node has no reply that counts; ``message_id``: of what it did answer."""
         reason = reason[:MOST_TEXT]
-        self.note(node_id, f"reply dropped: {reason}", recorded=reason)
+        self.note(node_id, f"reply dropped: {reason}", reason)
         if message_id is not None:
             self.latency.pop(message_id, None)
-            self.refused[node_id] = reason
+            self.refused.add(node_id)
         self.failed[node_id] = reason
 
-    def note(self, node_id: int, reason: str, *, recorded: str | None = None) -> None:
-        """Record a failure that costs no reply of a node that was asked."""
-        self.fleet.nodes.warn(node_id, reason)
-        failure = {"node": self.identity(node_id), "reason": recorded or reason}
-        self.fleet.failures.append(failure)
+    def note(self, node_id: int, text: str, reason: str = "") -> None:
+        """Log and record a failure; by itself it costs no reply."""
+        self.fleet.nodes.warn(node_id, text)
+        self.fleet.failures.append({"node": self.identity(node_id), "reason": reason or text})
 
 
 # --- time and costs ----------------------------------------------------------------------
@@ -247,6 +246,24 @@ class Costs:
 
 
 @dataclass
+class Progress:
+    """Exchanges in a row of which no reply has counted."""
+
+    begun: bool = False
+    """Whether one has counted before."""
+    rounds: int = 0
+    replies: int = 0
+    failed: dict[int, str] = field(default_factory=dict)
+    refused: set[int] = field(default_factory=set)
+
+    def add(self, failed: dict[int, str], refused: set[int]) -> None:
+        """Count an exchange; a node's last failure is the one that is kept."""
+        self.rounds, self.replies = self.rounds + 1, self.replies + len(failed)
+        self.failed |= failed
+        self.refused = self.refused - failed.keys() | refused
+
+
+@dataclass
 class Fleet:
     """What all wrappers around one strategy share for a run."""
 
@@ -271,10 +288,8 @@ class Fleet:
     """Nodes whose claims of examples were cut."""
     norms: dict[int, Any] = field(default_factory=dict)
     """Of the nodes' last models."""
-    counting: set[str] = field(default_factory=set)
-    """Of which, "training" or "evaluation", a reply has counted."""
-    in_vain: dict[str, list[tuple[dict[int, str], ...]]] = field(default_factory=dict)
-    """By either: ``failed`` and ``refused`` of the exchanges since a reply counted."""
+    progress: dict[str, Progress] = field(default_factory=lambda: defaultdict(Progress))
+    """Of "training" and of "evaluation"."""
 
     def begin_round(self) -> None:
         """Forget what the history gets of the round before."""
@@ -283,7 +298,7 @@ class Fleet:
     @property
     def begun(self) -> bool:
         """Whether a reply to training has counted."""
-        return "training" in self.counting
+        return self.progress["training"].begun
 
 
 # --- waiting for replies -------------------------------------------------------------------

@@ -91,24 +91,26 @@ def online_nodes(grid: Grid) -> Set[int]:
 # --- waiting -----------------------------------------------------------------------------
 
 
-def wait_for_nodes(grid: Grid, at_least: int, wait_s: float = WAIT_S) -> Set[int]:
-    """Wait until enough nodes are online, or until time is up; a LocalGrid has all at once."""
-    online, waited_s, same_s, told = online_nodes(grid), 0.0, 0.0, -1
-    registers = len(online) < at_least and is_simulation_grid(whole_grid(grid))
-    is_there = is_simulated(grid) and not registers
-    while waited_s < wait_s and not is_there:
-        is_over = len(online) >= at_least
-        # a simulation registers its nodes in a row and has no others; a fleet's come one by one
-        if registers:
-            is_over = bool(online) and same_s >= (REGISTER_POLL_S if is_over else REGISTER_S)
-        if is_over:
-            break
-        if not registers and told != (told := len(online)):
+def wait_for_nodes(
+    grid: Grid, at_least: int, wait_s: float = WAIT_S, settle_s: float = inf
+) -> Set[int]:
+    """Wait until enough nodes are online, none has come for a while, or time is up."""
+    whole, online, poll_s, still_s = whole_grid(grid), online_nodes(grid), 1.0, 0.0
+    # a simulation registers its nodes in a row and has no others; a fleet's come one by one
+    if registers := is_simulation_grid(whole):
+        poll_s, still_s, settle_s = REGISTER_POLL_S, REGISTER_POLL_S, REGISTER_S
+    # a LocalGrid has all at once
+    is_over = len(online) >= at_least or hasattr(whole, "virtual_time_s")
+    waited_s = same_s = 0.0
+    while waited_s < wait_s and not is_over:
+        if not (registers or same_s):
             text = "%d nodes are online: waiting up to %.0f s for another one (see the nodes' logs)"
-            log(INFO if told else WARNING, text, told, wait_s - waited_s)
-        time.sleep(poll_s := REGISTER_POLL_S if registers else 1.0)
+            left_s = min(wait_s - waited_s, settle_s if online else inf)
+            log(INFO if online else WARNING, text, len(online), left_s)
+        time.sleep(poll_s)
         before, online = len(online), online_nodes(grid)
         waited_s, same_s = waited_s + poll_s, same_s + poll_s if len(online) == before else 0.0
+        is_over = bool(online) and same_s >= (still_s if len(online) >= at_least else settle_s)
     if not online:
         why = "start the SuperNodes, or see in their logs why the SuperLink has none of them"
         raise RuntimeError(f"no node is online after {waited_s:.0f} s: {why}.")
@@ -119,11 +121,7 @@ def settled_nodes(
     grid: Grid, wanted: int, wait_s: float = WAIT_S, settle_s: float = SETTLE_S
 ) -> Set[int]:
     """Wait until as many nodes as wanted are online, or until no further one comes."""
-    online, before = wait_for_nodes(grid, 1, wait_s), 0
-    while before < len(online) < wanted:
-        before = len(online)
-        online = wait_for_nodes(grid, before + 1, settle_s)
-    return online
+    return wait_for_nodes(grid, wanted, wait_s, settle_s)
 
 
 # --- the book of nodes -------------------------------------------------------------------
@@ -173,18 +171,15 @@ class NodeBook:
         """Return a key that sorts nodes by identity, trailing numbers by value."""
         return identity_key(self.identity(node_id))
 
-    def learn(self, grid: Grid) -> None:
-        """Read names and public keys of the nodes online."""
-        for info in [] if is_simulated(grid) else grid.get_nodes():
+    def learn(self, grid: Grid, node_ids: Iterable[int]) -> None:
+        """Read names and public keys if some of these nodes have no identity yet."""
+        if is_simulated(grid) or all(map(self.knows, node_ids)):
+            return
+        for info in grid.get_nodes():
             if info.name:
                 self._claim(info.node_id, info.name)
             elif info.public_key:
                 self._claim(info.node_id, f"key-{hashlib.sha256(info.public_key).hexdigest()[:12]}")
-
-    def learn_new(self, grid: Grid, node_ids: Iterable[int]) -> None:
-        """Read names and public keys if some of these nodes have no identity yet."""
-        if not all(map(self.knows, node_ids)):
-            self.learn(grid)
 
     def set_partition_id(self, node_id: int, partition_id: int) -> None:
         """Name a node by the partition that it reports, unless it has a better identity."""

@@ -69,15 +69,16 @@ def profile_nodes(
 def identify_nodes(strategy: Wrapper, context: Exchange, grid: Grid, t_max: float) -> None:
     """Find out the identities of unknown nodes after a resume."""
     fleet = context.fleet
-    fleet.nodes.learn(grid)
+    fleet.nodes.learn(grid, grid.get_node_ids())
+    if not (unknown := _unknown(fleet.nodes, grid)):
+        return
     # it takes no time of the fleet's clock and costs nothing: the run goes on as it would have
     virtual_s, costs = fleet.clock.virtual_s, deepcopy(fleet.costs)
-    if unknown := _unknown(fleet.nodes, grid):
-        log(INFO, "Asking %d nodes for their identity", len(unknown))
-        usual = profile_kind(strategy, context, grid, unknown, t_max)
-        # the one asked first has been named
-        kind = dict.fromkeys(_unknown(fleet.nodes, grid), usual)
-        _ask(strategy, context.beside(t_max), grid, kind)
+    log(INFO, "Asking %d nodes for their identity", len(unknown))
+    usual = profile_kind(strategy, context, grid, unknown, t_max)
+    # the one asked first has been named
+    kind = dict.fromkeys(_unknown(fleet.nodes, grid), usual)
+    _ask(strategy, context.beside(t_max), grid, kind)
     fleet.clock.virtual_s, fleet.costs = virtual_s, costs
 
 
@@ -170,20 +171,19 @@ class SamplerMetrics(Wrapper):
         """Take the records out and average them over the nodes that sent one."""
         found: dict[str, list[float]] = {}
         for reply in replies:
-            record = reply.content.config_records.get(keys.SAMPLER) or ConfigRecord()
+            record: Any = reply.content.config_records.get(keys.SAMPLER, {})
             reply.content.pop(keys.SAMPLER, None)
             for name in islice(record, MAX_METRICS):
                 if len(name) <= MAX_TEXT and isfinite(value := read_number(record, name)):
                     found.setdefault(name, []).append(value)
-        self._info = {}
-        groups = {name.partition(".")[0] for name in found if "." in name}
+        plain: dict[str, float] = {}
+        groups: dict[str, dict[str, float]] = {}
         for name, values in sorted(found.items()):
             group, _, part = name.partition(".")
-            # one node's number where others send a group
-            if not part and group in groups:
-                continue
-            table = self._info.setdefault(group, {}) if part else self._info
+            table = groups.setdefault(group, {}) if part else plain
             table[part or group] = float(np.mean(values))
+        # one node's number may be where others send a group
+        self._info = plain | groups
         return replies
 
     def round_info(self) -> dict[str, Any]:

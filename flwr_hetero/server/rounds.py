@@ -2,8 +2,9 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import islice
 from logging import DEBUG, INFO, WARNING
 from math import inf, isfinite
 from typing import Any
@@ -16,15 +17,13 @@ from flwr.serverapp.strategy import Result
 from flwr_hetero._flwr import log, quiet_strategies
 from flwr_hetero.errors import check_count, check_number, invalid
 from flwr_hetero.records import read_number
-from flwr_hetero.server.aggregate import replaced
+from flwr_hetero.server.aggregate import replaced, why_no_model
 from flwr_hetero.server.composition import check_enough_updates, name_of
 from flwr_hetero.server.context import POLL_S, Exchange, Fleet
 from flwr_hetero.server.nodes import MINIMA, GridView, is_simulated, online_nodes, whole_grid
 
 MAX_NODES = 100
 """Nodes in the table of an evaluation: those on which the model is worst."""
-MOST_NAMES = 2
-"""Nodes that failed whose names are in a round's line of the log."""
 
 Record = dict[str, Any]
 """A round's line of the history."""
@@ -64,6 +63,8 @@ class Run:
             raise invalid("initial_arrays", type(arrays).__name__, "be an ArrayRecord", hint)
         if not arrays:
             raise invalid("initial_arrays", arrays, "hold an array")
+        if reason := why_no_model(arrays):
+            raise ValueError(f"initial_arrays cannot be trained: it {reason}.")
 
     @property
     def wall_s(self) -> float:
@@ -103,16 +104,14 @@ def run_rounds(run: Run) -> Result:
 def record_start(run: Run) -> None:
     """Record round 0: the initial model, evaluated on the server."""
     record = new_record(run, run.exchange(0), [])
-    record["global"] = evaluate_centrally(run, 0)
-    finish_round(run, record)
+    finish_round(run, record | {"global": evaluate_centrally(run, 0)})
 
 
 @contextmanager
 def opened(run: Run, unit: str = "round") -> Iterator[None]:
     """Call the hooks at the start and, also after an error, at the end of a run."""
     strategy, fleet = run.strategy, run.fleet
-    names = map(name_of, strategy.chain())
-    log(INFO, "Starting %s", " > ".join(dict.fromkeys(names)))
+    log(INFO, "Starting %s", " > ".join(dict.fromkeys(map(name_of, strategy.chain()))))
     fleet.begin_round()
     run.unit = unit
     with quiet_strategies():
@@ -131,13 +130,9 @@ def opened(run: Run, unit: str = "round") -> Iterator[None]:
 @contextmanager
 def answering(run: Run) -> Iterator[Grid]:
     """Show a strategy the nodes that are not backed off, if there are others."""
-    fleet = run.fleet
-    silent = fleet.nodes.backed_off(fleet.clock.virtual_s)
+    silent = run.fleet.nodes.backed_off(run.fleet.clock.virtual_s)
     shown = sorted(online_nodes(run.grid) - silent) if silent else []
-    if not shown:
-        yield run.grid
-        return
-    with showing(run.strategy.leaf, run.grid, shown) as view:
+    with showing(run.strategy.leaf, run.grid, shown) if shown else nullcontext(run.grid) as view:
         yield view
 
 
@@ -154,8 +149,8 @@ def train(run: Run, number: int) -> Record:
     run.fleet.begin_round()
     context = run.exchange(number)
     with answering(run) as grid:
-        how = number, run.arrays, run.train_config, grid
-        messages = run.strategy.configure_train(*how, context)
+        how = number, run.arrays, run.train_config, grid, context
+        messages = run.strategy.configure_train(*how)
     return aggregate(run, context, messages, context.send(run.grid))
 
 
@@ -167,8 +162,8 @@ def aggregate(
     ``messages`` are the instructions that the record tells of.
     """
     if messages and not run.fleet.begun:
-        what = "the number of nodes asked"
-        check_enough_updates(run.strategy.leaf, len(context.messages), what)
+        count = len(context.messages)
+        check_enough_updates(run.strategy.leaf, count, "the number of nodes asked")
     arrays, metrics = run.strategy.aggregate_train(context.round, replies, context)
     if arrays is not None:
         run.arrays = arrays
@@ -199,10 +194,10 @@ def late_replies(
 
 def evaluate(run: Run, record: Record) -> None:
     """Evaluate the global model on nodes and on the server, and complete the record."""
-    strategy, number, context = run.strategy, record["round"], run.exchange(record["round"])
+    number, context = record["round"], run.exchange(record["round"])
     with answering(run) as grid:
-        strategy.configure_evaluate(number, run.arrays, run.evaluate_config, grid, context)
-    metrics = strategy.aggregate_evaluate(number, context.send(run.grid), context)
+        run.strategy.configure_evaluate(number, run.arrays, run.evaluate_config, grid, context)
+    metrics = run.strategy.aggregate_evaluate(number, context.send(run.grid), context)
     if metrics is not None:
         run.result.evaluate_metrics_clientapp[number] = metrics
     record["evaluate"] = dict(metrics or {})
@@ -211,9 +206,9 @@ def evaluate(run: Run, record: Record) -> None:
 
 def complete(run: Run, record: Record) -> None:
     """Add to a record what is known when all evaluation is over."""
-    if run.fleet.by_node:
-        record["fairness"] = run.fleet.by_node
-    record |= {"virtual_s": run.fleet.clock.virtual_s, "failures": run.fleet.failures}
+    fleet = run.fleet
+    record |= {"virtual_s": fleet.clock.virtual_s, "failures": fleet.failures}
+    record |= {"fairness": fleet.by_node} if fleet.by_node else {}
 
 
 def evaluate_centrally(run: Run, number: int) -> Record:
@@ -245,10 +240,10 @@ def new_record(run: Run, context: Exchange, messages: Sequence[Message]) -> Reco
 def _seconds_by_node(context: Exchange) -> dict[str, float]:
     """Return how long each node took for a message of an exchange on average."""
     seconds: dict[str, list[float]] = {}
-    for message in context.messages:
-        if (latency := context.latency.get(message.metadata.message_id)) is not None:
-            identity = context.identity(message.metadata.dst_node_id)
-            seconds.setdefault(identity, []).append(latency.seconds)
+    for metadata in (message.metadata for message in context.messages):
+        if latency := context.latency.get(metadata.message_id):
+            own = seconds.setdefault(context.identity(metadata.dst_node_id), [])
+            own.append(latency.seconds)
     return {identity: sum(own) / len(own) for identity, own in seconds.items()}
 
 
@@ -259,25 +254,25 @@ def metric_of(names: Sequence[str]) -> str:
 
 def by_node(context: Exchange, replies: Sequence[Message]) -> Record:
     """Sum up how good a model is on each node: mean, mean of the worst tenth, and a table."""
-    values = {
-        context.identity(reply.metadata.src_node_id): metrics
+    metrics = {
+        context.identity(reply.metadata.src_node_id): own
         for reply in replies
-        for metrics in reply.content.metric_records.values()
+        for own in reply.content.metric_records.values()
     }
-    metric = metric_of([name for metrics in values.values() for name in metrics])
-    read = {node: read_number(metrics, metric) for node, metrics in values.items()}
+    metric = metric_of([name for own in metrics.values() for name in own])
+    read = {node: read_number(own, metric) for node, own in metrics.items()}
     known = {node: value for node, value in read.items() if isfinite(value)}
     if not known:
         return {}
     is_loss = "acc" not in metric.lower()
-    worst_first = sorted(known, key=lambda node: known[node], reverse=is_loss)
-    tenth = worst_first[: -(-len(known) // 10)]
+    worst_first = dict(sorted(known.items(), key=lambda pair: pair[1], reverse=is_loss))
+    values = [*worst_first.values()]
     return {
         "metric": metric,
         "nodes": len(known),
-        "mean": float(np.mean([known[node] for node in worst_first])),
-        "worst_tenth": float(np.mean([known[node] for node in tenth])),
-        "by_node": {node: known[node] for node in worst_first[:MAX_NODES]},
+        "mean": float(np.mean(values)),
+        "worst_tenth": float(np.mean(values[: -(-len(known) // 10)])),
+        "by_node": dict(islice(worst_first.items(), MAX_NODES)),
     }
 
 
@@ -305,22 +300,21 @@ def log_line(run: Run, record: Record) -> str:
     """Write a round's line of the log: who trained for how long, how well, and who failed."""
     clock_s, width = record["virtual_s"], len(str(run.num_rounds))
     tiers = [part["tier"] for part in record.values() if isinstance(part, dict) and "tier" in part]
-    # one node may train several times
-    nodes = f"{len(set(record['selected'])):>2} nodes"
     parts = [
         f"{run.unit} {record['round']:>{width}}/{run.num_rounds}",
         *(f"tier {'-' if tier is None else tier}" for tier in tiers),
-        f"{nodes}  {clock_s - run.logged_s:7.2f} s  at {clock_s:6.1f} s",
+        # one node may train several times
+        f"{len(set(record['selected'])):>2} nodes",
+        f"{clock_s - run.logged_s:7.2f} s  at {clock_s:6.1f} s",
     ]
     # the server's figures go before those of nodes
     figures = record["train"] | record["evaluate"] | record["global"]
     numbers = {name: v for name, v in figures.items() if isinstance(v, int | float)}
     if name := metric_of([*reversed(numbers)]):
         parts.append(f"{name} {numbers[name]:.4g}")
-    failed = list(dict.fromkeys(failure["node"] for failure in record["failures"]))
-    if failed:
-        more = f" and {len(failed) - MOST_NAMES} more" if len(failed) > MOST_NAMES else ""
-        parts.append(f"failed: {', '.join(failed[:MOST_NAMES])}{more}")
+    if failed := list(dict.fromkeys(failure["node"] for failure in record["failures"])):
+        more = f" and {len(failed) - 2} more" if len(failed) > 2 else ""
+        parts.append(f"failed: {', '.join(failed[:2])}{more}")
     return "  ".join(parts)
 
 

@@ -134,21 +134,14 @@ class Selection(Wrapper):
 class RandomSelection(Selection):
     """Train nodes drawn uniformly without replacement each round; they evaluate too.
 
-    Fewer nodes train if fewer are online: none is waited for.
-
     Parameters
     ----------
     strategy : Strategy, optional
         What aggregates; FedAvg if left out.
     clients_per_round : int, optional
-        Nodes that train in a round; None: all.
+        Nodes that train in a round, fewer if fewer are online; None: all.
     seed : int
         Of the selection.
-
-    Raises
-    ------
-    ValueError
-        If a setting is out of range, or the wrapped strategy has a selection of its own.
 
     Examples
     --------

@@ -40,11 +40,6 @@ class Wrapper(Strategy):
     ValueError
         If it is no Flower strategy, is already wrapped, or holds what this one does not go with.
 
-    Notes
-    -----
-    No two wrappers decide the same thing (``decides``), some have their place outside others
-    (``outside_of``), and Flower's strategies go inside: their start has no hooks.
-
     Examples
     --------
     >>> from flwr.serverapp.strategy import FedAdam
@@ -68,14 +63,12 @@ class Wrapper(Strategy):
     client_support: tuple[ClientSupport, ...] = ()
     """What nodes must do for this wrapper to have an effect."""
 
-    leaf: Strategy
-    """The innermost strategy."""
-
     def __init__(self, strategy: Strategy | None = None) -> None:
         self.inner: Strategy = FedAvg() if strategy is None else check_strategy(strategy)
         self.outer: Wrapper | None = None
-        self.leaf = self.chain()[-1]
+        self.leaf: Strategy = self.chain()[-1]
         self._trees = format_of_trees(self.leaf)
+        self._weight_key: str | None = getattr(self.leaf, "weighted_by_key", None)
         # client support: which nodes lack it, by its key, and what is clear
         self.lacking: dict[str, dict[int, str]] = {}
         self.clear: set[str] = set()
@@ -160,13 +153,12 @@ class Wrapper(Strategy):
     def chain(self) -> tuple[Strategy, ...]:
         """Return this wrapper, the strategy in it, and so on to the innermost one."""
         chain: list[Strategy] = []
-        strategy: Strategy | None = self
-        while strategy is not None:
-            chain.append(strategy)
+        following: Any = self
+        while isinstance(following, Strategy):
+            chain.append(following)
             # Flower's own wrappers call the next one ``strategy``
-            own = vars(strategy)
+            own = vars(following)
             following = own.get("inner", own.get("strategy"))
-            strategy = following if isinstance(following, Strategy) else None
         return tuple(chain)
 
     def wrappers(self) -> tuple["Wrapper", ...]:
@@ -186,10 +178,6 @@ class Wrapper(Strategy):
     def loop(self) -> Loop:
         """The loop that runs: rounds, unless a wrapper brings its own."""
         return self.inner.loop if isinstance(self.inner, Wrapper) else run_rounds
-
-    @property
-    def _weight_key(self) -> str | None:
-        return getattr(self.leaf, "weighted_by_key", None)
 
     # --- Flower's Strategy -------------------------------------------------------------
 

@@ -111,7 +111,7 @@ class FedSlice(Wrapper):
             check_enough_updates(self.leaf, buffer_size(concurrency), "concurrency")
 
     def round_info(self) -> dict[str, Any]:
-        """Return the server updates of this round, and examples trained on of those wanted."""
+        """Return the round's server updates, and examples trained on of those wanted."""
         return self.rule.round_facts
 
 

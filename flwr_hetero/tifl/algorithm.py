@@ -1,13 +1,6 @@
-r"""TiFL (Chai et al., HPDC 2020) on NumPy arrays: policies, and Algorithm 2 as ``select``.
+"""TiFL's policies (section 4.3) and Algorithm 2 as ``select``, on NumPy arrays.
 
-    4.3      Table 1: static policies                      policy_probs, resample
-    Alg. 2   l. 1       probabilities and credits          first_state, carry_over
-             l. 3-16    the tier of a round, its nodes     select, change_probs
-             l. 15      |C| random nodes of the tier       draw_nodes
-    4.6      sampling rates q_j                            sampling_rates
-    (ours)   policies by latency, and by error             paced_credits, weigh_tiers
-
-Section 4.2, tiers by latency, is in ``tiers``. Tier 0 is the fastest.
+The listing is the package's. Section 4.2, tiers by latency, is in ``tiers``; tier 0 is the fastest.
 """
 
 from collections.abc import Callable, Sequence

@@ -141,7 +141,6 @@ class Latencies:
     ) -> Tiers | None:
         """Time all nodes in rounds of their own, and wait for them."""
         self.last, self.first = context.round, first
-        self.nodes.learn(grid)
         nodes, how = sorted(online), {"sync_rounds": sync, "warmup_rounds": warmup}
         _, rounds = profile_nodes(self.strategy, context, grid, nodes, **how, t_max=T_MAX)
         # 4.2: the ones that have timed out are incremented by T_max
@@ -156,13 +155,9 @@ class Latencies:
             log(WARNING, "%s: the tiers stay as they are", what)
             return None
         self.try_again()
-        self.set_known(online)
+        self._known, self._num_online, self._more = set(online), len(online), False
         self._seconds = {name: [seconds] for name, seconds in tiers.latency.items()}
         return tiers
-
-    def set_known(self, online: Set[int]) -> None:
-        """Take these nodes, and no others, as profiled."""
-        self._known, self._num_online, self._more = set(online), len(online), False
 
     # --- nodes that have not been timed --------------------------------------------------
 
@@ -190,7 +185,7 @@ class Latencies:
         if not self._more and len(online) == self._num_online and server_round % LOOK_EVERY:
             return []
         self._num_online, new = len(online), sorted(online - self._known)
-        self.nodes.learn_new(grid, new)
+        self.nodes.learn(grid, new)
         name, blocked = self.nodes.identity, self.blocked
         self._known.update(node for node in new if name(node) in self._seconds)
         new = [n for n in new if n not in self._known and name(n) not in blocked]

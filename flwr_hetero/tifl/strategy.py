@@ -73,15 +73,10 @@ class TiFL(Selection):
     ValueError
         If a setting is out of range, or the wrapped strategy selects nodes itself.
 
-    Notes
-    -----
-    "adaptive" and "paced" are not in the paper, which leaves credits and ChangeProbs open. A round
-    takes one credit (as printed two), and none if no reply counts. A tier's accuracy is that of its
-    nodes that evaluate, of the same 10 if the wrapped strategy asks none.
-
     References
     ----------
-    Chai et al., "TiFL: A Tier-based Federated Learning System", HPDC 2020.
+    Chai et al., "TiFL: A Tier-based Federated Learning System", HPDC 2020; "adaptive" and "paced"
+    are our own.
 
     Examples
     --------
@@ -155,9 +150,6 @@ class TiFL(Selection):
         if self.credits and sum(self.credits) < run.num_rounds:
             rule = f"add up to the rounds of the run, {run.num_rounds}, at least"
             raise invalid("credits", self.credits, rule)
-        if self.num_tiers > 1 and (size := len(online) // self.num_tiers) < self.num_selected:
-            text = "TiFL: tiers of about %d nodes are below clients_per_round=%d: give num_tiers=%d"
-            log(WARNING, text, size, self.num_selected, max(1, len(online) // self.num_selected))
         if self.timing.phase:
             self._set_tiers(self.timing.update(run.exchange(0), run.grid, online, self.tiers))
 

@@ -1,11 +1,7 @@
-r"""Tiers of similar latency (section 4.2), which node is in which, and what their rounds cost.
+"""Tiers of similar latency in seconds (section 4.2), and what their rounds cost (section 4.5).
 
-    clients with L_i >= sync_rounds T_max are dropouts     form_tiers
-    the histogram of latencies is split into m groups      quantile_tiers: of equal size
-    the average response latency of each group             Tiers.seconds: the median
-    L_all = sum_i L_tier_i P_i R                           paper_estimate (section 4.5)
-
-Latencies are in seconds. ``speeds_differ`` and nodes that have not answered yet are our own.
+The paper's histogram is split into groups of equal size, and the median of a group stands for its
+mean. ``speeds_differ`` and nodes that have not answered yet are our own.
 """
 
 from collections.abc import Mapping, Sequence

@@ -57,7 +57,6 @@ class Advice:
         return by_name[0][(sure or names)[0]].candidate
 
     def run_config(self, candidate: Candidate) -> str:
-        """Write what ``flwr run apps/fleet --run-config`` takes."""
         config = candidate.run_config
         if config.get("steps", "epochs") != "epochs":
             config = config | {"fast-steps": self.fast_steps}
@@ -65,13 +64,11 @@ class Advice:
         return " ".join(parts)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all figures, for JSON; None where the target was not reached."""
         settings = {task: [self.figures(row) for row in rows] for task, rows in self.rows.items()}
         head = {"nodes": len(self.devices), "best": self.best.name, "order": self.order()}
         return {**head, "settings": settings}
 
     def figures(self, row: Row) -> dict[str, Any]:
-        """Return a row's figures, and how the setting is made."""
         costs = {k: getattr(row, k) if row.reached else None for k in ("bytes", "device_s")}
         choice = row.candidate
         made = {

@@ -36,7 +36,6 @@ class Candidate:
 
     @property
     def sets_steps(self) -> bool:
-        """Whether the server sets the steps, so that nodes must take as many."""
         return bool(self.run_config.get("steps") != "epochs")
 
     def parts(self, fast_steps: int) -> list[Part]:

@@ -9,6 +9,7 @@ from statistics import median, pstdev
 from flwr_hetero.client.device import DeviceProfile, named_fleet
 from flwr_hetero.errors import invalid
 from flwr_hetero.report.history import HISTORY, as_dict, as_number, read_history
+from flwr_hetero_studies.race.watch import epoch_s
 
 AWAY = "error 5:"
 """How the failure of a node that was not there begins."""
@@ -29,11 +30,6 @@ def read_fleet(path: str, nodes: int, examples: int, model_mb: float) -> list[De
     # evenly by speed: the ends of a fleet decide more than its middle
     count = min(len(found), MOST_NODES)
     return [found[round(i * (len(found) - 1) / (count - 1))] for i in range(count)]
-
-
-def epoch_s(device: DeviceProfile, examples: float, model_mb: float) -> float:
-    link_s = 8 * model_mb * (1 / device.uplink_mbps + 1 / device.downlink_mbps)
-    return examples * device.seconds_per_example / device.compute_factor + link_s
 
 
 def from_history(folder: Path, examples: int) -> list[DeviceProfile]:

@@ -22,11 +22,9 @@ class SmallTask(Learning):
 
     @property
     def splits(self) -> dict[str, Labelled]:
-        """What is trained on and tested by."""
         return generated(self)
 
     def first(self) -> ArrayRecord:
-        """Draw the initial model."""
         rng = np.random.default_rng([self.seed, 1])
         shapes = ((DIM, HIDDEN), (HIDDEN,), (HIDDEN, CLASSES), (CLASSES,))
         # by He: rectified units keep the size of what goes in
@@ -35,7 +33,6 @@ class SmallTask(Learning):
         return record_of([np.ascontiguousarray(array.T) for array in drawn])
 
     def cut(self, count: int) -> int:
-        """Train on all examples."""
         return count
 
 

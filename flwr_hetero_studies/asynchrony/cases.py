@@ -1,9 +1,4 @@
-"""Rounds that wait against merges that do not, where the slow nodes hold classes alone or not.
-
-20 nodes, CPU shares 4, 2, 1, 0.5 and 0.1 (``paper-5``), small CNN. FedAvg trains 3 nodes a round;
-FedBuff has all 20 or 3 of them at work. Every run ends at its seconds of virtual time, and
-measures both the newest model and the average of the last ones.
-"""
+"""Rounds that wait against merges that do not, where the slow nodes hold classes alone or not."""
 
 from collections.abc import Iterator
 from dataclasses import replace

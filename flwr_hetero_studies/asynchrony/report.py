@@ -15,21 +15,20 @@ BASE, AVERAGED = "FedAvg", ", averaged"
 MARGIN, LAST, WINDOW = 0.01, 10, 5
 COSTS = {"bytes": "bytes", "device_s": "device-seconds"}
 HEAD = ["setting", "sooner than FedAvg", "than FedAvg, averaged", "s to the target",
-        *COSTS.values(), "there: all", "there: last two", "end: all", "end: last two"]  # fmt: skip
+        *COSTS.values(), "end: all", "end: last two"]  # fmt: skip
 DRAWN = ("FedAvg", *(name + AVERAGED for name in ("FedAvg", "all, fair", "3, fair")))
 
 
 def views(lines: Sequence[Line]) -> dict[str, list[Line]]:
     """Give each setting two rows: its newest model and the average of the last ones."""
-    found = {}
+    found: dict[str, list[Line]] = {}
     for name, own in record.by(lines, "name").items():
-        found[name] = [line | {"curve": newest(**line["curve"])} for line in own]
+        found[name] = []
+        for line in own:
+            newest = {"accuracy": line["curve"]["newest"], "slow": line["curve"]["newest_slow"]}
+            found[name].append(line | {"curve": line["curve"] | newest})
         found[name + AVERAGED] = own
     return found
-
-
-def newest(newest: Any, newest_slow: Any, **curve: Any) -> dict[str, Any]:
-    return curve | {"accuracy": newest, "slow": newest_slow}
 
 
 def smooth(line: Line, name: str) -> Vector:
@@ -38,7 +37,6 @@ def smooth(line: Line, name: str) -> Vector:
 
 
 def column(line: Line, name: str) -> Vector:
-    """Return what stands at the end of each window."""
     return np.asarray(line["curve"][name], float)[WINDOW - 1 :]
 
 
@@ -47,12 +45,11 @@ def end(line: Line, name: str = "accuracy") -> float:
 
 
 def reach(line: Line, target: float) -> dict[str, float] | None:
-    """Return what the target took and what holds there; None if it was not reached."""
+    """Return what the target took; None if it was not reached."""
     place = curves.reached(smooth(line, "accuracy"), target)
     if np.isnan(place):
         return None
-    costs = {key: float(column(line, key)[int(place)]) for key in ("virtual_s", *COSTS)}
-    return costs | {key: float(smooth(line, key)[int(place)]) for key in ("accuracy", "slow")}
+    return {key: float(column(line, key)[int(place)]) for key in ("virtual_s", *COSTS)}
 
 
 def row(name: str, lines: Sequence[Line], runs: Mapping[str, Sequence[Line]]) -> list[str]:
@@ -68,18 +65,16 @@ def row(name: str, lines: Sequence[Line], runs: Mapping[str, Sequence[Line]]) ->
     text = f"; {missed} of {len(lines)} not" if missed else ""
     # a mean over no run is no figure
     if not found:
-        return [name, f"not reached in {missed} of {len(lines)}", *[""] * 6, *ends]
+        return [name, f"not reached in {missed} of {len(lines)}", *[""] * 4, *ends]
     speed = [theirs["virtual_s"] / own["virtual_s"] for own, theirs, _ in found]
     second = [its["virtual_s"] / own["virtual_s"] for own, _, its in found if its is not None]
     shares = [tables.extent([own[key] / theirs[key] for own, theirs, _ in found]) for key in COSTS]
-    there = [f"{100 * mean(own[key] for own, *_ in found):.1f}" for key in ("accuracy", "slow")]
     seconds = tables.extent([own["virtual_s"] for own, *_ in found], "{:.1f}")
     speeds = [tables.extent(speed, "{:.1f}x") + text, tables.extent(second, "{:.1f}x")]
-    return [name, *speeds, seconds, *shares, *there, *ends]
+    return [name, *speeds, seconds, *shares, *ends]
 
 
 def drawn(lines: Sequence[Line], name: str) -> tuple[Vector, Vector]:
-    """Return smoothed accuracy in % against virtual time, mean over seeds."""
     clocks = [column(line, "virtual_s") for line in lines]
     return curves.over_time(clocks, [100 * smooth(line, name) for line in lines])
 

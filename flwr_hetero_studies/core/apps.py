@@ -11,7 +11,6 @@ APPS = Path(__file__).parents[2] / "apps"
 
 
 def app_modules(folder: str, package: str) -> tuple[ClientApp, ModuleType]:
-    """Import an app of ``apps/``: its ClientApp and its ``task`` module."""
     sys.path.insert(0, str(APPS / folder))
     app = import_module(f"{package}.client_app").app
     return app, import_module(f"{package}.task")

@@ -88,15 +88,13 @@ def run_claim(
     # a plan may ask for more once it sees results: a budget, the best rate
     while todo := missing(plan(options, lines), [*lines, *gone], patterns):
         print(f"{len(todo)} runs to do", flush=True)
-        began_s = time.perf_counter()
         for done, line in enumerate(execute_all(claim, todo, data, jobs), start=1):
             # nothing was measured
             if "not_here" in line["metrics"]:
                 gone.append(line)
             else:
                 lines.append(append(out, line))
-            left_s = (time.perf_counter() - began_s) / done * (len(todo) - done)
-            print(f"{done:>4}/{len(todo)}  {left_s:6.0f} s left  {shown(line)}", flush=True)
+            print(f"{done:>4}/{len(todo)}  {shown(line)}", flush=True)
     if lines:
         pack(out)
     print(f"nothing left to do: {len(lines)} lines in {out}")
@@ -143,7 +141,6 @@ def add(commands: Any) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a study without the command."""
     parser = argparse.ArgumentParser(prog="flwr-hetero study", description=__doc__)
     _arguments(parser)
     _run(parser.parse_args(arguments))

@@ -85,7 +85,6 @@ def last(line: Line, name: str, count: int) -> float:
 
 
 def mean(curves: Iterable[Columns], name: str) -> list[float]:
-    """Average a column over seeds, as far as all curves go."""
     return [float(np.mean(values)) for values in zip(*(c[name] for c in curves), strict=False)]
 
 

@@ -64,7 +64,6 @@ class Watch(Wrapper):
         self.bytes, self.device_s = 0, 0.0
 
     def aggregate_train(self, server_round: int, replies: Any, context: Any = None) -> Any:
-        """Show an update, of which a round of some strategies has many."""
         # the model is shown after all wrappers inside have had their say
         arrays, metrics = super().aggregate_train(server_round, replies, context)
         if self.updates:

@@ -25,7 +25,6 @@ class Claim(NamedTuple):
 
     @property
     def cells(self) -> tuple[str, str, str, str]:
-        """What a table shows, with :data:`CLAIMS` as its head."""
         return self.text, self.published, self.found, "holds" if self.holds else "does not hold"
 
 
@@ -42,7 +41,6 @@ class Curve(NamedTuple):
     y: Sequence[float]
 
     def at(self, x: float) -> float:
-        """Return y at some x, between points by a line."""
         return float(np.interp(x, self.x, self.y))
 
 
@@ -64,7 +62,6 @@ class Finding:
 
     @property
     def parts(self) -> dict[str, Any]:
-        """What the record keeps: metrics and curves."""
         claims = [claim._asdict() | {"holds": bool(claim.holds)} for claim in self.claims]
         metrics = {"verdict": self.verdict, "claims": claims, "head": [*self.head]}
         metrics |= {"rows": [[plain(cell) for cell in row] for row in self.rows], "axes": self.axes}

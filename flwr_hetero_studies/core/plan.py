@@ -42,7 +42,6 @@ class Trial:
 
     @property
     def label(self) -> str:
-        """What ``--cases`` is matched with."""
         return f"{self.case['experiment']}/{self.case['name']}"
 
 
@@ -93,7 +92,6 @@ class Options:
 
     @property
     def seed(self) -> int:
-        """The first of the seeds asked for."""
         return self.seeds_or([0])[0]
 
     def seeds_or(self, usual: Iterable[int]) -> list[int]:

@@ -9,35 +9,31 @@ from typing import Any
 from flwr_hetero.errors import invalid
 
 RESULTS = "results.jsonl"
-PACKED = ".xz"
 Case = dict[str, Any]
 """Names a run: ``experiment``, ``name``, and all settings that matter."""
 Line = dict[str, Any]
 """``case``, ``seed``, ``metrics``, ``curve`` and ``versions``."""
 
 
-def files_of(where: Path) -> tuple[Path, Path]:
-    """Return the packed file of a record and the plain one, of a folder or of either file."""
-    # a folder has no suffix; a file may be named by either form
-    plain = where.with_name(where.name.removesuffix(PACKED)) if where.suffix else where / RESULTS
-    return plain.with_name(plain.name + PACKED), plain
+def files_of(folder: Path) -> tuple[Path, Path]:
+    return folder / f"{RESULTS}.xz", folder / RESULTS
 
 
-def read(where: Path) -> list[Line]:
-    """Read a folder's results, or those of a file; none if there are none."""
-    packed, plain = files_of(where)
+def read(folder: Path) -> list[Line]:
+    """Read a study's results; none if there are none."""
+    packed, plain = files_of(folder)
     try:
         # what was appended since the last packing comes after what is packed
         text = lzma.decompress(packed.read_bytes()).decode() if packed.exists() else ""
         text += plain.read_text(encoding="utf-8") if plain.exists() else ""
         return [json.loads(line) for line in text.splitlines()]
     except (OSError, ValueError, lzma.LZMAError) as error:
-        raise invalid("results", str(where), f"hold the lines of runs ({error})") from error
+        raise invalid("results", str(folder), f"hold the lines of runs ({error})") from error
 
 
-def append(where: Path, line: Line) -> Line:
+def append(folder: Path, line: Line) -> Line:
     """Add a line to the plain file, and return it as it will be read."""
-    _, plain = files_of(where)
+    _, plain = files_of(folder)
     plain.parent.mkdir(parents=True, exist_ok=True)
     # as it will be read: what is a tuple in a case comes back as a list
     text = json.dumps(line)
@@ -47,11 +43,11 @@ def append(where: Path, line: Line) -> Line:
     return read_again
 
 
-def pack(where: Path, lines: Iterable[Line] | None = None) -> None:
+def pack(folder: Path, lines: Iterable[Line] | None = None) -> None:
     """Pack a record, or what is to take its place, into one file."""
-    packed, plain = files_of(where)
+    packed, plain = files_of(folder)
     # packing the same lines gives the same bytes, so that a record has no idle changes
-    every = read(where) if lines is None else lines
+    every = read(folder) if lines is None else lines
     text = "".join(json.dumps(line) + "\n" for line in every)
     packed.write_bytes(lzma.compress(text.encode(), preset=6 | lzma.PRESET_EXTREME))
     # only now: a run that is ended before has its lines twice, not never
@@ -59,7 +55,6 @@ def pack(where: Path, lines: Iterable[Line] | None = None) -> None:
 
 
 def key_of(line: Mapping[str, Any]) -> str:
-    """Return what tells runs apart."""
     return json.dumps([line["case"], line["seed"]], sort_keys=True)
 
 

@@ -1,7 +1,7 @@
 """Through how many files of flwr_hetero the server's part of a round runs.
 
 ``python -m flwr_hetero_studies.cost.journeys``. Counted are files whose functions are called during
-one round, or one server update, on a LocalGrid without a run directory; grid and nodes are not.
+one round, or one server update, on a LocalGrid; grid and nodes are not.
 """
 
 import sys
@@ -32,15 +32,12 @@ class Journey(NamedTuple):
     limit: int
 
 
-def nest() -> Wrapper:
-    return TiFL(BiasedLocalSGD(CDGraB(fedavg()), fast_steps=8), CLIENTS)
-
-
 JOURNEYS = (
-    Journey("a round of TiFL(BiasedLocalSGD(CDGraB(FedAvg)))", nest, False, 18),
+    Journey("a round of TiFL(BiasedLocalSGD(CDGraB(FedAvg)))",
+            lambda: TiFL(BiasedLocalSGD(CDGraB(fedavg()), fast_steps=8), CLIENTS), False, 18),
     Journey("a server update of FedSlice", lambda: FedSlice(fedavg()), True, 15),
     Journey("a round of TiFL", lambda: TiFL(fedavg(), CLIENTS), False, 12),
-)
+)  # fmt: skip
 
 
 def visited(journey: Journey) -> set[str]:
@@ -77,8 +74,7 @@ def main() -> None:
     found = [(journey, visited(journey)) for journey in JOURNEYS]
     rows = [[journey.name, len(files), journey.limit] for journey, files in found]
     print(table(["journey", "files", "at most"], rows))
-    for journey, files in found:
-        print(f"{journey.name}: {', '.join(sorted(files))}\n")
+    print(*(f"{journey.name}: {', '.join(sorted(files))}\n" for journey, files in found), sep="\n")
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def training(fleet: RealFleet, dataset: str, name: str, out: Path) -> dict[str, 
         for pid in run.client_app("node-0"):
             for name, value in memory_mb(pid).items():
                 highest[name] = max(value, highest.get(name, 0.0))
-        # a ClientApp lives for seconds: its peak is easily missed
+        # a ClientApp lives for seconds
         time.sleep(0.02)
     if run.round() != 1:
         raise RuntimeError(run.tail())

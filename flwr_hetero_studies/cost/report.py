@@ -25,7 +25,7 @@ def scale_table(groups: dict[str, list[Line]]) -> tuple[str, float]:
         sizes = [f"{line['case']['nodes']:,} nodes" for line in lines]
         metrics = [line["metrics"] for line in lines]
         ms = [[1e3 * m[f"round_s{end}"] for end in ("", "_least", "_most")] for m in metrics]
-        times = [f"{median:.1f} ({least:.1f} to {most:.1f})" for median, least, most in ms]
+        times = ["{:.1f} ({:.1f} to {:.1f})".format(*each) for each in ms]
         exponents.append(growth(lines, "round_s"))
         rows.append([name, "ms a round (least to most)", *times, f"{exponents[-1]:.2f}"])
         memory = [f"{m['grid_mb'] + m['run_mb']:.1f}" for m in metrics]
@@ -42,11 +42,9 @@ def scale_table(groups: dict[str, list[Line]]) -> tuple[str, float]:
 def drift(groups: dict[str, list[Line]]) -> str:
     """Say whether late rounds cost more than early ones in the largest fleet."""
     largest = {name: lines[-1]["metrics"] for name, lines in groups.items()}
-    parts = [
-        f"{name}: {m['second_half_s'] / m['first_half_s']:.2f} times the CPU time and "
-        f"{1e3 * m['mb_per_round']:.0f} kB more a round"
-        for name, m in largest.items()
-    ]
+    parts = [f"{name}: {m['second_half_s'] / m['first_half_s']:.2f} times the CPU time and "
+             f"{1e3 * m['mb_per_round']:.0f} kB more a round"
+             for name, m in largest.items()]  # fmt: skip
     return f"Second half of the rounds against the first, largest fleet: {'; '.join(parts)}.\n\n"
 
 

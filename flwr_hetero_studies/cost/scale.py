@@ -111,8 +111,7 @@ class EchoFleet:
 
 def resident_mb() -> float:
     """Return the memory of this process now."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def run(case: Case, data: Data) -> dict[str, Any]:
@@ -134,12 +133,9 @@ def run(case: Case, data: Data) -> dict[str, Any]:
     # one process plays server and nodes
     own_s = np.diff(cpu_s) - np.diff(node_s)
     # late rounds must not cost more than early ones
-    half = len(own_s) // 2
-    halves = {"first_half_s": own_s[:half], "second_half_s": own_s[half:]}
-    times = {"round_s": own_s, "round_s_least": own_s.min(), "round_s_most": own_s.max(), **halves}
-    return {name: float(np.median(seconds)) for name, seconds in times.items()} | {
-        "start_s": float(cpu_s[0] - start_s),
-        "grid_mb": grid_mb - before_mb,
-        "run_mb": float(mb[-1] - grid_mb),
-        "mb_per_round": float((mb[-1] - mb[1]) / max(1, case["rounds"] - 1)),
-    }
+    half, more_mb = len(own_s) // 2, (mb[-1] - mb[1]) / max(1, case["rounds"] - 1)
+    found = {"round_s": np.median(own_s), "round_s_least": own_s.min(), "round_s_most": own_s.max(),
+             "first_half_s": np.median(own_s[:half]), "second_half_s": np.median(own_s[half:]),
+             "start_s": cpu_s[0] - start_s, "grid_mb": grid_mb - before_mb,
+             "run_mb": mb[-1] - grid_mb, "mb_per_round": more_mb}  # fmt: skip
+    return {name: float(value) for name, value in found.items()}

@@ -17,10 +17,8 @@ from flwr_hetero_studies.faults.outages import OWN_FLEET
 from flwr_hetero_studies.faults.scenarios import ON_A_FLEET, Found, own_fleet
 from flwr_hetero_studies.faults.storage import ON_A_DISK
 
-SETTINGS = {"work": 1.0, "lies": 25, "checks": "on", "updates": 4}
-"""CPU seconds a message of a real fleet; rounds among liars, and whether this is the code with the
-checks of claims, or ("off") commit 05fb446, or ("before") the last one without; updates of a node
-on a real fleet."""
+SETTINGS = {"work": 1.0, "lies": 25, "updates": 4}
+"""CPU seconds of a message and updates of a node on a real fleet; rounds among liars."""
 FAST = {"lies": 3}
 FAST_CASES = ["influence/FedAvg: *"]
 
@@ -38,7 +36,7 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
                 # of 20 nodes
                 for liars in (1, 6) if lie == "no time" else (1,):
                     case = {"experiment": "influence", "name": f"{wrapper}: {lie}", "liars": liars}
-                    yield Trial(case | {"rounds": sizes["lies"], "checks": sizes["checks"]}, seed)
+                    yield Trial(case | {"rounds": sizes["lies"]}, seed)
     case = {"experiment": "engines", "name": "six CPU shares", "work": sizes["work"]}
     yield Trial(case | {"rounds": sizes["updates"]}, alone=True)
 

@@ -28,10 +28,8 @@ GOAL = statistics.mean(range(len(SHARES)))
 
 def config_of(engine: str, rounds: int) -> Found:
     """Return the app's settings for so many updates of every node on average."""
-    nodes = len(SHARES)
-    sizes = {"clients_per_round": nodes, "num_server_rounds": rounds}
-    if engine == "buffered":
-        sizes = {"clients_per_round": IN_MERGE, "num_server_rounds": rounds * nodes // IN_MERGE}
+    together = IN_MERGE if engine == "buffered" else len(SHARES)
+    sizes = {"clients_per_round": together, "num_server_rounds": rounds * len(SHARES) // together}
     return {"engine": engine, "num_tiers": 1, "seed": 1, **sizes}
 
 
@@ -46,8 +44,8 @@ def run(folder: Path, work: float, rounds: int) -> Found:
         for engine in ("rounds", "buffered"):
             predicted, w = emulated(engine, work, rounds, constant_s)
             history, found_w = real(fleet, folder / engine, engine, work, rounds)
-            row = {"engine": engine, "predicted_s": round(predicted, 1)}
-            row["real_s"] = round(history[-1]["wall_s"] - history[0]["wall_s"], 1)
+            real_s = history[-1]["wall_s"] - history[0]["wall_s"]
+            row = {"engine": engine, "predicted_s": round(predicted, 1), "real_s": round(real_s, 1)}
             row["predicted_error"] = round(abs(w - GOAL), 3)
             row["real_error"] = round(abs(found_w - GOAL), 3)
             rows.append(row | {"failures": sum(len(each["failures"]) for each in history)})

@@ -18,10 +18,7 @@ History = list[dict[str, Any]]
 
 
 class FleetRun:
-    """Start an app on a fleet, wait for moments in its run, and read what came out.
-
-    ``folder`` becomes the run directory; ``config`` holds keys of the app's run-config.
-    """
+    """Start an app on a fleet, wait for moments in its run, and read what came out."""
 
     def __init__(self, fleet: RealFleet, folder: Path, app: Path = TOY_APP, /, **config: object):
         self.fleet, self.folder, self.app = fleet, folder, app

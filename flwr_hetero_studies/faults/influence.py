@@ -20,7 +20,7 @@ from sklearn.datasets import load_digits
 from flwr_hetero import keys
 from flwr_hetero import strategy as ours
 from flwr_hetero.fleet import Fault, LocalGrid, named_fleet
-from flwr_hetero.fleet.local_node import Answer
+from flwr_hetero.fleet.local_grid import Answer
 from flwr_hetero_studies import rivals
 from flwr_hetero_studies.core.emulate import drive
 
@@ -31,10 +31,6 @@ Lie = Callable[[RecordDict], None]
 
 def leaf(strategy: type[FedAvg] = FedAvg) -> Strategy:
     return strategy(fraction_evaluate=0.0)
-
-
-def slices() -> ours.Wrapper:
-    return ours.LocalSteps(leaf(), 16, budget="slice")
 
 
 WRAPPERS: dict[str, Callable[[int], ours.Wrapper]] = {
@@ -52,7 +48,9 @@ WRAPPERS: dict[str, Callable[[int], ours.Wrapper]] = {
     "CDGraB": lambda seed: ours.CDGraB(leaf(), sketch_size=4),
     "OverSelect": lambda seed: ours.OverSelect(ours.RandomSelection(leaf(), 10, seed=seed), take=7),
     "FedBuff": lambda seed: ours.FedBuff(leaf(), seed=seed),
-    "FedBuff, slices": lambda seed: ours.FedBuff(slices(), seed=seed),
+    "FedBuff, slices": lambda seed: ours.FedBuff(
+        ours.LocalSteps(leaf(), 16, budget="slice"), seed=seed
+    ),
     "FedAsync": lambda seed: rivals.FedAsync(leaf(), seed=seed),
     "FedAT": lambda seed: rivals.FedAT(leaf(), 4, seed=seed),
     "FedCompass": lambda seed: rivals.FedCompass(leaf(), 4, 16, seed=seed),
@@ -74,9 +72,8 @@ def claimed(record: str, **claims: float) -> Lie:
 def filled(value: float, dtype: type) -> Lie:
     def lie(content: RecordDict) -> None:
         arrays = content.array_records["arrays"]
-        content["arrays"] = ArrayRecord(
-            {name: Array(np.full(a.shape, value, dtype)) for name, a in arrays.items()}
-        )
+        new = {name: Array(np.full(a.shape, value, dtype)) for name, a in arrays.items()}
+        content["arrays"] = ArrayRecord(new)
 
     return lie
 
@@ -174,7 +171,7 @@ def run(wrapper: str, lie: str, liars: int, rounds: int, seed: int) -> dict[str,
     grid.liars, grid.lie = frozenset(chosen), LIES[lie]
     names = {name for i in chosen for name in (f"node-{i}", f"id-{1000 + i}")}
     arrays = {"w": Array(np.zeros((64, 10), np.float32)), "b": Array(np.zeros(10, np.float32))}
-    models, lines, ended = [ArrayRecord(arrays)], [], 1
+    models, lines, ended = [ArrayRecord(arrays)], list[dict[str, Any]](), 1
     how = {"timeout": TIMEOUT_S, "evaluate_fn": lambda number, arrays: models.append(arrays)}
     logging.disable()
     try:
@@ -187,16 +184,11 @@ def run(wrapper: str, lie: str, liars: int, rounds: int, seed: int) -> dict[str,
         logging.disable(logging.NOTSET)
     weights = [line["weights"] for line in lines[1:]]
     shares = [sum(share for node, share in own.items() if node in names) for own in weights]
-    steps = [
-        count
-        for line in lines[len(lines) // 2 :]
-        for own in line.values()
-        if isinstance(own, dict) and isinstance(own.get("num_steps"), dict)
-        for node, count in own["num_steps"].items()
-        if node not in names
-    ]
+    parts = [own for line in lines[len(lines) // 2 :] for own in line.values()]
+    told = [own.get("num_steps") for own in parts if isinstance(own, dict)]
+    told = [own.items() for own in told if isinstance(own, dict)]
+    steps = [count for own in told for node, count in own if node not in names]
     with np.errstate(all="ignore"):
         found = {"ended": ended, "accuracy": accuracy(models[-1])}
-    found["share"] = mean(shares) if shares else 0.0
-    found["steps"] = mean(steps) if steps else None
+    found |= {"share": mean(shares or [0.0]), "steps": mean(steps) if steps else None}
     return {"metrics": found | {"virtual_s": lines[-1]["virtual_s"] if lines else 0.0}}

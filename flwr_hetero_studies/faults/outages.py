@@ -33,9 +33,8 @@ def killed_pushing(folder: Path) -> Found:
         time.sleep(4)
         fleet.end_process(node.pid)
         note = scenarios.come_back(run, "node-3", after_round=2)
-        return scenarios.told(
-            run, 6, fault("SuperNode killed while it sends 8 MB", 2, "node-3", note=note)
-        )
+        pushing = fault("SuperNode killed while it sends 8 MB", 2, "node-3", note=note)
+        return scenarios.told(run, 6, pushing)
 
 
 def clock_jumps(what: str, days: int, nodes: tuple[str, ...], folder: Path) -> Found:
@@ -64,16 +63,12 @@ def clock_jumps(what: str, days: int, nodes: tuple[str, ...], folder: Path) -> F
         if (last := run.round()) < 6:
             note += f"; the run ended after round {last}: `resume=true`"
             run.start(resume=True)
-        return scenarios.told(
-            run, 6, fault(f"{what} in the middle of a round", 2, *nodes, note=note)
-        )
+        jumped = fault(f"{what} in the middle of a round", 2, *nodes, note=note)
+        return scenarios.told(run, 6, jumped)
 
 
 def certificate_expires(folder: Path) -> Found:
-    """Restart the SuperLink with a certificate that has expired, and then with the next one.
-
-    The SuperNodes end meanwhile, and are started again, as by their units.
-    """
+    """Restart the SuperLink with a certificate that has expired, and then with the next one."""
     with own_fleet(folder) as fleet:
         run = FleetRun(fleet, folder / "run", clients_per_round=4, num_server_rounds=6)
         run.start().wait_round(2)

@@ -10,10 +10,10 @@ from flwr_hetero_studies.core.record import Line
 
 FAULT = ["fault", "injected", "run survived", "replies lost", "rounds lost", "seconds lost",
          "lost later", "what the history says"]  # fmt: skip
-GAIN = ["lie", "strategy", "seeds", "share, off", "steps, off", "accuracy, off", "share, on",
-        "steps, on", "accuracy, on"]  # fmt: skip
-ENGINES = ["engine", "predicted", "real", "difference", "predicted error", "real error",
-           "failures"]  # fmt: skip
+GAIN = ["lie", "strategy", "seeds", "share", "steps", "accuracy", "honest"]
+ENGINES = {"engine": "{engine}", "predicted": "{predicted_s:.0f} s", "real": "{real_s:.0f} s",
+           "difference": "{more:+.0%}", "predicted error": "{predicted_error:.2f}",
+           "real error": "{real_error:.2f}", "failures": "{failures}"}  # fmt: skip
 
 
 def process(lines: Sequence[Line]) -> dict[str, Any]:
@@ -29,44 +29,29 @@ def process(lines: Sequence[Line]) -> dict[str, Any]:
         cells = [fault["fault"], fault.get("injected", ""), survived]
         lost = ("replies_lost", "rounds_lost", "seconds_lost", "lost_later")
         rows.append([*cells, *(fault.get(key, "") for key in lost), says.replace("|", "/")])
-    return {
-        "process": tables.table(FAULT, rows),
-        "low": min(loads),
-        "high": max(loads),
-        "cores": lines[0]["metrics"]["cores"],
-        "usual": f"{usual[0]:g} to {usual[-1]:g} s" if usual else "none",
-    }
+    parts = {"process": tables.table(FAULT, rows), "cores": lines[0]["metrics"]["cores"]}
+    parts["usual"] = f"{usual[0]:g} to {usual[-1]:g} s" if usual else "none"
+    return parts | {"low": min(loads), "high": max(loads)}
 
 
 def influence(lines: Sequence[Line]) -> dict[str, Any]:
-    """Tabulate what lies gain without and with the checks, and what these cost honest runs."""
-    shares, honest = [], []
+    """Tabulate what lies gain, beside honest runs."""
+    rows = []
     for (name, liars), own in record.by(lines, "name", "liars").items():
         wrapper, _, lie = name.partition(": ")
-        off, on = record.of(own, checks="off"), record.of(own, checks="on")
-        if lie == "honest" and off:
-            off = record.of(own, checks="before") or off
-            pairs = record.pairs(on, off)
-            lost = [100 * (b["metrics"]["accuracy"] - a["metrics"]["accuracy"]) for a, b in pairs]
-            accuracy = [tables.percent(mean(record.metric(x, "accuracy"))) for x in (off, on)]
-            if lost:
-                honest.append([wrapper, len(lost), *accuracy, tables.extent(lost, "{:+.1f}")])
-            continue
-        cells = [cell for version in (off, on) for cell in cells_of(version, lie)]
-        seeds = len(record.seeds(on)) if on else len(record.seeds(off))
-        shares.append([lie if liars == 1 else f"{lie}, six nodes", wrapper, seeds, *cells])
-    order = {row[0]: i for i, row in reversed(list(enumerate(shares)))}
-    shares.sort(key=lambda row: order[row[0]])
-    return {
-        "influence": tables.table(GAIN, shares),
-        "honest": tables.table(["strategy", "seeds", "off", "on", "points lost"], honest),
-    }
+        if lie != "honest":
+            # with the same seeds
+            both = record.pairs(own, record.of(lines, name=f"{wrapper}: honest"))
+            honest = tables.percent(mean(base["metrics"]["accuracy"] for _, base in both))
+            of = lie if liars == 1 else f"{lie}, six nodes"
+            rows.append([of, wrapper, len(own), *cells_of(own, lie), honest])
+    order = list(dict.fromkeys(row[0] for row in rows))
+    rows.sort(key=lambda row: order.index(row[0]))
+    return {"influence": tables.table(GAIN, rows)}
 
 
 def cells_of(lines: Sequence[Line], lie: str) -> list[str]:
     """Write the liars' share or, of silent nodes, the time; the others' steps; the accuracy."""
-    if not lines:
-        return [""] * 3
     means = {n: mean(record.metric(lines, n)) for n in ("virtual_s", "share", "accuracy", "ended")}
     share = f"{means['virtual_s']:.0f} s" if lie == "never answers" else f"{means['share']:.3f}"
     accuracy = tables.percent(means["accuracy"]) if means["ended"] == 1 else "**run lost**"
@@ -76,18 +61,12 @@ def cells_of(lines: Sequence[Line], lie: str) -> list[str]:
 
 def engines(lines: Sequence[Line]) -> dict[str, Any]:
     """Tabulate both engines on a real fleet and on the emulated one."""
-    rows, m = [], lines[0]["metrics"]
-    for row in m["rows"]:
-        share = f"{row['real_s'] / row['predicted_s'] - 1:+.0%}"
-        seconds = [f"{row['predicted_s']:.0f} s", f"{row['real_s']:.0f} s", share]
-        errors = [f"{row['predicted_error']:.2f}", f"{row['real_error']:.2f}"]
-        rows.append([row["engine"], *seconds, *errors, row["failures"]])
+    m = lines[0]["metrics"]
+    rows = [[form.format(**row, more=row["real_s"] / row["predicted_s"] - 1)
+             for form in ENGINES.values()] for row in m["rows"]]  # fmt: skip
     constants = ", ".join(f"{seconds:.1f}" for seconds in m["constant_s"].values())
-    return {
-        "engines": tables.table(ENGINES, rows),
-        "engines_constants": constants,
-        "engines_load": m["load"],
-    }
+    parts = {"engines_constants": constants, "engines_load": m["load"]}
+    return parts | {"engines": tables.table(list(ENGINES), rows)}
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:

@@ -18,12 +18,8 @@ from flwr_hetero_studies.faults.fleet_run import FleetRun, durations, losses
 Found = dict[str, Any]
 
 EQUAL = (DeviceProfile(),) * 4
-BAD_REPLIES = (
-    "0:1:nan 1:1:raises 2:1:memory "
-    "1:2:shape 2:2:missing 3:2:extra "
-    "0:3:pickle 3:3:weight 1:3:metric "
-    "2:4:latency"
-)
+BAD_REPLIES = ("0:1:nan 1:1:raises 2:1:memory 1:2:shape 2:2:missing 3:2:extra "
+               "0:3:pickle 3:3:weight 1:3:metric 2:4:latency")  # fmt: skip
 """Partition, round, fault; node-1 fails three times in a row, two good replies a round at least,
 but in round 3 of two good ones, of which one has a metric that the other has not."""
 KINDS = {
@@ -57,11 +53,7 @@ def own_fleet(
 
 
 def told(run: FleetRun, rounds: int, *rows: Found, **more: Any) -> Found:
-    """Return what came of a run, and what each fault in it cost.
-
-    A row has the fault, its round, the nodes that it struck, and what replaces what is counted
-    here. Faults of one round share its seconds.
-    """
+    """Return what came of a run, and what each fault in it cost; a row may replace what counts."""
     history = run.finish()
     lost, times = losses(history, rounds), durations(history)
     failed = [(r["round"], f["node"], f["reason"]) for r in history for f in r["failures"]]
@@ -72,16 +64,11 @@ def told(run: FleetRun, rounds: int, *rows: Found, **more: Any) -> Found:
         number, nodes = row["round"], row["nodes"]
         reasons = [why for when, node, why in failed if when == number and node in nodes]
         after = {(when, node) for when, node, _ in failed if when > number + 1 and node in nodes}
-        counted = {
-            "injected": len(nodes),
-            "survived": lost["survived"],
-            "replies_lost": len(reasons),
-            "rounds_lost": int(not history[number]["train"]),
-            "seconds_lost": round(max(0.0, times[number] - lost["usual_round_s"]), 1),
-            "usual_round_s": lost["usual_round_s"],
-            "lost_later": len(after - struck),
-            "reason": reasons[0][:80] if reasons else "",
-        }
+        counted = {"injected": len(nodes), "survived": lost["survived"],
+                   "replies_lost": len(reasons), "rounds_lost": int(not history[number]["train"]),
+                   "seconds_lost": round(max(0.0, times[number] - lost["usual_round_s"]), 1),
+                   "usual_round_s": lost["usual_round_s"], "lost_later": len(after - struck),
+                   "reason": reasons[0][:80] if reasons else ""}  # fmt: skip
         faults.append(counted | {key: value for key, value in row.items() if key != "nodes"})
     return {"history": history, "faults": faults, **lost, **more}
 
@@ -101,10 +88,8 @@ def bad_replies(fleet: RealFleet, folder: Path) -> Found:
 
 
 def frozen_and_stopped(fleet: RealFleet, folder: Path) -> Found:
-    """Freeze node-1 past the time-out and thaw it; stop node-2 politely and start it again.
-
-    The rounds are enough for node-1 to be asked again: a silent node is backed off.
-    """
+    """Freeze node-1 past the time-out and thaw it; stop node-2 politely and start it again."""
+    # rounds enough for node-1 to be asked again: a silent node is backed off
     run = FleetRun(fleet, folder, clients_per_round=4, num_server_rounds=14, timeout=30.0, work=0.5)
     run.start().wait_round(1)
     # in the middle of its training, not between two rounds
@@ -185,8 +170,5 @@ def superlink_restarted(fleet: RealFleet, folder: Path) -> Found:
     return resumed(run, "SuperLink killed and started again with its database", reached, start_s)
 
 
-ON_A_FLEET = {
-    scenario.__name__: scenario
-    for scenario in (bad_replies, frozen_and_stopped, killed_and_joined, server_app_killed,
-                     superlink_restarted)
-}  # fmt: skip
+EVERY = bad_replies, frozen_and_stopped, killed_and_joined, server_app_killed, superlink_restarted
+ON_A_FLEET = {scenario.__name__: scenario for scenario in EVERY}

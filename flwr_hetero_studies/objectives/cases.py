@@ -3,8 +3,7 @@
 20 nodes, CPU shares 4, 2, 1, 0.5 and 0.1 (``paper-5``), 3 a round, one learning rate for all.
 """
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 from flwr.clientapp import ClientApp
@@ -31,40 +30,33 @@ app.train()(train_node)
 app.evaluate()(evaluate_node)
 
 
-def tifl(policy: str, steps: int, seed: int) -> Strategy:
-    """TiFL with five tiers."""
-    return TiFL(FedAvg(fraction_evaluate=0.0), PER_ROUND, 5, policy=policy, seed=seed)
-
-
-def biased(how: dict[str, Any], steps: int, seed: int) -> Strategy:
-    """Random nodes with steps by their speed; all sample uniformly."""
-    inner = FedAvg(fraction_evaluate=0.0)
-    # uniform sampling, for only the weights are to differ
-    budget = BiasedLocalSGD(inner, steps, high_loss_fraction=None, seed=seed, **how)
-    return RandomSelection(budget, PER_ROUND, seed=seed)
-
-
-def fedavg(steps: int, seed: int) -> Strategy:
-    """Random nodes, one local epoch."""
-    return RandomSelection(FedAvg(fraction_evaluate=0.0), PER_ROUND, seed=seed)
-
-
-WEIGHTINGS = ("normalised", "sqrt", "examples", "steps")
-BUILD: dict[str, Callable[[int, int], Any]] = {
-    "FedAvg": fedavg,
-    **{f"TiFL, {policy}": partial(tifl, policy) for policy in ("adaptive", "paced")},
-    "biased, normalised": partial(biased, {"step_correction": 1.0}),
-    "biased, sqrt": partial(biased, {"step_correction": 0.5}),
-    "biased, examples": partial(biased, {"step_correction": 0.0}),
-    "biased, steps": partial(biased, {"weigh_by_steps": True}),
+WEIGHTINGS: dict[str, dict[str, Any]] = {
+    "normalised": {"step_correction": 1.0},
+    "sqrt": {"step_correction": 0.5},
+    "examples": {"step_correction": 0.0},
+    "steps": {"weigh_by_steps": True},
 }
+NAMES = ("FedAvg", "TiFL, adaptive", "TiFL, paced", *(f"biased, {how}" for how in WEIGHTINGS))
+
+
+def strategy_of(name: str, steps: int, seed: int) -> Strategy:
+    """Draw nodes by TiFL's five tiers or at random; ``biased`` ones take steps by their speed."""
+    inner, (method, _, how) = FedAvg(fraction_evaluate=0.0), name.partition(", ")
+    if method == "TiFL":
+        return TiFL(inner, PER_ROUND, 5, policy=how, seed=seed)
+    if method == "FedAvg":
+        return RandomSelection(inner, PER_ROUND, seed=seed)
+    # uniform sampling, for only the weights are to differ
+    more = WEIGHTINGS[how]
+    budget = BiasedLocalSGD(inner, steps, high_loss_fraction=None, seed=seed, **more)
+    return RandomSelection(budget, PER_ROUND, seed=seed)
 
 
 def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
     """Yield every setting on both partitions, seed by seed."""
     for seed in options.seeds_or(range(5)):
         for partition in PARTITIONS:
-            for name in BUILD:
+            for name in NAMES:
                 case = {"experiment": f"{options.data}, {partition}", "name": name}
                 yield Trial(case | dict(options.settings), seed, {"partition": partition})
 
@@ -75,7 +67,8 @@ def run(case: Case, seed: int, data: Data, partition: str) -> dict[str, Any]:
     rate = RATES.get(data.name, 0.1)
     run_config = config_of(data.first(rows, rows // 3), partition, rate, seed, case["rounds"])
     settings = Settings.from_run_config(run_config)
-    strategy, fleet = BUILD[case["name"]](case["fast-steps"], seed), named_fleet("paper-5", NODES)
+    strategy = strategy_of(case["name"], case["fast-steps"], seed)
+    fleet = named_fleet("paper-5", NODES)
     measure = with_last_classes(settings, SLOW_CLASSES)
 
     def slow(moment: Moment) -> dict[str, Any]:

@@ -60,12 +60,10 @@ def section(name: str, lines: list[Line]) -> str:
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     """Return the parts of the page; draw the figure of the first two tasks."""
     groups = record.by(lines, "experiment")
-    panels = {
-        f"{name}: the last two classes": {
-            each: curve(own, "slow") for each, own in record.by(own_lines, "name").items()
-        }
-        for name, own_lines in list(groups.items())[:2]
-    }
+    panels = {}
+    for name, own in list(groups.items())[:2]:
+        runs = record.by(own, "name").items()
+        panels[f"{name}: the last two classes"] = {each: curve(of, "slow") for each, of in runs}
     labels = ("virtual time in seconds", "test accuracy in %")
     plots.draw(panels, folder / "curves.png", *labels, xscale="log")
     sections = "".join(section(name, own) for name, own in groups.items())

@@ -1,8 +1,4 @@
-"""An honest race: every method tuned alike, at equal concurrency, with all that it costs.
-
-What is run, in which order and with which seeds, and what counts as sooner, is said on the page
-(``page.md``), which was written before the runs.
-"""
+"""Every method tuned alike, at equal concurrency, as ``page.md`` says, written before the runs."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -45,7 +41,6 @@ PARTS_AT, PARTS_SEEDS = 5, 5
 
 
 def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
-    """Yield the yardsticks, then what is tuned, then the race, as far as is known what to run."""
     tuning = Tuning(options, lines)
     cells = {n: c for n, c in CELLS.items() if options.data in (c.data, DIGITS)}
     for name, cell in cells.items():
@@ -99,7 +94,6 @@ def parts(tuning: Tuning) -> Iterator[Trial]:
 
 
 def run(case: Case, seed: int, data: Data, split: str, **given: Any) -> dict[str, Any]:
-    """Train once; a yardstick returns its limits, a trial its scores, others their curve."""
     cell, is_yardstick = CELLS[case["cell"]], case["name"] == YARDSTICK
     rate, *settings = [case["rate"], None, None] if is_yardstick else case["trial"]
     method = METHODS[BASE if is_yardstick else str(case.get("method", case["name"]))]
@@ -129,8 +123,8 @@ def run(case: Case, seed: int, data: Data, split: str, **given: Any) -> dict[str
         return {"metrics": metrics | {"scores": scores, "ends": found_ends}}
     kept = {key: curve[key] for key in ("virtual_s", "examples", "bytes", "device_s")}
     window = case["window"]
-    kept |= {"newest": curve["all/1"], "all": curve[f"all/{window}"]}
-    return {"metrics": metrics, "curve": kept | {"slow": curve[f"slow/{window}"]}}
+    kept |= {"all": curve[f"all/{window}"], "slow": curve[f"slow/{window}"]}
+    return {"metrics": metrics, "curve": kept}
 
 
 def limits_of(case: Case, cell: RaceCell, split: str, given: dict[str, Any]) -> Limits:

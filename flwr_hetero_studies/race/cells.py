@@ -17,12 +17,10 @@ Fleet = Callable[[int], list[DeviceProfile]]
 
 
 def paper_5(nodes: int = 20, **changes: Any) -> Fleet:
-    """Five kinds of devices, of which something is changed."""
     return lambda seed: [replace(each, **changes) for each in named_fleet("paper-5", nodes)]
 
 
 def mild(seed: int) -> list[DeviceProfile]:
-    """Five kinds, the quickest twice as quick as the slowest."""
     # the fastest kind first, as in the named fleets
     speeds = np.repeat(np.geomspace(1.4, 0.7, 5), 4)
     return [DeviceProfile(float(speed)) for speed in speeds]

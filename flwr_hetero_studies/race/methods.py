@@ -71,7 +71,6 @@ class Free(RandomSelection):
     share: float
 
     def select(self, context: Any, grid: Any, online: Any) -> list[int]:
-        """Draw them, and set how many are waited for."""
         count = max(1, (self.clients_per_round or 1) - self.over.round_info()["in_flight"])
         self.over.take = max(1, round(self.share * count))
         return self.rng.sample(sorted(online), min(count, len(online)))

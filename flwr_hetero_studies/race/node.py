@@ -11,23 +11,14 @@ from flwr.clientapp import ClientApp
 
 from flwr_hetero import keys
 from flwr_hetero.client.batch_sampler import UniformSampler
-from flwr_hetero.client.emulation import in_config, repeat_of
+from flwr_hetero.client.emulation import in_config
 from flwr_hetero.mod import emulated_device, follow
 from flwr_hetero.sampler import TopLossSampler
-from flwr_hetero_studies.race.network import (
-    Labelled,
-    Rows,
-    Values,
-    accuracies,
-    forward,
-    losses_of,
-    network_of,
-    record_of,
-    train_numpy,
-)
+from flwr_hetero_studies.race import network
+from flwr_hetero_studies.race.network import Labelled, Rows, Values
 from flwr_hetero_studies.tasks import make_model, model_from
 from flwr_hetero_studies.tasks.data import HELD_OUT_SHARE, Examples
-from flwr_hetero_studies.tasks.node import PROXIMAL_MU, examples_in
+from flwr_hetero_studies.tasks.node import PROXIMAL_MU, examples_in, seed_of
 from flwr_hetero_studies.tasks.partitions import partition_rows
 from flwr_hetero_studies.tasks.sources import open_source
 from flwr_hetero_studies.tasks.training import train
@@ -58,7 +49,6 @@ class Learning:
 
     @property
     def splits(self) -> dict[str, Labelled]:
-        """What is trained on (train), tuned by (valid) and reported (test)."""
         return load(self.dataset, self.rows, self.model == NUMPY)
 
     @property
@@ -71,18 +61,17 @@ class Learning:
         return client_app(self)
 
     def first(self) -> ArrayRecord:
-        """Draw the initial model, by torch's rule."""
         if self.model != NUMPY:
             return ArrayRecord(make_model(self.model, *self.shape, self.seed).state_dict())
         # the caller draws by torch, too
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             model = in_torch(*self.shape)
-        return record_of([parameter.detach().numpy() for parameter in model.parameters()])
+        return network.record_of([parameter.detach().numpy() for parameter in model.parameters()])
 
     def predict(self, model: dict[str, Values], inputs: Values) -> Values:
         if self.model == NUMPY:
-            return forward(list(model.values()), inputs)[1]
+            return network.forward(list(model.values()), inputs)[1]
         state = {name: torch.from_numpy(array) for name, array in model.items()}
         net = model_from(state, self.model, *self.shape).eval()
         with torch.inference_mode():
@@ -101,12 +90,11 @@ class Learning:
         # classes count as often as the slow nodes hold them
         own = np.concatenate([deal(self)[node] for node in slow])
         held = self.splits["train"].labels[own]
-        return accuracies(self.predict(model, inputs), labels, held)
+        return network.accuracies(self.predict(model, inputs), labels, held)
 
 
 @lru_cache(maxsize=2)
 def load(dataset: str, rows: tuple[int, int, int], flat: bool) -> dict[str, Labelled]:
-    """Load what is trained on, what is tuned by (the rows after it) and what is reported."""
     source, (count, tune, test) = open_source(dataset), rows
     order = np.arange(len(source.train.rows))
     # a small data set: a quarter is to tune by
@@ -164,9 +152,7 @@ def share_of(learning: Learning, message: Message, context: Context) -> Share:
     number, every = int(context.node_config[keys.PARTITION_ID]), learning.splits["train"]
     rows = deal(learning)[number]
     cut = learning.cut(len(rows))
-    # another order in each round, and when a node is asked twice in one
-    entropy = [learning.seed, number, in_config(message, keys.SERVER_ROUND), *repeat_of(message)]
-    seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
+    seed = seed_of(message, learning.seed, number)
     steps = in_config(message, keys.NUM_STEPS) or -(-cut // int(context.run_config["batch-size"]))
     return Share(
         every.at(rows[:cut]), every.at(rows[cut:] if cut < len(rows) else rows), steps, seed
@@ -188,9 +174,9 @@ def client_app(learning: Learning) -> ClientApp:
             follow(sampler, message, context)
         mu, steps = float(config.get(PROXIMAL_MU, 0.0)), own.num_steps
         if learning.model == NUMPY:
-            net = network_of(arrays)
-            done = train_numpy(net, own.examples, sampler, steps, lr, mu)
-            new = record_of(net)
+            net = network.network_of(arrays)
+            done = network.train_numpy(net, own.examples, sampler, steps, lr, mu)
+            new = network.record_of(net)
         else:
             model = model_from(arrays.to_torch_state_dict(), learning.model, *learning.shape)
             inputs, labels = map(torch.from_numpy, own.examples)
@@ -212,7 +198,7 @@ def client_app(learning: Learning) -> ClientApp:
         arrays = message.content.array_records["arrays"].items()
         model = {name: array.numpy() for name, array in arrays}
         logits = learning.predict(model, own.inputs)
-        losses, _ = losses_of(logits, own.labels)
+        losses, _ = network.losses_of(logits, own.labels)
         right = float((logits.argmax(1) == own.labels).mean())
         metrics = {"eval-loss": float(losses.mean()), "eval-acc": right}
         content = RecordDict({"metrics": MetricRecord({**metrics, keys.NUM_EXAMPLES: len(own)})})

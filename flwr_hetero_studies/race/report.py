@@ -14,19 +14,12 @@ from flwr_hetero_studies.core.record import Line
 from flwr_hetero_studies.race.cases import ROUNDS, SETTINGS
 from flwr_hetero_studies.race.cells import CELLS, MAIN
 from flwr_hetero_studies.race.methods import BASE, METHODS, OURS, OWN
-from flwr_hetero_studies.race.outcomes import (
-    ENOUGH,
-    HEAD,
-    LEAST,
-    LESS,
-    LESS_SLOW,
-    TARGETS,
-    Contest,
-    smooth,
-)
+from flwr_hetero_studies.race.outcomes import HEAD, LESS, LESS_SLOW, TARGETS, Contest, smooth
 from flwr_hetero_studies.race.tuning import SMOOTHED, TUNED, TUNED_AT, YARDSTICK, Tuning
 
 TUNING, PARTS = "tuning: ", "parts: "
+ENOUGH, LEAST = 1.5, 0.9
+"""Ratio wanted of two thirds of the cells, and of all."""
 HEAD_TUNED = ["cell", "at work", "method", "trials", "rate", "own settings", "models averaged"]
 
 
@@ -35,7 +28,6 @@ def is_of(line: Line, kind: str) -> bool:
 
 
 def tuned(lines: Sequence[Line]) -> str:
-    """Write what was chosen for each method on the validation split."""
     settings = {key: lines[0]["case"][key] for key in SETTINGS}
     tuning = Tuning(Options(settings, fast=settings != SETTINGS), list(lines))
     rows = []
@@ -55,7 +47,6 @@ def tuned(lines: Sequence[Line]) -> str:
 
 
 def contests(lines: Sequence[Line]) -> list[Contest]:
-    """Group the race by cell and nodes at work, each with its yardsticks."""
     found, yards = [], {}
     for cell, own in record.by(record.of(lines, name=YARDSTICK), "cell").items():
         base = next(x for x in record.of(lines, cell=cell, name=BASE) if "window" in x["case"])
@@ -117,7 +108,6 @@ def listed(names: Sequence[str]) -> str:
 
 
 def picture(found: Sequence[Contest], path: Path) -> None:
-    """Draw accuracy against time with a band over the seeds, and FedAvg's end less a point."""
     panels: dict[str, dict[str, Any]] = {}
     levels = {}
     for each in (each for each in found if each.cell == found[0].cell):

@@ -112,7 +112,6 @@ class Tuning:
         return METHODS[name]._replace(first=(first,), second=(second,), rates=rates)
 
     def scores(self, cell: str, at_work: int, name: str) -> dict[Choice, float]:
-        """Return the score of each trial of which all seeds are there: its best window's."""
         found = self.by_window(cell, at_work, name)
         return {choice: min(windows.values()) for choice, windows in found.items()}
 

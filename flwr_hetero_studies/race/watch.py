@@ -6,7 +6,7 @@ from math import inf
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from flwr_hetero import keys
@@ -46,16 +46,12 @@ class MeteredGrid(LocalGrid):
         if reply is not None and reply.has_content():
             times = reply.content.config_records[keys.TIMING]
             # no real node sends an emulated device's own times
-            self.bytes += payload_bytes(reply.content) - payload_bytes_of(times)
+            timing = RecordDict({keys.TIMING: times})
+            self.bytes += payload_bytes(reply.content) - payload_bytes(timing)
             self.device_s += float(times[keys.TRAIN_TIME]) + float(times[keys.TRANSFER_TIME])  # type: ignore[arg-type]
             processed, scored, hidden = work(reply)
             self.examples += processed + FORWARD_SHARE * (scored + hidden)
         return super()._keep(message, answer)
-
-
-def payload_bytes_of(times: ConfigRecord) -> int:
-    """Count the record of an emulated device's times."""
-    return payload_bytes(RecordDict({keys.TIMING: times}))
 
 
 @dataclass
@@ -114,7 +110,6 @@ class Looks:
             raise Enough
 
     def measured(self, moment: Moment) -> dict[str, float]:
-        """Measure the newest model and averages; FedSlice's own in place of the longest."""
         models = {average.window: average.model for average in self.averages}
         if moment.watch.updates:
             own = moment.averaged.items()
@@ -126,13 +121,15 @@ class Looks:
         return point
 
 
+def epoch_s(device: DeviceProfile, examples: float, model_mb: float) -> float:
+    """Return what an epoch takes with both transfers of the model."""
+    link_s = 8 * model_mb * (1 / device.uplink_mbps + 1 / device.downlink_mbps)
+    return examples * device.seconds_per_example / device.compute_factor + link_s
+
+
 def slowest(profiles: Sequence[DeviceProfile], size_bytes: float, examples: float) -> list[int]:
     """Return the fifth of the nodes that take longest for an epoch."""
-    times_s = [
-        examples * p.seconds_per_example / p.compute_factor
-        + 8e-6 * size_bytes * (1 / p.uplink_mbps + 1 / p.downlink_mbps)
-        for p in profiles
-    ]
+    times_s = [epoch_s(profile, examples, size_bytes / 1e6) for profile in profiles]
     order = sorted(range(len(profiles)), key=lambda number: (-times_s[number], -number))
     return sorted(order[: max(1, round(SLOWEST * len(profiles)))])
 

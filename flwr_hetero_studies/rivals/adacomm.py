@@ -55,7 +55,6 @@ class AdaComm(NeedsLoss):
     def on_instructions(
         self, context: Exchange, messages: list[Message], grid: Grid
     ) -> list[Message]:
-        """Adapt the steps if an interval has passed, and write them into every config."""
         now_s = context.fleet.clock.virtual_s
         if now_s >= self.adapted_at_s + self.interval_s and self.first_loss > 0:
             losses = self.loss, self.first_loss

@@ -71,7 +71,6 @@ class FedAT(NodeMemory, Rule):
         self._in_flight: set[int] = set()
 
     def next_nodes(self, idle: list[int], in_flight: int, waiting: list[Update]) -> list[int]:
-        """Start nodes that are new, and some of each tier of which none is in flight."""
         self.num_first = self.num_first or len(idle)
         tiers = {node: self.tier.get(self.identity(node)) for node in idle}
         chosen = {node for node, tier in tiers.items() if tier is None}
@@ -131,7 +130,6 @@ class FedAT(NodeMemory, Rule):
     def aggregate_train(
         self, server_round: int, replies: Any, context: Exchange | None = None
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Replace the tier's model, and return the mean of all tiers' models."""
         context = self.given(context)
         if self.updates:  # wrappers further in see the model from which the tier started
             first = next(iter(self.updates.values())).pending.instruction

@@ -100,7 +100,6 @@ class FedCompass(NodeMemory, Rule):
         self._num_nodes = 0
 
     def next_nodes(self, idle: list[int], in_flight: int, waiting: list[Update]) -> list[int]:
-        """Start nodes whose group does not wait for others."""
         self._num_nodes = max(self._num_nodes, in_flight + len(idle))
         in_group = [u for u in waiting if self._group_of[u.pending.message_id] is not None]
         held = {update.pending.node_id for update in in_group}
@@ -109,7 +108,6 @@ class FedCompass(NodeMemory, Rule):
     def on_instructions(
         self, context: Exchange, messages: list[Message], grid: Grid
     ) -> list[Message]:
-        """Assign groups and steps, quick nodes first."""
         now_s = context.fleet.clock.virtual_s
         step_s = {id(m): self.step_s.get(self.identity(m.metadata.dst_node_id)) for m in messages}
         for message in sorted(messages, key=lambda m: step_s[id(m)] or inf):

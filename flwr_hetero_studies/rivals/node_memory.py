@@ -22,7 +22,6 @@ LOSS = "train-loss"
 
 
 def loss_support(without: str) -> ClientSupport:
-    """Say what nodes must do for a method that goes by their loss."""
     line = '    metrics = MetricRecord({"num-examples": ..., "train-loss": loss})'
     return ClientSupport(LOSS, "training loss", line, without)
 
@@ -43,7 +42,6 @@ class NeedsLoss(Wrapper):
     """A method that goes by the nodes' loss."""
 
     def has_support(self, context: Exchange, reply: Message, support: ClientSupport) -> bool | None:
-        """Return whether a reply holds a loss, under whatever name."""
         if support.key != LOSS:
             return super().has_support(context, reply, support)
         return not isnan(loss_of(reply))
@@ -78,7 +76,6 @@ def time_nodes(
 ) -> dict[str, float]:
     """Measure in one round of profiling how long nodes take, by identity; without the silent."""
     how: dict[str, Any] = {"sync_rounds": 1, "warmup_rounds": 0, "t_max": t_max}
-    strategy.fleet.nodes.learn(grid)
     nodes, (seconds,) = profile_nodes(strategy, context, grid, sorted(node_ids), **how)
     timed = zip(nodes, seconds.tolist(), strict=True)
     return {strategy.identity(node): took_s for node, took_s in timed if isfinite(took_s)}

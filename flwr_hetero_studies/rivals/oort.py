@@ -128,7 +128,6 @@ class Oort(NeedsLoss, NodeMemory, Selection):
         return self._draw([nodes[i] for i in chosen], found[chosen], count)
 
     def _speeds(self, nodes: list[int]) -> NDArray[np.float64]:
-        """Return the speeds of new nodes as far as they are known; the others are average."""
         latency_s = np.array([self.profile_s.get(self.identity(node), nan) for node in nodes])
         timed_s = latency_s[~np.isnan(latency_s)]
         usual_s = float(timed_s.mean()) if timed_s.size else 1.0

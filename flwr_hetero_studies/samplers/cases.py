@@ -1,12 +1,12 @@
 """Samplers at equal compute: time to uniform sampling's final accuracy.
 
-Every method takes the learning rate of the grid with the best final accuracy on held-out training
-examples, by one development seed; then it trains with the report seeds on all of them. A step
-costs its fixed part and so much per example, as the price runs measured it side by side.
+Every method takes the grid's best learning rate on held-out training examples, by one development
+seed. A step costs its fixed part and so much per example, as the price runs measured it.
 """
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain, repeat
 from math import inf
 from typing import Any
@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 
 from flwr_hetero.sampler import BatchSampler, MercurySampler, UniformSampler
 from flwr_hetero_studies.core import alone
+from flwr_hetero_studies.core.curves import columns
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line, of
 from flwr_hetero_studies.samplers.tasks import TASKS, SamplerTask, make_data, split
@@ -54,7 +55,7 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
     for name, task in TASKS.get(options.data, {}).items():
         case = {"experiment": "price", "name": name}
         yield Trial(case | {"model": task.model, "batch-size": task.size}, alone=True)
-        if task.rates and (found := of(lines, **case)):
+        if found := of(lines, **case):
             yield from plan_task(name, task, options, lines, found[0])
 
 
@@ -66,15 +67,15 @@ def plan_task(
     for method in METHODS:
         given = {"fixed": fixed_share(price), "own": own_share(price, method)}
         tried = of(lines, experiment="grid", name=method, **known)
-        for rate in task.rates if own == known and len(task.rates) > 1 else ():
+        for rate in task.rates if own == known else ():
             case = {"experiment": "grid", "name": method, "rate": rate}
             yield Trial(case | own, DEVELOPMENT, given)
-        if len(tried) < len(task.rates) and len(task.rates) > 1:
+        if len(tried) < len(task.rates):
             continue
         # held-out training examples decide, never the test set
-        best = {method: best_rate(tried, "averaged") or task.rates[0]}
+        best = {method: best_rate(tried, "averaged")}
         if method == BASE:
-            best |= {AGAIN: best[BASE], LAST: best_rate(tried, "accuracy") or best[BASE]}
+            best |= {AGAIN: best[BASE], LAST: best_rate(tried, "accuracy")}
         for each, rate in best.items():
             # else it is the base
             if each != LAST or rate != best[BASE]:
@@ -84,9 +85,8 @@ def plan_task(
 
 
 def best_rate(tried: list[Line], readout: str) -> float:
-    """Return the rate with the best end; 0 where none was tried."""
-    best = max(tried, key=lambda line: final(line, readout), default={"case": {"rate": 0.0}})
-    return float(best["case"]["rate"])
+    """Return the rate with the best end."""
+    return float(max(tried, key=lambda line: final(line, readout))["case"]["rate"])
 
 
 def settings_of(name: str, options: Options) -> Case:
@@ -113,9 +113,6 @@ def own_share(line: Line, name: str) -> float:
     return max(0.0, float(m[f"{name}_ms"] - m["uniform_ms"])) / float(m["step_ms"])
 
 
-# --- runs ----------------------------------------------------------------------------------
-
-
 def run(case: Case, seed: int, data: Data, **given: Any) -> dict[str, Any]:
     """Measure prices, or train."""
     if case["experiment"] == "price":
@@ -137,24 +134,23 @@ def race(case: Case, seed: int, data: Data, fixed: float = 1.0, own: float = 0.0
 
     optimizer = torch.optim.SGD(model.parameters(), case["rate"])
     taken = alone.steps(model, [train], [sampler], optimizer, observe=learn)
-    total = case["epochs"] * len(train) / size
-    curve: dict[str, list[float]] = {"cost": [], "accuracy": [], "averaged": [], "steps": []}
-    spent, steps, examples = 0.0, 0, 0
+    total, points = case["epochs"] * len(train) / size, list[dict[str, float]]()
+    spent, examples = 0.0, 0
     # what has diverged stays as it is, and goes on costing
-    for _ in chain(taken, repeat(inf)):
+    for steps, _ in enumerate(chain(taken, repeat(inf)), 1):
         # a step's fixed part, its examples, and the sampler's own work
         spent += own + fixed + (1.0 - fixed) * sizes[-1] / size
-        steps, examples = steps + 1, examples + sizes[-1]
+        examples += sizes[-1]
         if steps % 8 == 0:
             average(averaged, model, min(1.0, HORIZON / (steps + HORIZON)))
-        if spent >= (len(curve["cost"]) + 1) * total / case["evaluations"]:
-            found = [evaluate(each, test, 2000)[1] for each in (model, averaged)]
-            for key, value in zip(curve, [spent / total, *found, float(steps)], strict=True):
-                curve[key].append(value)
+        if spent >= (len(points) + 1) * total / case["evaluations"]:
+            last, mean = (evaluate(each, test, 2000)[1] for each in (model, averaged))
+            points.append({"cost": spent / total, "accuracy": last, "averaged": mean})
+            points[-1]["steps"] = float(steps)
         if spent >= total:
             break
-    metrics = {"final": curve["accuracy"][-1], "averaged": curve["averaged"][-1]}
-    return {"metrics": metrics | {"examples_a_step": examples / steps}, "curve": curve}
+    metrics = {"final": last, "averaged": mean, "examples_a_step": examples / steps}
+    return {"metrics": metrics, "curve": columns(points)}
 
 
 @torch.no_grad()
@@ -171,7 +167,6 @@ def price(case: Case, data: Data) -> dict[str, float]:
     model = make_model(case["model"], shape, classes, 0)
     optimizer, size = torch.optim.SGD(model.parameters(), 0.01), case["batch-size"]
     rng, ones = np.random.default_rng(0), np.ones(size)
-    samplers = {name: make(len(train), size, 0) for name, make in METHODS.items()}
 
     def forward() -> None:
         inputs, targets = train.take(rng.integers(len(train), size=size))
@@ -184,19 +179,14 @@ def price(case: Case, data: Data) -> dict[str, float]:
         alone.weighted_backward(model, train, chosen, ones[:count])
         optimizer.step()
 
-    def draw(sampler: BatchSampler) -> Callable[[], None]:
-        def once() -> None:
-            indices, _ = sampler.next_batch()
-            sampler.update(indices, 0.01 + 3.0 * (indices % 10 == 0))
+    def draw(sampler: BatchSampler) -> None:
+        indices, _ = sampler.next_batch()
+        sampler.update(indices, 0.01 + 3.0 * (indices % 10 == 0))
 
-        return once
-
-    actions: dict[str, Callable[[], Any]] = {
-        "step_ms": lambda: step(size),
-        "half_step_ms": lambda: step(size // 2),
-        "forward_ms": forward,
-        **{f"{name}_ms": draw(sampler) for name, sampler in samplers.items()},
-    }
+    actions: dict[str, Callable[[], Any]] = {"step_ms": partial(step, size)}
+    actions |= {"half_step_ms": partial(step, size // 2), "forward_ms": forward}
+    for name, make in METHODS.items():
+        actions[f"{name}_ms"] = partial(draw, make(len(train), size, 0))
     times: dict[str, list[float]] = {name: [] for name in actions}
     began_s = time.thread_time()
     for turn in range(REPEATS):

@@ -40,12 +40,9 @@ def time_to(line: Line, target: float, readout: str) -> float:
 
 
 def gains(own: list[Line], base: list[Line], readout: str, of_base: str = "") -> list[float]:
-    """Return the base's time to a goal over the other's, mean over the goals, seed by seed.
-
-    Goals are below the mean over the seeds of what the base has at its end: alike for both runs,
-    so that two runs of one method gain 1 on average.
-    """
+    """Return the base's time to a goal over the other's, mean over the goals, seed by seed."""
     of_base = of_base or readout
+    # alike for all seeds, so that two runs of one method gain 1 on average
     end = mean(float(smooth(line, of_base)[-1]) for line in base)
     goals = [end - less for less in GOALS]
     return [
@@ -105,18 +102,13 @@ def summary(lines: list[Line]) -> dict[str, Any]:
             counts = [count(gained, level) for level in (ENOUGH, LEAST)]
             counts.append(sum(higher <= -LOWER for _, higher in best))
             cells.append([name, len(best), f"{geometric_mean(gained):.2f}", extent, *counts])
-    sizes = [[t[name][0] for name in (BASE, *BATCHES) if name in t] for t in found]
-    ahead = sum(max(own) >= t[MERCURY][0] for own, t in zip(sizes, found, strict=True))
+    sizes = [max(t[name] for name in (BASE, *BATCHES) if name in t) for t in found]
+    ahead = sum(own[0] >= t[MERCURY][0] for own, t in zip(sizes, found, strict=True))
     # the row of Mercury is the last
-    parts = {"mercury": {"mean": cells[-1][2], "extent": cells[-1][3]}}
-    levels = {"enough": ENOUGH, "least": LEAST, "lower": LOWER}
-    table = {"summary": tables.table(SUMMARY_HEAD, cells), "ahead": ahead, "tasks": len(found)}
-    return parts | levels | table | last_models(lines)
-
-
-def half_bound(line: Line) -> float:
-    """Return the gain of steps with half of the examples, if nothing were lost by it."""
-    return 2.0 / (1.0 + fixed_share(line))
+    parts: dict[str, Any] = {"mercury": {"mean": cells[-1][2], "extent": cells[-1][3]}}
+    parts |= {"enough": ENOUGH, "least": LEAST, "lower": LOWER, "ahead": ahead}
+    parts["tasks"] = len(found)
+    return parts | {"summary": tables.table(SUMMARY_HEAD, cells), **last_models(lines)}
 
 
 def averaging(lines: list[Line]) -> dict[str, Any]:
@@ -129,10 +121,14 @@ def averaging(lines: list[Line]) -> dict[str, Any]:
         rates = [side[0]["case"]["rate"] for side in (base, own)]
         accuracies = ends(base, "accuracy"), ends(own, "averaged")
         right = [tables.extent(each, "{:.1f}") for each in accuracies]
-        cells.append([task, *rates, *right, tables.extent(gained, "{:.2f}")])
-    counts = {"enough": count(found, ENOUGH), "least": count(found, LEAST), "tasks": len(found)}
-    shown = {"mean": f"{geometric_mean(found):.1f}", "table": tables.table(AVERAGING, cells)}
-    return counts | shown
+        cells.append([task, *rates, *right, tables.extent(gained)])
+    counts: dict[str, Any] = {
+        "enough": count(found, ENOUGH),
+        "least": count(found, LEAST),
+        "tasks": len(found),
+    }
+    counts["table"] = tables.table(AVERAGING, cells)
+    return counts | {"mean": f"{geometric_mean(found):.1f}"}
 
 
 def last_models(lines: list[Line]) -> dict[str, str]:
@@ -143,19 +139,18 @@ def last_models(lines: list[Line]) -> dict[str, str]:
         usual, own = (mean(ends(methods[name], "accuracy")) for name in (BASE, MERCURY))
         if usual - own >= 1.0:
             lower.append(f"{usual - own:.1f} ({task})")
-    return {
-        "last_mean": f"{geometric_mean(gained):.2f}",
-        "last_extent": f"{min(gained):.2f} to {max(gained):.2f}",
-        "last_lower": "; ".join(lower) or "0",
-    }
+    ends_of = {"last_extent": f"{min(gained):.2f} to {max(gained):.2f}"}
+    ends_of["last_lower"] = "; ".join(lower) or "0"
+    return ends_of | {"last_mean": f"{geometric_mean(gained):.2f}"}
 
 
 def prices(lines: list[Line]) -> str:
     """Write what steps and samplers cost."""
     found = []
     for line in lines:
-        m = line["metrics"] | {"fixed": fixed_share(line), "bound": half_bound(line)}
-        m[MERCURY] = own_share(line, MERCURY)
+        m = line["metrics"] | {"fixed": fixed_share(line), MERCURY: own_share(line, MERCURY)}
+        # if nothing were lost by half of the examples
+        m["bound"] = 2.0 / (1.0 + m["fixed"])
         what = f"{line['case']['model'].rpartition('.')[2]}, {line['case']['batch-size']}"
         cells = (form.format(m[key]) for key, form in PRICES.items())
         found.append([line["case"]["name"], what, *cells])

@@ -13,25 +13,22 @@ from flwr_hetero_studies.tasks.data import Examples
 
 
 class SamplerTask(NamedTuple):
-    """A model on a data set; without rates only its price.
-
-    ``settings`` are those that differ; ``tuned_on`` is a task whose grid holds for this one too.
-    """
+    """A model on a data set, and the learning rates that are tried."""
 
     model: str
     size: int
-    rates: tuple[float, ...] = ()
+    rates: tuple[float, ...]
     seeds: int = 5
     settings: Case = {}  # noqa: RUF012
+    """Those that differ."""
     tuned_on: str = ""
+    """A task whose grid holds for this one too."""
 
 
 TASKS: dict[str, dict[str, SamplerTask]] = {
     "fashion_mnist": {
-        "images": SamplerTask("mlp", 64, (0.1, 0.3, 0.6)),
-        "images, 30 % wrong labels": SamplerTask("mlp", 64, (0.1, 0.3, 0.6)),
-        "images, rare classes": SamplerTask("mlp", 64, (0.1, 0.3, 0.6)),
-        "images, each five times": SamplerTask("mlp", 64, (0.1, 0.3, 0.6)),
+        **{f"images{variant}": SamplerTask("mlp", 64, (0.1, 0.3, 0.6)) for variant in
+           ("", ", 30 % wrong labels", ", rare classes", ", each five times")},
         "images, cnn": SamplerTask("cnn", 64, (0.1, 0.3), 2),
         "60,000 images, cnn": SamplerTask(
             "cnn", 64, (0.1, 0.3), 2, {"rows": 60000, "epochs": 5, "evaluations": 12},
@@ -48,15 +45,9 @@ TASKS: dict[str, dict[str, SamplerTask]] = {
         "texts": SamplerTask("bag", 32, (0.6, 1.2, 2.4)),
         "texts, cnn": SamplerTask("textcnn", 32, (0.1, 0.3, 0.6), 3),
     },
-    "synthetic": {
-        "table": SamplerTask("mlp", 32, (0.3, 0.6, 1.2)),
-        "table, rare": SamplerTask("mlp", 32, (0.3, 0.6, 1.2)),
-    },
-    "digits": {
-        "digits": SamplerTask("mlp", 16, (0.1, 0.3, 0.6)),
-        "digits, rare classes": SamplerTask("mlp", 16, (0.1, 0.3, 0.6)),
-        "digits, 30 % wrong labels": SamplerTask("mlp", 16, (0.1, 0.3, 0.6)),
-    },
+    "synthetic": {n: SamplerTask("mlp", 32, (0.3, 0.6, 1.2)) for n in ("table", "table, rare")},
+    "digits": {f"digits{variant}": SamplerTask("mlp", 16, (0.1, 0.3, 0.6)) for variant in
+               ("", ", rare classes", ", 30 % wrong labels")},
 }  # fmt: skip
 
 

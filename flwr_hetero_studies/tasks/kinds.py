@@ -68,7 +68,6 @@ class LanguageModel(Task):
     def divide(
         self, values: NDArray[Any], labels: NDArray[np.int64]
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Let each character have the next one as its target."""
         if values.ndim != 2 or values.dtype.kind not in "iu":
             raise invalid("task", "language-model", "have texts to learn from")
         return np.ascontiguousarray(values[:, :-1]), np.ascontiguousarray(values[:, 1:])

@@ -53,7 +53,6 @@ class NodeTask:
         return model_from(state, self.settings.model, *self.settings.shape)
 
     def sampler(self) -> UniformSampler:
-        """Make the plain sampler, new in each round: it has no state to keep."""
         return UniformSampler(len(self.examples), self.settings.batch_size, seed=self.seed)
 
     def train(
@@ -101,11 +100,15 @@ def open_node(message: Message, context: Context) -> NodeTask:
     partition_id = int(context.node_config[keys.PARTITION_ID])
     count = int(context.node_config[NUM_PARTITIONS])
     part = load_partition(settings.dataset, partition_id, count, **settings.partitioning)
-    # another order in each round, and when it is asked twice in one
-    rounds = in_config(message, keys.SERVER_ROUND), *repeat_of(message)
-    entropy = [settings.seed, partition_id, *rounds]
-    seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
-    return NodeTask(message, settings, *hold_out(part), seed)
+    return NodeTask(
+        message, settings, *hold_out(part), seed_of(message, settings.seed, partition_id)
+    )
+
+
+def seed_of(message: Message, seed: int, partition_id: int) -> int:
+    """Return a seed for each round, and another one when a node is asked twice in one."""
+    entropy = [seed, partition_id, in_config(message, keys.SERVER_ROUND), *repeat_of(message)]
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
 
 def train_node(message: Message, context: Context) -> Message:

@@ -95,7 +95,6 @@ def run_app(
     grid: Grid,
     train_config: ConfigRecord | None = None,
 ) -> Path:
-    """Run a strategy on the fleet and record it; return the run directory."""
     folder, resume = settings.run_directory(app), settings.resume
     run_dir = RunDirectory(folder, asdict(settings), resume=resume, argument="output-dir")
     # before any node is asked: data or model may be refused

@@ -148,7 +148,6 @@ class Settings:
         return self.trackers.split("+") if self.trackers else []
 
     def lr_in(self, server_round: int) -> float:
-        """Return the learning rate of a round, the first being 1."""
         # profiling comes before round 1 and takes its rate
         done = max(server_round, 1) - 1
         if self.lr_schedule == COSINE:

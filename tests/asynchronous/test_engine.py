@@ -75,15 +75,6 @@ def test_no_more_nodes_are_in_flight_than_asked_for(concurrency):
     assert all(len(nodes) == 1 for at_s, nodes in began.items() if at_s)
 
 
-@pytest.mark.parametrize(
-    ("num_nodes", "concurrency", "size"), [(10, None, 5), (10, 4, 3), (10, 99, 5), (1, None, 1)]
-)
-def test_buffer_is_half_of_the_nodes_in_flight(num_nodes, concurrency, size):
-    strategy = paper(concurrency=concurrency)
-    models(strategy, Watched([1.0] * num_nodes, range(1, 1 + num_nodes)), 4)
-    assert [len(r["fedbuff"]["nodes"]) for r in strategy.records[1:]] == [size] * 4
-
-
 def test_a_node_asked_again_before_the_next_server_update_is_told():
     asked = {}
 

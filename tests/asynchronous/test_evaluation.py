@@ -95,10 +95,3 @@ def test_nodes_that_leave_are_not_waited_for():
 
     _, _, result, _ = run(60, make=Leaving)
     assert np.isfinite(result.evaluate_metrics_clientapp[60]["eval-loss"])
-
-
-def test_without_evaluation_nodes_only_train():
-    fleet = Watched(GOALS, SPEEDS)
-    _, result = models(FedBuff(fedavg()), fleet, 10)
-    assert {kind for _, _, kind, _ in fleet.sent} == {"train"}
-    assert result.evaluate_metrics_clientapp == {}

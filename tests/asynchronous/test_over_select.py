@@ -2,14 +2,12 @@ import random
 
 import numpy as np
 import pytest
-from flwr.app import Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import strategy as flower
 from quadratics import fedavg
 from recording import History
 from toy import toy_app, toy_arrays
 
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
-from flwr_hetero.server.context import Exchange, Fleet
 from flwr_hetero.strategy import OverSelect, RandomSelection, TiFL
 
 
@@ -70,19 +68,6 @@ def test_silent_node_is_asked_again_after_time_out():
     assert not any(record["failures"] for record in records)
 
 
-def test_time_out_comes_before_the_nth_reply():
-    records = run(OverSelect(fedavg(), take=2), fleet([1, 0.1, 0.1]), timeout=3.0)
-    assert lengths(records) == pytest.approx([3.0])
-    assert len(records[1]["failures"]) == 2
-
-
-def test_evaluation_leaves_nodes_at_work_alone():
-    grid = fleet([1, 2, 4])
-    records = run(OverSelect(flower.FedAvg(), take=2), grid)
-    assert len(records[1]["over_select"]["not_waited_for"]) == 1
-    assert records[1]["evaluate"]["eval-acc"] == pytest.approx((0.51 + 0.52) / 2)
-
-
 @pytest.mark.parametrize("outside", [lambda s: s, lambda s: RandomSelection(s, 3)])
 def test_evaluation_does_not_wait_for_nodes_at_work(outside):
     inner = outside(flower.FedAvg(fraction_evaluate=1.0))
@@ -102,43 +87,6 @@ def test_left_out_nodes_have_not_failed_in_tifl():
     }
     assert sum(len(r["over_select"]["not_waited_for"]) for r in records[1:]) > 5
     assert all(record["train"] for record in records[1:])
-
-
-class SlowGrid(LocalGrid):
-    """Like a real grid: no virtual time to be read, replies come one per poll."""
-
-    def __init__(self):
-        super().__init__(toy_app(), [DeviceProfile()] * 4)
-        self.polls = 0
-
-    def __getattribute__(self, name):
-        if name == "virtual_time_s":
-            raise AttributeError(name)
-        return super().__getattribute__(name)
-
-    def push_messages(self, messages):
-        self.open = {f"m{i}": message for i, message in enumerate(messages)}
-        for name, message in self.open.items():
-            message.metadata.__dict__["_message_id"] = name
-        return list(self.open)
-
-    def pull_messages(self, message_ids):
-        self.polls += 1
-        name = f"m{self.polls - 1}"
-        if name == "m0":
-            return [Message(Error(2, "raised"), reply_to=self.open[name])]
-        content = RecordDict({"metrics": MetricRecord({"num-examples": 1})})
-        return [Message(content, reply_to=self.open[name])]
-
-
-def test_real_devices_are_not_waited_for_either():
-    grid = SlowGrid()
-    messages = [Message(RecordDict(), node, "train") for node in grid.get_node_ids()]
-    context = Exchange(Fleet(), timeout_s=60.0, enough=2)
-    context.ask(messages, grid)
-    replies = context.send(grid)
-    assert (len(replies), grid.polls) == (3, 3)  # an error and two
-    assert context.fleet.clock.virtual_s == context.virtual_s > 0
 
 
 def test_no_reply_is_too_few():

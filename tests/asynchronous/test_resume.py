@@ -45,17 +45,6 @@ def test_no_server_update_is_lost(tmp_path, build):
     assert all(means.count for means in strategy.rates.means.values())
 
 
-def test_state_is_exact(tmp_path):
-    folder = Folder(tmp_path / "run")
-    _, one = go(folder, 12)
-    again = FedBuff(fedavg(), concurrency=3, seed=99)
-    again.load_state_dict(one.state_dict())
-    assert again.state_dict() == one.state_dict()
-    assert again.rng.random() == one.rng.random()
-    assert again.rates.means == one.rates.means
-    assert again.rates.last_reply_s == one.rates.last_reply_s
-
-
 def test_a_resume_when_no_node_is_in_flight_is_exact(tmp_path):
 
     def build():

@@ -1,5 +1,3 @@
-from collections import Counter
-
 import numpy as np
 import pytest
 from oracles.local_steps import high_loss_samples
@@ -34,20 +32,6 @@ def test_allocation_has_the_top_samples_once(size, batch_size, share, fraction):
         epoch = [index for batch in sampler for index in batch]
         assert len(set(epoch)) == len(epoch) == allocated
         assert set(high_loss_samples(sampler.losses, round(fraction * allocated))) <= set(epoch)
-
-
-def test_ranking_follows_the_latest_losses():
-    sampler = TopLossSampler(4, 1, seed=0, high_loss_fraction=1.0, share=0.25)
-    for hardest in (2, 0, 3):
-        sampler.update(np.arange(4), np.where(np.arange(4) == hardest, 5.0, 0.1))
-        assert sampler.next_batch()[0].tolist() == [hardest]
-
-
-def test_slow_node_draws_uniformly():
-    sampler = TopLossSampler(5, 2, seed=0, fast=False, share=0.4)
-    sampler.update(np.arange(5), np.array([9.0, 0.0, 0.0, 0.0, 0.0]))
-    assert Counter(draw(sampler, 25)) == dict.fromkeys(range(5), 5)
-    assert len(sampler) == 3
 
 
 def test_change_of_class_starts_a_new_allocation():

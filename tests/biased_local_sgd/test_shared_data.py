@@ -65,14 +65,6 @@ def test_unified_pools_stay_apart_in_every_epoch():
         assert not set(pools["slow"].tolist()) & set(pools["taken"].tolist())
 
 
-def test_order_of_nodes_cuts_no_epoch_short():
-    # the slow pool of 10 runs out in the middle; the fast pool must still give all its 40
-    shared = ranked(high_loss_fraction=1.0)
-    fast = np.concatenate([shared.draw([2, 8], [False, True])[1] for _ in range(2)])
-    assert len(set(fast.tolist())) == 32
-    assert fast.min() >= 10
-
-
 @pytest.mark.parametrize("unified", [False, True])
 def test_restored_state_continues_alike(unified):
     whole, resumed = (ranked(unified=unified, seed=seed) for seed in (3, 4))
@@ -85,13 +77,6 @@ def test_restored_state_continues_alike(unified):
 
 
 # --- on the wire -----------------------------------------------------------------------------
-
-
-def test_samples_record_round_trip():
-    indices, losses = read_samples(samples_record(np.array([3, 70_000]), np.array([0.5, 1e-3])))
-    assert indices.tolist() == [3, 70_000]
-    assert losses.tolist() == np.array([0.5, 1e-3], np.float32).tolist()
-    assert read_samples(samples_record(np.array([5])))[1].size == 0
 
 
 def train(spoil=None):

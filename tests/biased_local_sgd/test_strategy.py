@@ -3,13 +3,13 @@ from functools import partial
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, MetricRecord
+from flwr.app import Array, ArrayRecord
 from flwr.serverapp import strategy as flower
 from recording import History
 from steps_toy import local_model, steps_app, steps_arrays
 
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
-from flwr_hetero.strategy import BiasedLocalSGD, FedBuff, FedNova, LocalSteps, TiFL, Wrapper
+from flwr_hetero.strategy import BiasedLocalSGD, FedBuff, FedNova, LocalSteps, TiFL
 
 FAST, SLOW = DeviceProfile(compute_factor=8.0), DeviceProfile(compute_factor=1.0)
 FLEET = [FAST, FAST, FAST, SLOW]
@@ -56,49 +56,11 @@ def test_without_biases_it_is_local_steps():
     assert not any("fast" in config for _, _, config in seen)
 
 
-class Spied(flower.FedAvg):
-    """A FedAvg of the user's own, so that replies cannot be averaged before it."""
-
-    def aggregate_train(self, server_round, replies):
-        return super().aggregate_train(server_round, list(replies))
-
-
-def test_every_way_to_weight_gives_the_same():
-    in_place, _ = run(BY_STEPS(flower.FedAvg()))
-    for inner in (Spied(), Wrapper(flower.FedAvg()), flower.MultiKrum(num_nodes_to_select=4)):
-        other, _ = run(BY_STEPS(inner))
-        for name in in_place.arrays:
-            np.testing.assert_allclose(
-                other.arrays[name].numpy(), in_place.arrays[name].numpy(), rtol=1e-5
-            )
-        assert other.train_metrics_clientapp == in_place.train_metrics_clientapp
-
-
-def test_own_metrics_function_gets_all_replies():
-    calls = []
-
-    def collect(contents, key):
-        calls.append((len(contents), key, {float(c["metrics"][key]) for c in contents}))
-        return MetricRecord({"seen": len(contents)})
-
-    result, _ = run(BY_STEPS(Spied(train_metrics_aggr_fn=collect)), num_rounds=1)
-    assert result.train_metrics_clientapp[1]["seen"] == 4
-    assert calls == [(4, "num-examples", {100.0})]
-
-
 @pytest.mark.parametrize("inner", [flower.FedMedian, flower.FedTrimmedAvg, flower.Krum])
 def test_robust_strategies_keep_their_rule(inner):
     biased, _ = run(BY_STEPS(inner()))
     plain, _ = run(LocalSteps(inner(), fast_steps=16, step_correction=0.0))
     np.testing.assert_allclose(biased.arrays["w"].numpy(), plain.arrays["w"].numpy(), rtol=1e-6)
-
-
-def test_server_optimiser_gets_the_weighted_mean():
-    result, _ = run(BY_STEPS(flower.FedAdam(eta=0.5)), num_rounds=1)
-    mean = mean_model([[1] * 4])
-    eta_norm = 0.5 * np.sqrt(1 - 0.99**2) / (1 - 0.9**2)
-    expected = eta_norm * 0.1 * mean / (np.sqrt(0.01 * mean**2) + 1e-3)
-    np.testing.assert_allclose(result.arrays["w"].numpy(), expected, rtol=1e-5)
 
 
 def test_differential_privacy_inside_clips_each_reply():
@@ -131,13 +93,6 @@ def test_profiling_by_tifl_measures_the_speeds():
     for record in records[1:]:
         fast = int(record["selected"][0][-1]) < 3
         assert list(record["biased_local_sgd"]["num_steps"].values()) == [8 if fast else 1] * 2
-
-
-@pytest.mark.parametrize(("claim", "counted"), [(10**6, 4), (0, 3)])
-def test_claims_weigh_no_more_than_assigned(claim, counted):
-    result, _ = run(BY_STEPS(), claims={3: claim})
-    expected = mean_model([[1] * counted, STEPS[:counted], STEPS[:counted]])
-    np.testing.assert_allclose(result.arrays["w"].numpy(), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("given", "share"), [(None, 48 / 50), (0.5, 0.5)])

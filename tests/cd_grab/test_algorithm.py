@@ -49,16 +49,6 @@ def test_pair_balance_takes_the_shorter_sum(seed, scale):
     np.testing.assert_array_equal(total, r)
 
 
-def test_pair_balance_copies_and_keeps_dtype():
-    for kind, kept in ((np.float16, np.float32), (np.float32,) * 2, (np.float64,) * 2):
-        start, diffs = np.ones(3, kind), np.full((4, 3), 2, kind)
-        start.setflags(write=False)
-        diffs.setflags(write=False)
-        total, signs = pair_balance(start, diffs)
-        assert (total.dtype, signs.dtype) == (kept, np.int8)
-        assert not np.shares_memory(total, start)
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(
     "shape", [(1, 8, 3), (2, 7, 5), (4, 64, 16), (16, 32, 2), (3, 33, 40)], ids=str
@@ -81,17 +71,7 @@ def test_bound_halves_to_a_floor():
     assert bounds[-1] < 3.0
 
 
-def test_own_weight_one_is_each_alone():
-    diffs, sums = np.random.default_rng(0).standard_normal((5, 6, 4)), np.zeros((5, 4))
-    total, signs = balance_group(list(sums), list(diffs), np.ones(5))
-    for i in range(5):
-        own, alone = pair_balance(np.zeros(4), diffs[i])
-        assert signs[i].tolist() == alone.tolist()
-        np.testing.assert_allclose(sums[i], own, atol=1e-12)
-    np.testing.assert_allclose(total, sums.sum(axis=0), atol=1e-12)
-
-
-@pytest.mark.parametrize(("weight", "sign"), [(0.0, -1), (0.4, -1), (0.5, 1), (0.6, 1)])
+@pytest.mark.parametrize(("weight", "sign"), [(0.0, -1), (0.4, -1), (0.5, 1), (1.0, 1)])
 def test_own_weights_between_by_hand(weight, sign):
     sums = [np.array([-2.0]), np.array([1.0])]  # together -1
     diffs = [np.array([[0.0]]), np.array([[-1.0]])]  # vote (1-h)(-1)(-1) + h(1)(-1)

@@ -50,18 +50,6 @@ def run_pass(sampler, gradients):
     return visited
 
 
-@pytest.mark.parametrize("unit", ["example", "batch"])
-def test_own_orders_follow_gradients(unit):
-    gradients = torch.randn(20, 4, generator=torch.Generator().manual_seed(1))
-    sampler = OrderedSampler(20, 3, method="id-grab", unit=unit)
-    order = METHODS["id-grab"](len(sampler.units))
-    for _ in range(4):
-        expected = order.next_units(len(sampler.units))
-        examples = [sampler.units[unit] for unit in expected]
-        order.observe(np.stack([gradients[each].mean(dim=0).numpy() for each in examples]))
-        assert run_pass(sampler, gradients) == np.concatenate(examples).tolist()
-
-
 @pytest.mark.parametrize(
     ("options", "asked", "num_units"),
     [({}, 4, 4), ({}, 50, 12), ({"unit": "example"}, 4, 12), ({"method": "id-grab"}, 3, 6)],

@@ -50,7 +50,8 @@ def test_lines_in_trainers(app, turn):
 
 
 def test_error_without_the_nodes_half(monkeypatch):
-    monkeypatch.setattr(client_support, "framework", lambda: "torch")
+    torch = client_support.STEP_LINES["torch"]
+    monkeypatch.setattr(client_support, "STEP_LINES", {"numpy": torch})
     (shown,) = blocks_of(PAGE, "text")
     with pytest.raises(MissingClientSupportError) as error:
         tell_missing("BiasedLocalSGD", STEPS, "abc", 0)

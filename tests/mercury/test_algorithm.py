@@ -7,28 +7,14 @@ import numpy as np
 import pytest
 from oracles import mercury as oracle
 
-from flwr_hetero.mercury.algorithm import (
-    BETA,
-    Groups,
-    advance,
-    allocate,
-    choose_groups,
-    draw_flat,
-    draw_two_level,
-    error_probability,
-    group_size,
-    inverse_probs,
-    make_groups,
-    mixed_probs,
-    resize,
-)
+from flwr_hetero.mercury import algorithm as mercury
 
 
 def test_error_probability_brackets_the_gradient() -> None:
     logits = np.random.default_rng(0).normal(scale=3, size=(500, 7))
     probs = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     upper = np.linalg.norm(probs - np.eye(7)[0], axis=1)
-    error = error_probability(-np.log(probs[:, 0]))
+    error = mercury.error_probability(-np.log(probs[:, 0]))
     assert (error <= upper * (1 + 1e-9)).all()
     assert (upper <= np.sqrt(2) * error * (1 + 1e-9)).all()
 
@@ -38,13 +24,13 @@ def test_error_probability_brackets_the_gradient() -> None:
 def test_cycle_visits_each_sample_once(num_samples: int, sizes: list[int]) -> None:
     for num_groups in {1, 2, num_samples // 3, num_samples} & {*range(1, num_samples + 1)}:
         rng, seen = np.random.default_rng(0), []
-        groups = make_groups(num_samples, num_groups, rng)
+        groups = mercury.make_groups(num_samples, num_groups, rng)
         last = sizes[-1] if sizes else groups.size
         for size in [*sizes, *[last] * 2 * num_samples]:
-            groups = resize(groups, size)
+            groups = mercury.resize(groups, size)
             assert len(groups.members(groups.turn)) <= size
             seen += groups.members(groups.turn).tolist()
-            groups = advance(groups)
+            groups = mercury.advance(groups)
             if groups.turn == 0:
                 assert sorted(seen) == list(range(num_samples))
                 seen = []
@@ -54,18 +40,20 @@ def test_cycle_visits_each_sample_once(num_samples: int, sizes: list[int]) -> No
 @pytest.mark.parametrize("importance", [[3.0], [0.0, 0.0], [0.0, 2.0**20, 1.0], range(40)])
 def test_weights_recover_the_mean(importance: list[float], mixing: float) -> None:
     values = np.array(importance, dtype=float)
-    probs = mixed_probs(values, mixing)
+    probs = mercury.mixed_probs(values, mixing)
     np.testing.assert_allclose(probs, oracle.flat_probs(values, mixing))
-    weights = inverse_probs(probs, len(probs))
+    weights = mercury.inverse_probs(probs, len(probs))
     assert weights.max() <= 1.0 / mixing * (1 + 1e-9)
     gradients = np.arange(1.0, len(probs) + 1)
     assert (probs * weights * gradients).sum() == pytest.approx(gradients.mean())
     some = np.array([[0, len(probs) - 1]])
-    assert mixed_probs(values, mixing, some).tolist() == probs[some].tolist()
+    assert mercury.mixed_probs(values, mixing, some).tolist() == probs[some].tolist()
 
 
 def test_without_mixing_zeros_are_never_drawn() -> None:
-    drawn = draw_flat(np.array([0.0, 1.0, 0.0, 2.0, 0.0]), (50, 4), 0.0, np.random.default_rng(0))
+    drawn = mercury.draw_flat(
+        np.array([0.0, 1.0, 0.0, 2.0, 0.0]), (50, 4), 0.0, np.random.default_rng(0)
+    )
     assert set(drawn.ravel().tolist()) == {1, 3}
 
 
@@ -73,7 +61,7 @@ def test_without_mixing_zeros_are_never_drawn() -> None:
 def test_extreme_point_draws_no_zero(point: float) -> None:
     rng = Mock(random=lambda size=None: np.full(size or (), point))
     rng.integers = lambda num, size: np.zeros(size, dtype=np.int64)
-    drawn = draw_flat(np.array([0.0, 0.1, 0.2, 0.3, 0.0]), (1, 2), 0.0, rng)
+    drawn = mercury.draw_flat(np.array([0.0, 0.1, 0.2, 0.3, 0.0]), (1, 2), 0.0, rng)
     assert set(drawn.ravel().tolist()) == {1 if point == 0.0 else 3}
 
 
@@ -82,28 +70,18 @@ def test_extreme_point_draws_no_zero(point: float) -> None:
 def test_draw_flat_follows_its_probabilities(zeros: int, mixing: float) -> None:
     importance = np.random.default_rng(0).exponential(size=500) ** 2
     importance[:zeros] = 0.0
-    drawn = draw_flat(importance, (6000, 10), mixing, np.random.default_rng(3))
+    drawn = mercury.draw_flat(importance, (6000, 10), mixing, np.random.default_rng(3))
     assert drawn.shape == (6000, 10)
     expected = 60_000 * oracle.flat_probs(importance, mixing)
     z = (np.bincount(drawn.ravel(), minlength=500) - expected) / np.sqrt(expected)
     assert np.abs(z).max() < 5.5
 
 
-def test_uniform_share_is_rounded_at_random_for_each_batch() -> None:
-    importance, rng = np.eye(1, 500, 7)[0], np.random.default_rng(6)
-    drawn = np.array([draw_flat(importance, (4, 3), 0.5, rng) == 7 for _ in range(4000)])
-    assert drawn.mean() == pytest.approx(0.5 + 0.5 / 500, abs=0.01)
-    by_importance = drawn.sum(axis=2)  # (4000, 4), mostly 1 or 2 with equal probability
-    assert set(by_importance.ravel().tolist()) <= {1, 2, 3}
-    together = np.corrcoef(by_importance, rowvar=False) - np.eye(4)
-    assert np.abs(together).max() < 4.5 / np.sqrt(4000)
-
-
 def test_groups_are_chosen_by_successive_draws() -> None:
     rng = np.random.default_rng(0)
-    groups = make_groups(40, 4, rng)._replace(turn=1)
-    probs = oracle.group_probs(np.array([0, -3, -2, -1]), BETA)
-    found = [tuple(sorted(choose_groups(groups, 2, rng).tolist())) for _ in range(6000)]
+    groups = mercury.make_groups(40, 4, rng)._replace(turn=1)
+    probs = oracle.group_probs(np.array([0, -3, -2, -1]), mercury.BETA)
+    found = [tuple(sorted(mercury.choose_groups(groups, 2, rng).tolist())) for _ in range(6000)]
     for chosen in combinations(range(4), 2):
         prob = oracle.successive(probs, chosen)
         tolerance = 4.5 * np.sqrt(prob * (1 - prob) / 6000)
@@ -115,20 +93,20 @@ def test_groups_are_chosen_by_successive_draws() -> None:
     [(8, (4, 10, 2), [2, 5, 1]), (4, (100, 1, 1), [2, 1, 1]), (7, (1, 1), [4, 3]), (5, (9,), [5])],
 )
 def test_allocate(num_draws: int, sizes: tuple[int, ...], expected: list[int]) -> None:
-    assert allocate(num_draws, np.array(sizes)).tolist() == expected
+    assert mercury.allocate(num_draws, np.array(sizes)).tolist() == expected
 
 
 def test_two_levels_draw_and_weigh_to_the_letter() -> None:
     rng = np.random.default_rng(0)
-    groups = Groups(rng.permutation(48), np.array([0, 4, 14, 20, 40, 48]), 0, 20)
+    groups = mercury.Groups(rng.permutation(48), np.array([0, 4, 14, 20, 40, 48]), 0, 20)
     importance = np.where(np.arange(48) % 2, rng.exponential(size=48), 0.0)
     owner = {int(i): group for group in range(5) for i in groups.members(group)}
     for _ in range(50):
-        indices, weights = draw_two_level(importance, groups, 9, 3, rng)
+        indices, weights = mercury.draw_two_level(importance, groups, 9, 3, rng)
         chosen = [owner[int(index)] for index in indices]
         numbers, counts = np.unique(chosen, return_counts=True)
         assert len(numbers) == 3
-        assert sorted(counts) == sorted(allocate(9, groups.sizes[numbers]))
+        assert sorted(counts) == sorted(mercury.allocate(9, groups.sizes[numbers]))
         for index, group, weight in zip(indices, chosen, weights, strict=True):
             members = groups.members(group)
             prob = importance[index] / importance[members].sum()
@@ -140,4 +118,4 @@ def test_two_levels_draw_and_weigh_to_the_letter() -> None:
     [(0.0, 0.0, 0), (1.0, 0.0, 50), (1.0, 0.1, 9), (1.0, 0.4, 2), (9.0, 0.1, 50)],
 )
 def test_group_fits_into_the_idle_time(idle_s: float, score_s: float, size: int) -> None:
-    assert group_size(idle_s, score_s, 50) == size
+    assert mercury.group_size(idle_s, score_s, 50) == size

@@ -1,6 +1,7 @@
 """How many samples are scored while a node waits, and what becomes of the scores."""
 
 import logging
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -40,28 +41,20 @@ def test_group_is_as_long_as_the_wait(idle_s, size):
 
 def test_samples_are_scored_by_the_model():
     sampler, model = sampler_and_model()
-    indices = np.arange(0, N, 2)
-    assert scoring.score(model, DATA, sampler, indices) == N // 2
+    scoring.score_hidden(model, DATA, node(), sampler)
+    (indices,) = np.nonzero(sampler.scored_at >= 0)
     losses = score_batches(model, [DATA])[indices]
     np.testing.assert_allclose(sampler.importance[indices], 1 - np.exp(-losses), rtol=1e-5)
-    assert scoring.score(model, DATA, sampler, indices[:0]) == 0
 
 
 def test_real_node_scores_in_the_background(monkeypatch):
     sampler, model = sampler_and_model()
-    context, calls = node(emulated=False), []
-
-    def start(model, inputs, targets, *, loss_fn, limit_s):
-        calls.append((inputs, targets, limit_s))
-        return "folder"
-
+    context, start = node(emulated=False), Mock(return_value="folder")
     monkeypatch.setattr(scoring, "start_scoring", start)
     assert scoring.score_hidden(model, DATA, context, sampler) == 0
-    ((inputs, targets, limit_s),) = calls
     group = load_state(context, "scoring")["indices"]
-    assert torch.equal(inputs, DATA[0][group])
-    assert torch.equal(targets, DATA[1][group])
-    assert limit_s == 70.0
+    assert all(map(torch.equal, start.call_args.args[1:], (part[group] for part in DATA)))
+    assert start.call_args.kwargs["limit_s"] == 70.0
 
     monkeypatch.setattr(scoring, "collect_scores", lambda folder: (np.full(5, 9.0), 0.1))
     scoring.collect_hidden(sampler, context)

@@ -4,11 +4,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from recording import Folder, History
-from toy import toy_arrays
+from toy import app_of, partition_of, reply_with, toy_arrays
 
 from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
@@ -22,42 +22,30 @@ ALL = Counter((float(node), float(slot)) for node in range(NODES) for slot in ra
 
 def app(seen: list, spoil=None) -> ClientApp:
     """A node whose samples are (node, slot); what it trains on goes into ``seen``."""
-    client = ClientApp()
+    groups = make_groups(SLOTS, 2, np.random.default_rng(0))
 
-    @client.train()
     def train(message, context):
-        node = int(context.node_config["partition-id"])
+        node = partition_of(context)
         inputs = np.array([[node, slot] for slot in range(SLOTS)], np.float32)
-        targets, keep = np.full(SLOTS, node), np.arange(SLOTS)
-        shard = NodeShard.open(message, context)
-        if shard is not None:
-            for slot, content in shard.held.items():
-                inputs[slot], targets[slot] = (x[0] for x in unpack(content, (2,), NODES))
-            keep = np.setdiff1d(keep, shard.missing)
+        targets, shard = np.full(SLOTS, node), NodeShard.open(message, context)
+        for slot, content in shard.held.items():
+            inputs[slot], targets[slot] = (x[0] for x in unpack(content, (2,), NODES))
+        keep = np.setdiff1d(np.arange(SLOTS), shard.missing)
         number = message.content["config"]["server-round"]
         seen.append((number, node, [tuple(map(float, row)) for row in inputs[keep]]))
-        metrics = MetricRecord({"num-examples": len(keep)})
-        content = RecordDict({"arrays": message.content["arrays"], "metrics": metrics})
-        reply = Message(content, reply_to=message)
-        if shard is not None:
-            groups = make_groups(SLOTS, 2, np.random.default_rng(0))
 
-            def choose(count, by_importance):
-                weights = np.arange(SLOTS, dtype=float) if by_importance else np.ones(SLOTS)
-                return offer(weights, groups, count, np.random.default_rng(node))
+        def choose(count, by_importance):
+            weights = np.arange(SLOTS, dtype=float) if by_importance else np.ones(SLOTS)
+            return offer(weights, groups, count, np.random.default_rng(node))
 
-            slots = shard.offers(SLOTS, SIZE, choose)
-            shard.close(reply, context, slots, pack(inputs[slots], targets[slots]))
-            if spoil:
-                spoil(reply.content[keys.RESHARDING], node)
+        reply = reply_with(message, {"num-examples": len(keep)}, dict(message.content["arrays"]))
+        slots = shard.offers(SLOTS, SIZE, choose)
+        shard.close(reply, context, slots, pack(inputs[slots], targets[slots]))
+        if spoil:
+            spoil(reply.content[keys.RESHARDING], node)
         return reply
 
-    @client.train("profile")
-    def report(message, context):
-        metrics = MetricRecord({"num-examples": SLOTS})
-        return Message(RecordDict({"metrics": metrics}), reply_to=message)
-
-    return client
+    return app_of(train, profile={"num-examples": SLOTS})
 
 
 def resharding(**settings) -> Resharding:
@@ -136,6 +124,7 @@ def test_after_a_resume_nodes_are_identified_in_time():
 SPOILT = {
     "too much": {keys.CONTENT: bytes(4 * SIZE), keys.SLOTS: np.arange(4, dtype="<i4").tobytes()},
     "no bytes": {keys.CONTENT: 3.0},
+    "no samples": {keys.NUM_SAMPLES: 0},
     "odd size": {keys.CONTENT: bytes(2 * SIZE + 1)},
     "no list": {keys.SLOTS: b"123"},
     "missing what it never had": {keys.MISSING: np.array([99], "<i4").tobytes()},
@@ -180,15 +169,3 @@ def test_invented_offers_buy_nothing():
     again.load_state_dict(strategy.state_dict())
     assert again.table.limits == strategy.table.limits
     assert told[-1]["waiting"] <= 2
-
-
-@pytest.mark.parametrize(
-    ("settings", "rule"),
-    [
-        ({"budget_bytes": 0}, "budget_bytes must be a whole number of at least 1"),
-        ({"seed": -1}, "seed must be a whole number of at least 0"),
-    ],
-)
-def test_refuses_settings(settings, rule):
-    with pytest.raises(ValueError, match=rule):
-        Resharding(**settings)

@@ -27,12 +27,6 @@ def image_net():
     )
 
 
-def small():
-    torch.manual_seed(1)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
-    return model, *data(model)
-
-
 def data(model):
     targets = torch.arange(NUM) % 5
     if isinstance(model, Tied):

@@ -69,8 +69,7 @@ def count_drawn(browser):
 
 @pytest.fixture
 def run_page(make_run, rounds_of):
-    config = {"settings": {"policy": "adaptive", "seed": 0, "num-server-rounds": 60}}
-    return write_report(make_run("run", rounds_of(60), config))
+    return write_report(make_run("run", rounds_of(60), {"settings": {"policy": "adaptive"}}))
 
 
 @pytest.mark.parametrize("width", [390, 1200])

@@ -34,7 +34,6 @@ def test_report_and_compare_say_where(two_runs, capsys, tmp_path):
     ("arguments", "words"),
     [
         ("report {}", "run directory must hold a history.jsonl"),
-        ("compare {}/slow --metric f1", "slow has accuracy, got 'f1'"),
         ("compare {}/slow --out a.png", "--out must end in .html, got 'a.png'"),
         ("compare {}/slow --out {}/no/a.html", "No such file or directory"),
         ("fleet status --dir {}/none", "dir must hold a fleet"),

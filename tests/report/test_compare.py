@@ -14,8 +14,8 @@ from flwr_hetero.report.history import History
 
 
 def settings(policy, seed=0, **more):
-    given = {"policy": policy, "seed": seed, "output-dir": f"/runs/{policy}-{seed}", **more}
-    return {"settings": given}
+    own = {"policy": policy, "seed": seed, "output-dir": f"/runs/{policy}-{seed}"}
+    return {"settings": own | more}
 
 
 @pytest.fixture
@@ -80,27 +80,22 @@ def test_missing_fields_leave_what_there_is(make_run, rising):
 @pytest.mark.parametrize(
     ("given", "labels"),
     [
-        (
-            [{}, {"alpha": 0.1, "model": "m"}, {"alpha": 0.2, "model": "m"}],
-            ["alpha=not set", "alpha=0.1", "alpha=0.2"],
-        ),
+        ([{}, *({"alpha": a, "b": 1} for a in (0, 1))], ["alpha=not set", "alpha=0", "alpha=1"]),
         # the length of a run only if it must
         ([{"num-server-rounds": n} for n in (6, 15)], [f"num-server-rounds={n}" for n in (6, 15)]),
         ([{"num-server-rounds": n, "alpha": n} for n in (6, 15)], ["alpha=6", "alpha=15"]),
         (
-            [{"a": a, "b": b} for a in (0, 1) for b in (0, 1)],
-            ["a=0, b=0", "a=0, b=1", "a=1, b=0", "a=1, b=1"],
+            [{"a": 0, "b": 0}, {"a": 0, "b": 1}, {"a": 1, "b": 0}],
+            ["a=0, b=0", "a=0, b=1", "a=1, b=0"],
         ),
     ],
 )
 def test_labels_take_the_settings_that_tell_apart(make_run, rising, given, labels):
-    runs = [
-        make_run(str(place), rising(), settings("fast", **more)) for place, more in enumerate(given)
-    ]
+    runs = [make_run(str(i), rising(), settings("fast", **more)) for i, more in enumerate(given)]
     compared = compare(read_runs(runs))
     assert [group.label for group in compared.groups] == labels
-    if len(given) == 3:
-        assert compared.differing == ["alpha", "model"]
+    if {} in given:
+        assert compared.differing == ["alpha", "b"]
 
 
 @pytest.mark.parametrize(
@@ -137,16 +132,15 @@ def test_page(three, make_run, rising, tmp_path):
     failures = [{"node": evil, "reason": evil}]
     last = make_run("d", rising(failures=failures), settings(evil))
     compared = compare(read_runs([*three, last]))
-    data = comparison_data(compared)
     page = write_page(compared, tmp_path / "page.html").read_text()
     assert evil not in page
     assert page.count('<p class="verdict">') == 3
     assert escape(compared.sentences[0]) in page
     [found] = re.findall(r'id="data">(.*?)</script>', page)
-    assert json.loads(found) == json.loads(json.dumps(data))
+    data = json.loads(found)
     titles = [table["title"] for table in data["tables"]]
     assert titles == ["Settings that differ", "Runs", "Tiers", "Failures"]
-    row = [(text, None) for text in ("policy", "vanilla", "fast", "slow", evil)]
+    row = [[text, None] for text in ("policy", "vanilla", "fast", "slow", evil)]
     assert data["tables"][0]["rows"] == [row]
     assert data["costs"]["values"] == [[90.0], [18.0], [], [9.0]]
     assert len({line["colour"] for line in data["curves"]["lines"]}) == 4

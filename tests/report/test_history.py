@@ -60,18 +60,14 @@ def test_old_spelling_is_read(tmp_path):
 
 @pytest.fixture
 def history():
-    return History(
-        (
-            {"round": 0, "global": {"accuracy": 0.1}, "cd_grab": {"bound": 9, "name": "x"}},
-            {"round": 1, "train": {"loss": 2, "accuracy": 0.3}, "latency": {"node-0": 1.0}},
-            {"round": 2, "global": None, "evaluate": {"eval-acc": None}, "cd_grab": {"bound": 7}},
-            {
-                "round": 3,
-                "cd_grab": {"steps": {"a": 1, "b": None, "c": 4}},
-                "global": {"list": [1]},
-            },
-        )
+    steps = {"a": 1, "b": None, "c": 4}
+    rounds = (
+        {"global": {"accuracy": 0.1}, "cd_grab": {"bound": 9, "name": "x"}},
+        {"train": {"loss": 2, "accuracy": 0.3}, "latency": {"node-0": 1.0}},
+        {"global": None, "evaluate": {"eval-acc": None}, "cd_grab": {"bound": 7}},
+        {"global": {"list": [1]}, "cd_grab": {"steps": steps}},
     )
+    return History(tuple({"round": i} | record for i, record in enumerate(rounds)))
 
 
 def test_metrics_by_name(history):
@@ -107,12 +103,11 @@ def test_main_metric_is_accuracy_first(metrics, main):
 
 
 def history_of(name, given):
-    return History(
-        tuple(
-            {"round": i, "virtual_s": 2.5 * i, "wall_s": 7.0 * i, "global": {name: value}}
-            for i, value in enumerate(given)
-        )
-    )
+    rounds = [
+        {"round": i, "virtual_s": 2.5 * i, "wall_s": 7.0 * i, "global": {name: value}}
+        for i, value in enumerate(given)
+    ]
+    return History(tuple(rounds))
 
 
 @pytest.mark.parametrize(
@@ -130,15 +125,9 @@ def test_time_to_target_by_hand(name, target, clock, cost):
     assert time_to_target(history, name, target, clock) == cost
     timeless = History(tuple({**record, clock: None} for record in history.rounds))
     assert time_to_target(timeless, name, target, clock) is None
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [((0.5, "moon"), "clock must be one"), ((np.nan,), "target must be")],
-)
-def test_time_to_target_refusals(given, words):
-    with pytest.raises(ValueError, match=words):
-        time_to_target(history_of("loss", [1.0]), "loss", *given)
+    for given, words in (((0.5, "moon"), "clock must be one"), ((np.nan,), "target must be")):
+        with pytest.raises(ValueError, match=words):
+            time_to_target(history, name, *given)
 
 
 @pytest.mark.parametrize(
@@ -152,5 +141,4 @@ def test_time_to_target_refusals(given, words):
     ],
 )
 def test_settled_value_by_hand(name, values, settled):
-    history = history_of(name, values)
-    assert settled_value(history, name) == settled
+    assert settled_value(history_of(name, values), name) == settled

@@ -2,7 +2,7 @@ import pytest
 
 from flwr_hetero.report import History
 from flwr_hetero.report.compare.verdict import Judge
-from flwr_hetero.report.nodes import failure_groups, last_fairness, node_stats, num_tiers
+from flwr_hetero.report.nodes import last_fairness, node_stats, num_tiers
 from flwr_hetero.report.page import facts
 from flwr_hetero.report.tables import tables_of
 
@@ -17,11 +17,7 @@ def record(number, virtual_s, accuracy, latency=None, failed=(), **more):
 
 TIERS = {"node-10": 0, "node-2": 0, "node-1": 1}
 PROFILED = {"node-10": 1.0, "node-2": 2.0, "node-1": 8.0, "node-7": None}
-FAILED = (
-    ("node-2", "late"),
-    ("node-9", "odd"),
-    *[("node-1", "odd")] * 2,
-)  # the last ones evaluating
+FAILED = (("node-2", "late"), ("node-9", "odd"), *[("node-1", "odd")] * 2)
 ROUNDS = (
     record(0, 10.0, 0.1, tifl={"tier_probs": [0.5, 0.5], "tiers": TIERS, "latency": PROFILED}),
     record(1, 13.0, 0.7, {"node-10": 3.0}, FAILED[:1], tifl={"tier": 0}, bytes_down=3000)
@@ -64,22 +60,13 @@ def test_tables_by_hand():
 
 
 def test_nodes_by_tier_then_latency():
-    nodes = node_stats(History(ROUNDS))
-    assert nodes[:3] == [
-        ("node-2", 0, 2, 2, 2.0),
-        ("node-10", 0, 1, 0, 3.0),
-        ("node-1", 1, 1, 0, 12.0),
-    ]
-    assert nodes[3][:4] == ("node-7", None, 0, 0)
+    *nodes, last = node_stats(History(ROUNDS))
+    expected = [("node-2", 0, 2, 2, 2.0), ("node-10", 0, 1, 0, 3.0), ("node-1", 1, 1, 0, 12.0)]
+    assert (nodes, last[:4]) == (expected, ("node-7", None, 0, 0))
     again = {"tiers": {"node-1": 0, "node-2": 1}, "latency": {"node-1": 0.5, "node-2": 0.2}}
     history = History((*ROUNDS, {"round": 3, "tifl": again}))  # the latest profiling counts
     assert [node[:2] for node in node_stats(history)[:2]] == [("node-1", 0), ("node-2", 1)]
     assert (num_tiers(history), num_tiers(History(({"round": 0},)))) == (2, 0)
-
-
-def test_failure_groups_most_frequent_first():
-    expected = [("node-1", "odd", [2, 2]), ("node-2", "late", [1, 2]), ("node-9", "odd", [2])]
-    assert failure_groups(History(ROUNDS)) == expected
 
 
 def test_fairness_is_the_last_one_measured():

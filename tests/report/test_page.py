@@ -66,16 +66,11 @@ def test_page_says_what_happened(evil_run):
 
 
 @pytest.mark.parametrize(
-    ("round_s", "simulated", "mark", "when"),
-    [
-        (10.0, True, "simulated nodes", "1 min 30 s, in round 9 of 20"),
-        (None, None, "", "9 rounds"),
-    ],
+    ("round_s", "mark", "when"),
+    [(10.0, "simulated nodes", "1 min 30 s, in round 9 of 20"), (None, "", "9 rounds")],
 )
-def test_first_line_says_what_was_reached_and_when(
-    make_run, rising, round_s, simulated, mark, when
-):
-    data = run_data(make_run(rounds=rising(round_s, simulated=simulated)))
+def test_first_line_says_what_was_reached_and_when(make_run, rising, round_s, mark, when):
+    data = run_data(make_run(rounds=rising(round_s, simulated=bool(mark) or None)))
     expected = f"Accuracy 90.0 % at the end; 89.0 % is reached after {when}."
     assert (data["sentences"], data["mark"]) == ([expected], mark)
 
@@ -113,9 +108,6 @@ def test_large_tables_and_fleets_are_cut(make_run):
     assert len(data["panels"][-1]["traces"][0]["x"]) == 1000
 
 
-# -- curves --
-
-
 @pytest.fixture(scope="module")
 def history(rounds_of):
     return History(tuple(rounds_of(30)))
@@ -141,10 +133,21 @@ def test_curves_show_every_value_by_every_axis(history):
     assert labels == ["bytes sent and received (MB)", "time of all devices (min)"]
 
 
-def test_of_long_curves_some_rounds_are_drawn():
-    rounds = ({"round": i, "global": {"accuracy": i / 4000}} for i in range(4000))
-    curve = curves(rounds)["lines"][0]["curves"]["accuracy"]["round"]
-    assert len(curve["y"]) == MAX_POINTS
+def test_page_of_a_long_run_is_bounded(make_run):
+    sizes = []
+    for count in (1000, 4000):
+        names = [f"node-{i}" for i in range(10)]
+        fedbuff = {"nodes": names, "staleness": [*range(10)], "age_s": [0.5] * 10}
+        rounds = [
+            {"round": i, "virtual_s": i / 2, "global": {"accuracy": i / 4000}, "fedbuff": fedbuff}
+            for i in range(count)
+        ]
+        data = run_data(make_run(f"run-{count}", rounds))
+        sizes.append(len(json.dumps(data)))
+    assert sizes[1] < 1.05 * sizes[0]
+    curves = data["curves"]["lines"][0]["curves"]
+    assert len(curves["fedbuff/staleness"]["round"]["y"]) == MAX_POINTS
+    curve = curves["accuracy"]["round"]
     assert (curve["x"][0], curve["x"][-1]) == (0, 3999)
     np.testing.assert_allclose(np.divide(curve["x"], 4000), curve["y"], rtol=1e-5)
 
@@ -163,9 +166,6 @@ def test_figures_of_a_new_wrapper_need_no_code():
     assert [(m["section"], m["label"]) for m in data["metrics"]][-1] == ("new", "Steps")
     steps = data["lines"][0]["curves"]["new/steps"]["round"]
     assert (steps["y"], steps["low"]) == ([2.5, 3.5, 4.5, 5.5], [1, 2, 3, 4])
-
-
-# -- other charts --
 
 
 def panels(rounds):

@@ -2,6 +2,7 @@ import json
 import logging
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -9,7 +10,6 @@ from safetensors.numpy import load_file
 
 from flwr_hetero.report import RunDirectory, read_history, run_dir
 from flwr_hetero.report import page as page_module
-from flwr_hetero.report.history import plain
 
 
 def rounds_in(path):
@@ -35,39 +35,44 @@ def test_config_is_written_without_secrets(tmp_path):
 
 
 def test_round_is_plain_json_and_synced(run, monkeypatch):
+    given = {
+        **{"inf": np.float64("inf"), "true": np.bool_(True), "array": np.array([[1, 2]])},
+        **{"scalar": np.array(3.5), "pair": (1, float("nan")), "path": Path("/data")},
+        **{"list": [None, b"x", np.float32(0.5), [np.inf]], 1: {"a": np.int64(2)}},
+    }
     synced = []
     monkeypatch.setattr("os.fsync", lambda _: synced.append(rounds_in(run.path)))
-    run.append_round({"round": np.int64(0), "tifl": {"credits": np.array([1.0, np.inf])}})
+    run.append_round({"round": np.int64(0)} | given)
     failure = {"node": "a\u2028b\x85c\nd", "reason": "x"}  # what else ends lines in texts
     run.append_round({"round": 1, "failures": [failure]})
     assert synced == [[0], [0, 1]]
     line, _ = (run.path / "history.jsonl").read_text().split("\n", 1)
-    expected = {"round": 0, "tifl": {"credits": [1.0, None]}}
-    assert json.loads(line, parse_constant=pytest.fail) == expected
+    assert json.loads(line, parse_constant=pytest.fail) == {
+        **{"inf": None, "true": True, "array": [[1, 2]], "scalar": 3.5, "pair": [1, None]},
+        **{"path": "/data", "list": [None, "b'x'", 0.5, [None]], "1": {"a": 2}, "round": 0},
+    }
     assert read_history(run.path).rounds[1]["failures"] == [failure]
+    for number in (None, -1, 1.5, True, "1"):
+        with pytest.raises(ValueError, match="round must be a whole number of at least 0"):
+            run.append_round({"round": number})
 
 
-@pytest.mark.parametrize(
-    ("path", "words"),
-    [
-        ("runs/first", "be an absolute path, got 'runs/first'"),
-        ("", "be an absolute path"),
-        ("{}/old", "not hold another run, got '{}/old'"),
-        ("{}/file", "be a folder to write to"),
-    ],
-)
-def test_bad_folder_is_refused(tmp_path, path, words):
+def test_bad_folder_is_refused(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("text")
     RunDirectory(tmp_path / "old").append_round({"round": 0})
-    with pytest.raises(ValueError, match=f"path must {words.format(tmp_path)}"):
-        RunDirectory(path.format(tmp_path))
+    for path, words in (
+        ("runs/first", "be an absolute path, got 'runs/first'"),
+        ("", "be an absolute path"),
+        (tmp_path / "old", f"not hold another run, got '{tmp_path}/old'"),
+        (tmp_path / "file", "be a folder to write to"),
+    ):
+        with pytest.raises(ValueError, match=f"path must {words}"):
+            RunDirectory(path)
     assert rounds_in(tmp_path / "old") == [0]
-
-
-@pytest.mark.parametrize("number", [None, -1, 1.5, True, "1"])
-def test_round_needs_a_number(run, number):
-    with pytest.raises(ValueError, match="round must be a whole number of at least 0"):
-        run.append_round({"round": number})
+    monkeypatch.setattr(run_dir, "NEEDED", ("numpy", "no_such"))
+    with pytest.raises(ModuleNotFoundError, match=r"needs no_such: pip install .*\[report\]"):
+        RunDirectory(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_no_round_occurs_twice_after_a_resume(run):
@@ -119,13 +124,6 @@ def test_one_run_at_a_time(run, resume, monkeypatch):
     ending.join()
 
 
-def test_missing_extra_is_found_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_dir, "NEEDED", ("numpy", "no_such"))
-    with pytest.raises(ModuleNotFoundError, match=r"needs no_such: pip install .*\[report\]"):
-        RunDirectory(tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
 def test_model_comes_back_and_survives_a_crash(run, monkeypatch):
     arrays = {
         "transposed": np.arange(6, dtype=np.float64).reshape(2, 3).T,
@@ -135,10 +133,7 @@ def test_model_comes_back_and_survives_a_crash(run, monkeypatch):
     }
     run.save_model(arrays)
 
-    def crash(_):
-        raise OSError("disk full")
-
-    monkeypatch.setattr("os.fsync", crash)
+    monkeypatch.setattr("os.fsync", Mock(side_effect=OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
         run.save_model({"w": np.ones(2)})
     loaded = load_file(run.path / "model.safetensors")
@@ -151,23 +146,8 @@ def test_report_is_built_or_costs_nothing(run, monkeypatch, caplog):
     assert run.finish() == run.path
     assert "No round was completed" in (run.path / "report.html").read_text()
 
-    def fail(_):
-        raise RuntimeError("no ink")
-
-    monkeypatch.setattr(page_module, "write_report", fail)
+    monkeypatch.setattr(page_module, "write_report", Mock(side_effect=RuntimeError("no ink")))
     with caplog.at_level(logging.ERROR):
         assert run.finish() == run.path
     assert f"flwr-hetero report {run.path}" in caplog.text
     assert "no ink" in caplog.text
-
-
-def test_plain_by_hand():
-    given = {
-        **{"inf": np.float64("inf"), "true": np.bool_(True), "array": np.array([[1, 2]])},
-        **{"scalar": np.array(3.5), "pair": (1, float("nan")), "path": Path("/data")},
-        **{"list": [None, b"x", np.float32(0.5), [np.inf]], 1: {"a": np.int64(2)}},
-    }
-    assert plain(given) == {
-        **{"inf": None, "true": True, "array": [[1, 2]], "scalar": 3.5, "pair": [1, None]},
-        **{"path": "/data", "list": [None, "b'x'", 0.5, [None]], "1": {"a": 2}},
-    }

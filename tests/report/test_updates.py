@@ -15,7 +15,6 @@ from flwr_hetero.mod import emulated_device
 from flwr_hetero.report import RunDirectory, read_history
 from flwr_hetero.report.compare import compare, read_runs
 from flwr_hetero.report.compare.page import comparison_data
-from flwr_hetero.report.curves import MAX_POINTS
 from flwr_hetero.report.nodes import node_stats
 from flwr_hetero.report.page import run_data
 from flwr_hetero.strategy import FedBuff, FedSlice, Recorded
@@ -89,39 +88,25 @@ def test_what_came_to_nothing_was_asked(tmp_path):
     assert nodes == {name: (in_updates(history).count(name), 0) for name in nodes}
 
 
-def test_page_of_a_long_run_is_bounded(make_run):
-    sizes = []
-    for count in (1000, 4000):
-        rounds = [{"round": 0, "virtual_s": 0.0}]
-        for number in range(1, count + 1):
-            names = [f"node-{(number + i) % 20}" for i in range(10)]
-            record = {"round": number, "virtual_s": 0.5 * number, "device_s": 10.0, "bytes_up": 100}
-            record |= {"selected": names, "global": {"accuracy": 0.9 - 0.8 * 0.998**number}}
-            record["fedbuff"] = {"nodes": names, "staleness": [*range(10)], "age_s": [0.5] * 10}
-            rounds.append(record)
-        data = run_data(make_run(f"run-{count}", rounds))
-        sizes.append(len(json.dumps(data)))
-    assert sizes[1] < 1.05 * sizes[0]
-    [curves] = [line["curves"] for line in data["curves"]["lines"]]
-    assert len(curves["fedbuff/staleness"]["round"]["y"]) == MAX_POINTS
+def axes_of(compared):
+    return {axis["key"]: axis["label"] for axis in comparison_data(compared)["curves"]["axes"]}
 
 
-@pytest.mark.parametrize(("name", "unit"), [("buffered", "server update"), ("slices", "round")])
-def test_runs_are_compared_with_rounds_by_time(runs, name, unit):
-    both = read_runs([runs / "rounds", runs / name])
+def test_rounds_and_updates_are_compared_by_time(runs):
+    both = read_runs([runs / "rounds", runs / "buffered"])
     compared = compare(both, target=0.85)
-    assert compared.sentences[0].startswith(f"{name} reaches accuracy 85.0 %")
-    assert f"a {unit} takes " in compared.sentences[0]
-    axes = {axis["key"]: axis["label"] for axis in comparison_data(compared)["curves"]["axes"]}
-    assert [*axes][:2] == ["virtual_s", "wall_s"]
-    if unit == "round":
-        assert axes["round"] == "rounds"
-        by_round = compare(both, clock="round", target=0.85).groups
-        assert [group.results[0].to_target for group in by_round] == [9.0, 9.0]
-    else:
-        assert "round" not in axes
-        with pytest.raises(ValueError, match="rounds and server updates are not compared"):
-            compare(both, clock="round")
-        alone = compare(both[1:], clock="round", target=0.85)
-        assert alone.groups[0].results[0].to_target == 9.0
-        assert comparison_data(alone)["curves"]["axes"][0]["label"] == "server updates"
+    assert compared.sentences[0].startswith("buffered reaches accuracy 85.0 %")
+    assert "a server update takes " in compared.sentences[0]
+    assert "round" not in axes_of(compared)
+    with pytest.raises(ValueError, match="rounds and server updates are not compared"):
+        compare(both, clock="round")
+    alone = compare(both[1:], clock="round", target=0.85)
+    assert alone.groups[0].results[0].to_target == 9.0
+    assert axes_of(alone)["round"] == "server updates"
+
+
+def test_rounds_of_slices_are_rounds(runs):
+    both = read_runs([runs / "rounds", runs / "slices"])
+    by_round = compare(both, clock="round", target=0.85)
+    assert [group.results[0].to_target for group in by_round.groups] == [9.0, 9.0]
+    assert axes_of(by_round)["round"] == "rounds"

@@ -4,7 +4,7 @@ import os
 import pytest
 from filelock import FileLock
 
-from flwr_hetero.cli import main, watch
+from flwr_hetero.cli import main, runs
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def test_page_follows_the_run_until_it_is_killed(folder, rounds_of, monkeypatch,
         if len(pages) == 3:
             lock.release()
 
-    monkeypatch.setattr(watch.time, "sleep", sleep)
+    monkeypatch.setattr(runs.time, "sleep", sleep)
     lock.acquire()
     assert main(["watch", str(folder)]) == 0
     first, second, same = pages
@@ -32,7 +32,7 @@ def test_page_follows_the_run_until_it_is_killed(folder, rounds_of, monkeypatch,
     assert 'http-equiv="refresh"' not in (folder / "report.html").read_text()
     said = capsys.readouterr().out
     assert said.startswith(f"file://{folder}/report.html ")
-    assert said.endswith(f"{watch.KILLED}\n")
+    assert said.endswith(f"{runs.KILLED}\n")
 
 
 def test_command_ends_with_the_run(folder, capsys):
@@ -42,4 +42,4 @@ def test_command_ends_with_the_run(folder, capsys):
     assert main(["watch", str(folder)]) == 0
     assert f"The run has ended: {folder}" in capsys.readouterr().out
     os.utime(folder / "model.safetensors", (changed_s - 1, changed_s - 1))  # of the run before
-    assert not watch.has_ended(folder)
+    assert not runs.has_ended(folder)

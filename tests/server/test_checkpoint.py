@@ -66,8 +66,7 @@ def test_crash_while_writing_leaves_last_checkpoint(tmp_path, monkeypatch):
         raise OSError(28, "disk full")
 
     monkeypatch.setattr(np, "savez", torn)
-    reason = r"no checkpoint of round 0 \(disk full\): make room, then resume .*state\.npz"
-    with pytest.raises(OSError, match=reason):
+    with pytest.raises(OSError, match="disk full"):
         Recorded(run_dir=folder).start(grid, toy_arrays(), num_rounds=1)
     assert (tmp_path / "state.npz").read_bytes() == before
 
@@ -185,26 +184,9 @@ def test_history_that_lacks_a_round_is_refused(tmp_path, inner):
     [
         ({"run_dir": None}, "run_dir must be an absolute path or a RunDirectory, got None"),
         ({"run_dir": "runs/first"}, "run_dir must be an absolute path"),
-        ({"run_dir": Folder(), "checkpoint_every": 0}, "checkpoint_every must be a whole number"),
         ({"resume": True}, "resume must be the same for Recorded and for"),
     ],
 )
 def test_bad_settings_are_refused(tmp_path, settings, reason):
     with pytest.raises(ValueError, match=reason):
         Recorded(**{"run_dir": settings.get("run_dir") or RunDirectory(tmp_path)} | settings)
-
-
-def test_checkpoint_every_n_rounds_and_at_the_end(tmp_path):
-    rounds = []
-
-    class Spy(Recorded):
-        def on_round_end(self, run, record):
-            path = tmp_path / "state.npz"
-            path.unlink(missing_ok=True)
-            super().on_round_end(run, record)
-            if path.exists():
-                rounds.append(run.round)
-
-    grid = LocalGrid(toy_app(), profiles=named_fleet("paper-5", 5))
-    Spy(run_dir=Folder(tmp_path), checkpoint_every=3).start(grid, toy_arrays(), num_rounds=7)
-    assert rounds == [0, 3, 6, 7]

@@ -9,7 +9,7 @@ from toy import toy_app, toy_arrays
 from flwr_hetero import keys
 from flwr_hetero._flwr import be_server_task, set_message_id
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid, named_fleet
-from flwr_hetero.server.checks import Expected, judge_latency, why_bad
+from flwr_hetero.server.checks import Expected, check_form, judge_latency
 from flwr_hetero.server.context import Exchange, Fleet
 from flwr_hetero.server.rounds import MAX_NODES, by_node
 from flwr_hetero.strategy import Wrapper
@@ -25,7 +25,8 @@ def reply_with(metrics, node=7):
 @pytest.mark.parametrize("weight", [-1, float("nan"), float("inf"), [1, 2]])
 def test_weights_are_checked(weight):
     reply = reply_with({"num-examples": weight})
-    assert "num-examples" in why_bad(reply, Expected(weight_key="num-examples"))
+    with pytest.raises(ValueError, match="metric 'num-examples' is"):
+        check_form(reply, Expected(weight_key="num-examples"))
 
 
 JUNK = [-1.0, float("nan"), float("inf"), 1e308, "3", b"3", [3.0], True, 2**64 - 1]
@@ -47,7 +48,10 @@ def test_latency_is_judged(train_s, emulated, round_trip_s, simulated, seconds, 
     reply = reply_with({"num-examples": 1})
     record = {keys.TRAIN_TIME: train_s, keys.TRANSFER_TIME: 0.5, keys.EMULATED: emulated}
     reply.content[keys.TIMING] = ConfigRecord(record)
-    latency = judge_latency(reply, round_trip_s, simulated=simulated)
+    context = Exchange(Fleet(), simulated=simulated)
+    if round_trip_s is not None:
+        context.round_trip_s[reply.metadata.reply_to_message_id] = round_trip_s
+    latency = judge_latency(context, reply)
     assert (latency and latency.seconds, latency and latency.source) == (seconds, source)
 
 

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from flwr_hetero.slices.algorithm import (
     FIXED_SHARE,
-    buffer_size,
     largest_step,
     new_part,
     slice_steps,
@@ -49,12 +48,6 @@ def test_average_is_of_the_last_sixteenth_of_few_models_and_of_the_window_of_man
         part * np.prod([1 - later for later in parts[i + 1 :]]) for i, part in enumerate(parts)
     ]
     assert np.arange(800)[::-1] @ early == pytest.approx(800 / 17, rel=0.05)
-
-
-@given(st.integers(1, 500))
-def test_buffer_is_a_quarter_of_the_nodes_in_flight(in_flight):
-    size = buffer_size(in_flight)
-    assert size == min(in_flight, max(2, in_flight // 4))
 
 
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=40), st.integers(1, 20))

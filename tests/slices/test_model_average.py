@@ -105,14 +105,6 @@ def test_models_far_apart_have_a_finite_average():
     assert found["n"].numpy()[0] == 60_000
 
 
-def test_half_precision_does_not_drift():
-    average, values = ModelAverage(window=32), np.linspace(0.1, 3, 99).astype(np.float16)
-    model = ArrayRecord({"w": Array(values)})
-    for _ in range(300):
-        average.add(model)
-    assert average.averaged(model)["w"].numpy().tolist() == values.tolist()
-
-
 def test_another_run_begins_without_an_average():
     strategy = ModelAverage(flower.FedAvg(fraction_evaluate=0.0))
     first, second = (

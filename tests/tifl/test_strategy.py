@@ -154,7 +154,7 @@ def test_credit_is_refunded_if_no_reply_counts():
 # --- fleets that change ----------------------------------------------------------------
 
 
-def test_small_tier_trains_fewer(caplog):
+def test_small_tier_trains_fewer():
     grid, tifl = paper_grid(), phased(3, policy="uniform")
     tifl.start(grid, toy_arrays(), num_rounds=0)
     for node in (8, 9, 10):  # one node of tier 2 is left
@@ -165,8 +165,6 @@ def test_small_tier_trains_fewer(caplog):
         tifl.configure_train(*how, Exchange(tifl.fleet, server_round, toy_arrays()))
         drawn.add((tifl.draw.tier, len(tifl.selected)))
     assert drawn == {(0, 3), (1, 3), (2, 1), (3, 3), (4, 3)}
-    records_of(phased(5), paper_grid(10), 0)
-    assert "about 2 nodes are below clients_per_round=5: give num_tiers=2" in caplog.text
 
 
 # --- reproducible, composable, resumable -----------------------------------------------

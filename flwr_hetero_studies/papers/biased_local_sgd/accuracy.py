@@ -34,7 +34,6 @@ NEARLY = 1.75
 
 
 def outcome(found: Mapping[str, Trained], claims: list[Claim], paper: Mapping[str, str]) -> Finding:
-    """Make a table of the cases, with accuracy over time as curves."""
     rows = []
     for name, one in found.items():
         figures = one.rounds, f"{one.rounds_per_epoch:.1f}", f"{one.seconds:.1f}", one.percent
@@ -71,7 +70,6 @@ def table_1(options: Options) -> Finding:
 
 
 def figure_3(options: Options) -> Finding:
-    """Compare the curves at the time at which biased local SGD ends."""
     found = compare(options, {name: CASES[name] for name in (SYNCHRONOUS, BALANCED)})
     found |= compare(options, {BIASED: Case()})
     biased = found[BIASED]
@@ -85,7 +83,6 @@ def figure_3(options: Options) -> Finding:
 
 
 def table_2(options: Options) -> Finding:
-    """Compare the fast nodes alone with all nodes in as many rounds."""
     biased = Case()
     alone = Case(slow=0, balanced=True, sampling=False, as_long_as=biased)
     found = compare(options, {"8 fast": alone, "2 slow + 8 fast": biased})

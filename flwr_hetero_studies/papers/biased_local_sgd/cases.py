@@ -31,7 +31,6 @@ ALL_TEST = 100_000
 def case(
     experiment: str, name: str, algorithm: str, fleet: str = "2+8", slow: int = 1, **more: Any
 ) -> Case:
-    """Describe a run; ``slow_steps`` is ours, the rest run-config."""
     described = {"experiment": experiment, "name": name, "algorithm": algorithm, "fleet": fleet}
     return described | {"slow_steps": slow} | BATCH.get(fleet, {}) | more
 
@@ -77,7 +76,6 @@ OURS = ("experiment", "name", "data", "samples", "epochs", "fleet", "slow_steps"
 
 
 def run(case: Case, seed: int, data: Data) -> dict[str, Any]:
-    """Train for some epochs (of all nodes together) or some virtual time."""
     app, task = app_modules("biased-local-sgd", "biased_app")
     samples = 1438 if data.source == "digits" else case["samples"]
     config = {key: value for key, value in case.items() if key not in OURS}
@@ -113,7 +111,6 @@ class Progress(Wrapper):
         return max(self.epochs_done / self.epochs, self.fleet.clock.virtual_s / self.budget_s)
 
     def on_replies(self, context: Any, replies: Sequence[Any]) -> Any:
-        """Count the examples processed and set the nodes' learning rate."""
         for reply in replies:
             (metrics,) = reply.content.metric_records.values()
             self.epochs_done += float(metrics[keys.EXAMPLES_PROCESSED]) / self.samples
@@ -123,7 +120,6 @@ class Progress(Wrapper):
         return replies
 
     def evaluate(self, number: int, arrays: ArrayRecord) -> MetricRecord | None:
-        """Measure the model some times on the way, and at the end."""
         over = self.used >= 1
         if not over and self.used < len(self.points) / (EVALUATIONS + 1):
             return None

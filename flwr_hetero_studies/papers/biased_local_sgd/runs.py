@@ -104,7 +104,6 @@ class Trained(NamedTuple):
 
 
 def train(options: Options, case: Case) -> Trained:
-    """Train with an algorithm, once for each of three seeds."""
     runs = [_train(options, case, options.seed + number) for number in range(3)]
     seconds = np.mean([run["virtual_s"] for run in runs], axis=0)
     accuracy = np.mean([run["accuracy"] for run in runs], axis=0)
@@ -168,7 +167,6 @@ class HighLossToSlow(SharedSamples):
     """Let the slow nodes have the samples of high loss (Table 6)."""
 
     def draw(self, num_steps: Sequence[int], fast: Sequence[bool]) -> list[Any]:
-        """Exchange the classes' parts."""
         return super().draw(num_steps, [not each for each in fast])
 
 

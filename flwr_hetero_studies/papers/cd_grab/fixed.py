@@ -1,8 +1,6 @@
-"""Herding bounds of vectors that stay as they are: nothing is trained.
+"""Herding bounds of the gradients of partly trained models, which stay as they are.
 
-The vectors are the gradients of partly trained models. ``sketch``: which one is worth its bytes.
-``fleet``: what happens in fleets that are not the paper's, with absent nodes, lost replies,
-restarts and unequal data. The paper's Fig. 10 is ``flwr-hetero reproduce cd-grab figure-10``.
+``sketch``: which one is worth its bytes; ``fleet``: what fleets do that are not the paper's.
 """
 
 from collections.abc import Iterator

@@ -54,16 +54,7 @@ def relative_herding(passes: Sequence[NDArray[np.floating]]) -> float:
 
 
 class HerdingProbe:
-    """Sketch every unit's gradient for a HerdingMeter; off without its record in the instruction.
-
-    >>> import torch
-    >>> probe = HerdingProbe({"sketch-size": 4, "sketch-seed": 0})
-    >>> probe.see(torch.ones(2, 100))
-    >>> len(probe.report(num_units=2)["vectors"])
-    16
-    >>> HerdingProbe({}).on
-    False
-    """
+    """Sketch every unit's gradient for a HerdingMeter; off if it does not ask."""
 
     def __init__(self, instruction: Mapping[str, Any]) -> None:
         self.on = bool(instruction)
@@ -94,12 +85,9 @@ class HerdingProbe:
 class HerdingMeter(Wrapper):
     """Ask nodes for small sketches of all their units' gradients, and take the herding bound.
 
-    It works for any order, learnt or not, and changes nothing; each unit costs two bytes times
-    the sketch size. The bound is that of :func:`relative_herding`, over the nodes of a round, as
-    soon as each has visited all its units; after a resume it starts again.
-
-    >>> from flwr_hetero.strategy import CDGraB
-    >>> strategy = HerdingMeter(CDGraB())
+    It changes nothing; a unit costs two bytes times the sketch size. The bound is that of
+    :func:`relative_herding`, over the nodes of a round, as soon as each has visited all its units;
+    after a resume it starts again.
     """
 
     name: ClassVar[str] = "herding"
@@ -126,7 +114,6 @@ class HerdingMeter(Wrapper):
         return messages
 
     def why_bad(self, context: Exchange, reply: Message) -> str | None:
-        """Return why the sketches in a reply cannot be read."""
         record = reply.content.config_records.get(HERDING)
         if record is None:
             return None
@@ -161,5 +148,4 @@ class HerdingMeter(Wrapper):
         return self._seen[node] if len(vectors) >= num_units else None
 
     def round_info(self) -> dict[str, Any]:
-        """Return the bound of the pass that ended in this round, if one did."""
         return {} if self._bound is None else {"herding_bound": self._bound}

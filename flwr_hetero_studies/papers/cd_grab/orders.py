@@ -59,7 +59,6 @@ class Coordinated:
             self.half = None
 
     def start_pass(self) -> None:
-        """Reorder; the sum starts from zero again."""
         columns, units = np.array(self.signs).T, self.orders.shape[1]
         # Alg. 4, l. 14: each worker reorders by its own signs
         self.orders = np.array(
@@ -92,7 +91,6 @@ class OwnMean(NodeOrder):
         self.signs += (signs,)
 
     def start_pass(self) -> None:
-        """Reorder by the signs of the pass; its mean is subtracted in the next one."""
         assert self.sum is not None
         signs = np.concatenate(self.signs)
         self.order = reorder(self.order, signs)
@@ -162,7 +160,6 @@ class Served:
         self.end_pass(self.reports(range(len(self.sizes))))
 
     def visit_all(self, i: int, vectors: Vectors) -> Units:
-        """Let a node visit all its units of one example each; return their order."""
         order, tensor = [], torch.from_numpy(vectors)
         for _ in range(len(vectors)):
             unit, _ = self.samplers[i].next_batch()

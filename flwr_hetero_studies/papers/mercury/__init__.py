@@ -9,10 +9,9 @@ CLOCK = (
     "seconds are those of ResNet-18 on a Jetson TX1 behind Wi-Fi, as the emulated fleets have them"
 )
 RACE = (
-    f"training is real, in one process; {CLOCK}, and a device scores the part of its data that it "
-    "would score there; of groups, 4 of 16 are drawn from with beta = 1, of which the paper says "
-    "nothing; a gain is the geometric mean over targets 0.25, 0.5 and 1 point below the plateau of "
-    "standard SGD; images are trained on with the package's ResNet-18, which wants a GPU"
+    f"training is real, in one process; {CLOCK}; of groups, 4 of 16 are drawn from with beta = 1, "
+    "of which the paper says nothing; a gain is the geometric mean over targets 0.25, 0.5 and 1 "
+    "point below the plateau of standard SGD; ResNet-18 on images wants a GPU"
 )
 SAME = "clock, groups, gains and models as in figure-11"
 SMALL = "digits, an MLP, batches of 8, 300 steps, mean of 4 seeds"
@@ -20,14 +19,12 @@ CONDITIONS = (
     "section-6.2 changes one condition at a time (gains on digits): fewer iterations need fresh "
     "scores that cost nothing and a rate at which noise sets the pace, as Adam at 0.004 (2.2x); "
     "less is left with old scores (1.4x) or five batches per exchange (1.6x), little by plain SGD "
-    "(1.2x), nothing at a tenth of the rate; as the study mercury has it, by SGD with five "
-    "batches per exchange, 1.04x; that standard SGD does not shuffle (2.0x if it does) and that "
-    "the rate is constant (2.0x if it falls) matter little"
+    "(1.2x), nothing at a tenth of the rate; as the study mercury has it, 1.04x"
 )
 OLD = "a step of 12 devices sees a fifteenth of the digits, so that its noise is small"
 LOCAL = (
-    "where an exchange takes 7 to 140 times as long as a step, 20 local steps per exchange gain "
-    "more than any choice of the batch; the paper does not say how many steps its AdaComm takes"
+    "where an exchange takes 7 to 140 steps, 20 local steps per exchange gain more than any choice "
+    "of the batch; the paper does not say how many its AdaComm takes"
 )
 ONE_SEED = "digits and an MLP, one seed"
 _of = partial(Experiment, "mercury")
@@ -35,9 +32,7 @@ _of = partial(Experiment, "mercury")
 EXPERIMENTS: tuple[Experiment, ...] = (
     _of("figure-2", "cost of computing and of exchanging gradients, overlapped or not",
         importance.figure_2,
-        differs=f"computed, layer by layer; {CLOCK}, and links of a data center are put before "
-        "that device",
-        cut="nothing"),
+        differs=f"computed, layer by layer; {CLOCK}", cut="nothing"),
     _of("figure-3", "importance of samples as training goes on", importance.figure_3,
         cut=ONE_SEED),
     _of("figure-4", "batches drawn at random and by importance", importance.figure_4,
@@ -49,14 +44,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         importance.section_4_4,
         differs="the paper proves it: counted for 48 samples in five groups, and trained",
         cut="5000 draws, softmax regression on digits, at most 1024 steps",
-        why="the proof takes the chosen groups as equally likely, but Eq. 6 prefers the latest; "
-        "the package's default draws over all samples and is unbiased"),
+        why="the proof takes the chosen groups as equally likely, but Eq. 6 prefers the latest"),
     _of("figure-11", "speedup over distributed SGD by data set and bandwidth", speed.figure_11,
         differs=f"{RACE}; three of six data sets, numbers in the place of speech",
         cut="digits with an MLP (300 steps, 4 seeds), breast-cancer with softmax (60, 8), 2000 "
-        "texts of the standard library with a bag of words (200, 2)",
-        why=f"{LOCAL}; breast-cancer is learnt within ten steps, which leaves nothing to gain, and "
-        f"on texts no estimator gains more than an eighth; {CONDITIONS}"),
+        "texts with a bag of words (200, 2)",
+        why=f"{LOCAL}; breast-cancer is learnt within ten steps, and on texts no estimator gains "
+        f"more than an eighth; {CONDITIONS}"),
     _of("section-6.2", "where fewer iterations come from, one condition at a time",
         speed.section_6_2, differs=f"the paper has the first row only; {SAME}", cut=SMALL,
         why=CONDITIONS),
@@ -68,19 +62,16 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         cut=SMALL),
     _of("figure-14", "resharding by importance, at random and not at all", speed.figure_14,
         differs=f"{SAME}; 100 Mbit/s; samples move in 20 parts while computing goes on", cut=SMALL,
-        why="gradients of all devices are averaged after every batch and weights keep each "
-        "unbiased, so which device holds a sample changes the noise only"),
+        why="gradients are averaged after every batch, so where a sample is changes noise only"),
     _of("figure-15", "scoring during the exchange (BACC) or before the batch",
         speed.figure_15, differs=f"{SAME}; 100 Mbit/s", cut=SMALL),
     _of("figure-16a", "bandwidth of the testbed's Wi-Fi over time",
-        why="it is a record of the authors' router; figure-16b takes its mean variation of 10 %"),
+        why="it is a record of the authors' router"),
     _of("figure-16b", "speedup with and without adaptation to the bandwidth", speed.figure_16,
         differs=SAME, cut=SMALL,
-        why="a fixed group makes a step a few percent longer, less than what chance does to the "
-        "iterations of so short a training"),
+        why="a fixed group makes a step a few percent longer, less than what chance does"),
     _of("figure-17", "speedup with 4, 8 and 12 devices", speed.figure_17,
-        differs=f"{SAME}; devices exchange gradients in the time of two transfers, however many "
-        "they are",
+        differs=f"{SAME}; an exchange takes the time of two transfers, by any number of devices",
         cut=f"{SMALL}, 10 and 200 Mbit/s", why=f"{OLD}; section-6.2 has the other conditions"),
     _of("figure-18", "federated learning on non-IID data", speed.figure_18,
         differs=f"{SAME}; a 16th of the data per group, scored before the batch", cut=SMALL,

@@ -26,12 +26,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         cut="cuts nothing",
         why="Eq. 6 takes a tier's typical latency where a round waits for the slowest of 5 nodes: "
         "too little by what the devices of a tier differ, 5 % here. Random draws the slowest tier "
-        "in 1 of 20 rounds, so that chance moves its time by some percent more. The expected "
-        "slowest node leaves chance alone."),
+        "in 1 of 20 rounds, so that chance moves its time by some percent more."),
     _of("figure-3a", "unequal resources", figures.figure_3a, differs=BOTH, cut=SMALL,
-        why="In the paper's Table 2 a round of slow takes 90 s and one of uniform 25 s: 6 times "
-        "that would be more than always waiting for the slowest tier. By order statistics of its "
-        "CPU shares uniform is 2.7 times faster than vanilla, and fast 30 times."),
+        why="In the paper's Table 2 a round of slow takes 90 s and one of uniform 25 s. By order "
+        "statistics of its CPU shares uniform is 2.7 times faster than vanilla, and fast 30."),
     _of("figure-3b", "unequal amounts of data", figures.figure_3b, differs=BOTH, cut=SMALL),
     _of("figure-4", "classes per client", figures.figure_4,
         differs=BOTH, cut=CUT.format(30, "1 seed")),
@@ -39,8 +37,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         differs=f"{BOTH}, of which this is one column; two classes per client are dealt, not "
         "shards",
         cut=SMALL,
-        why="With two classes per client accuracies are far from their ends after the few rounds "
-        "of the short form."),
+        why="With two classes per client accuracies are far from their ends after few rounds."),
     _of("figure-6a", "unequal resources, 5 classes per client", figures.figure_6a,
         differs=BOTH, cut=SMALL),
     _of("figure-6b", "unequal resources, amounts and classes", figures.figure_6b,
@@ -52,8 +49,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     _of("figure-8", "the adaptive policy by classes per client", figures.figure_8,
         differs=f"{BOTH}; {CREDITS}", cut=SMALL,
         why="Probabilities change only if the accuracy of the tier that trained last has not "
-        "risen: with 2 classes that never happens in 30 rounds, and adaptive is uniform. Rounds of "
-        "one tier then have fewer different clients than vanilla's."),
+        "risen: with 2 classes that never happens in 30 rounds, and adaptive is uniform."),
     _of("figure-9", "LEAF: many clients of unequal amounts and classes", figures.figure_9,
         differs="not FEMNIST's writers: amounts and classes per client are drawn (Dirichlet 0.5); "
         f"SGD with 0.004 as LEAF has it; {FLEET}; {CREDITS}",

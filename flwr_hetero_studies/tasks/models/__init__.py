@@ -113,7 +113,6 @@ def model_from(
 
 
 def channels_last(model: nn.Module) -> nn.Module:
-    """Lay out kernels with channels last; names, shapes and values stay."""
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
 

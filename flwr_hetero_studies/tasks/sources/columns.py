@@ -104,7 +104,6 @@ class TableColumns(NamedTuple):
         return len(self.labels) == 1 or any(name in LABEL_NAMES for name in self.labels)
 
     def task(self, name: str) -> Task:
-        """Return a task by its name, ``auto`` by what there is to predict."""
         # without labels there is nothing to classify
         if name == AUTO and not self.has_label and not self.images:
             name = "language-model" if self.texts else "forecasting" if self.series else name

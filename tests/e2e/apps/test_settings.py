@@ -36,7 +36,7 @@ REFUSALS = {
         ({"buffer-size": 2}, "buffer-size must be 0 with engine=fedslice.*engine=buffered"),
     ],
 }
-"""Beside what tests/cli/test_doctor tries of every key: a negative number, nonsense."""
+"""Beside what tests/cli/test_run_config tries of every key: a negative number, nonsense."""
 ENGINES = [
     ("rounds", {"steps": "epochs", "weighting": "steps"}, "the server must know the steps"),
     ("rounds", {"sampler": "top-loss", "weighting": "fednova"}, "sampler must be without top-loss"),

@@ -1,7 +1,6 @@
 """Advice: the fleet of a former run, the judgement of runs, a ranking that repeats itself."""
 
 import json
-from itertools import pairwise
 from math import exp, inf
 from pathlib import Path
 
@@ -151,16 +150,3 @@ def test_command_ends_with_lines_for_the_users_app(capsys):
     assert f'flwr run apps/fleet --run-config "{command}"\n' in said
     assert "1.0x " in said
     assert " to 1.0)" not in said  # of one run
-
-
-def test_fedslice_is_looked_at_as_often_as_others(caplog):
-    """A round of it is many updates: looks go by the messages sent."""
-    looks = {}
-    for choice in candidates(4, 2):
-        if choice.name in ("FedSlice", "FedBuff, slices"):
-            points = make(choice, 100, None).run()
-            looks[choice.name] = len(points)
-            assert all(a.virtual_s <= b.virtual_s for a, b in pairwise(points))
-            assert all(a.bytes < b.bytes for a, b in pairwise(points))
-    assert looks["FedSlice"] >= looks["FedBuff, slices"] >= 5
-    assert not caplog.records

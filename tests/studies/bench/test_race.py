@@ -13,7 +13,7 @@ from flwr_hetero.client.batch_sampler import UniformSampler
 from flwr_hetero.fleet import DeviceProfile
 from flwr_hetero.mod import emulated_device
 from flwr_hetero.strategy import ModelAverage
-from flwr_hetero_studies.race import cases, methods, network, outcomes, report, tuning, watch
+from flwr_hetero_studies.race import cases, methods, network, outcomes, tuning, watch
 from flwr_hetero_studies.tasks.data import Examples
 from flwr_hetero_studies.tasks.training import train
 
@@ -114,7 +114,7 @@ def line(name, seed, rise, *, step_s=1.0, most=0.9, looks=60, end=None, at_work=
     accuracy = [min(most, rise * n) for n in range(looks)]
     names = ("virtual_s", "bytes", "device_s", "examples")
     curve = {key: [step_s * n for n in range(looks)] for key in names}
-    curve |= {"all": accuracy, "slow": [a / 2 for a in accuracy], "newest": accuracy}
+    curve |= {"all": accuracy, "slow": [a / 2 for a in accuracy]}
     curve |= {f"{key}/8": curve[key] for key in ("all", "slow")}
     limits = {"limits": {"end": end, "virtual_s": step_s * (looks - 1)}} if end else {}
     case = {"experiment": "dirichlet, 5 at work", "name": name, "cell": "dirichlet",
@@ -160,16 +160,6 @@ def test_duel_takes_the_quickest_rival():
     never = {methods.OURS: [line("x", 0, 0.02, most=0.3)], "a": [line("a", 0, 0.01, most=0.3)]}
     assert not contest(**never).duel(-0.01).reached
     assert contest(a=runs["a"]).duel(-0.01) is None
-
-
-def test_page_has_our_duel_and_the_picture(tmp_path):
-    names = (methods.BASE, methods.OURS, "TiFL")
-    lines = [*YARD.values(), *(line(name, 0, 0.02) for name in names)]
-    lines[0]["case"]["at_work"] = 3
-    parts = report.report(lines, tmp_path)
-    assert "| dirichlet, 5 at work | FedAvg | " in parts["duels"]
-    assert (tmp_path / "race.png").exists()
-    assert report.report([], tmp_path) == {"rounds": cases.ROUNDS}
 
 
 def test_score_is_the_mean_time_to_three_levels():

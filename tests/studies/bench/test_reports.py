@@ -54,24 +54,12 @@ def test_time_to_target_counts_whole_windows_only():
     for each in (base, quick):
         each["curve"]["slow"] = [0.5 * a for a in each["curve"]["accuracy"]]
     assert asynchrony.reach(quick, 0.08)["virtual_s"] == 4.0, "not before five evaluations"
-    assert asynchrony.reach(quick, 0.59) == {
-        "virtual_s": 17.0, "bytes": 34.0, "device_s": 51.0,
-        "accuracy": pytest.approx(0.6), "slow": pytest.approx(0.3),
-    }  # fmt: skip
-    averaged = rising("FedAvg", 0, rise=0.02, round_s=5.0)
-    averaged["curve"]["slow"] = averaged["curve"]["accuracy"]
-    runs = {"FedAvg": [base], "FedAvg, averaged": [averaged]}
-    cells = asynchrony.row("all, fair", [quick], runs)
-    assert cells[1:4] == ["18.7x", "9.3x", "23.0"]  # 0.79 after 430, 215 and 23 s
-    assert cells[-2:] == ["80.0", "40.0"]
+    assert asynchrony.reach(quick, 0.59) == {"virtual_s": 17.0, "bytes": 34.0, "device_s": 51.0}
+    runs = {"FedAvg": [base], "FedAvg, averaged": [base]}
+    assert asynchrony.row("all, fair", [quick], runs)[1:4] == ["18.7x", "18.7x", "23.0"]
     never = rising("all, paper", 0, rise=0.04, most=0.5)
     never["curve"]["slow"] = never["curve"]["accuracy"]
     assert asynchrony.row("all, paper", [never], runs)[1] == "not reached in 1 of 1"
-    both = quick | {"curve": quick["curve"] | {"newest": [0.1] * 30, "newest_slow": [0.2] * 30}}
-    views = asynchrony.views([both])
-    assert list(views) == ["all, fair", "all, fair, averaged"]
-    assert asynchrony.end(views["all, fair"][0], "slow") == pytest.approx(0.2)
-    assert views["all, fair, averaged"][0]["curve"]["accuracy"] == quick["curve"]["accuracy"]
 
 
 # --- objectives -----------------------------------------------------------------------------

@@ -25,13 +25,9 @@ def run(examples, num_workers, *, num_steps=4, every=2, lr=0.5, **more):
     shares = alone.split(examples, num_workers, seed=0)
     samplers = [UniformSampler(len(share), len(share), seed=0) for share in shares]
     optimizer = torch.optim.SGD(model.parameters(), lr)
-    given = {
-        "num_steps": num_steps,
-        "every": every,
-        "look": lambda m: {"loss": evaluate(m, examples)[0]},
-    }
-    given |= more
-    return alone.train(model, shares, samplers, optimizer, **given)
+    given = {"num_steps": num_steps, "every": every, **more}
+    look = lambda m: {"loss": evaluate(m, examples)[0]}  # noqa: E731
+    return alone.train(model, shares, samplers, optimizer, look=look, **given)
 
 
 def test_shares_are_equal_and_hold_no_example_twice(examples):
@@ -55,10 +51,7 @@ def test_curve_has_the_start_and_every_second_step(examples):
 def test_each_worker_is_observed_with_its_own_gradient(examples):
     seen = []
     run(
-        examples,
-        2,
-        num_steps=1,
-        observe=lambda worker, indices, losses: seen.append((worker, *losses.shape)),
+        examples, 2, num_steps=1, observe=lambda worker, _, found: seen.append((worker, len(found)))
     )
     assert seen == [(0, 6), (1, 6)]
 

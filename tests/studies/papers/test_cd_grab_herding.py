@@ -15,25 +15,17 @@ from flwr_hetero_studies.papers.cd_grab.herding import (
 )
 from flwr_hetero_studies.papers.cd_grab.orders import OwnMean
 
+BAD = [(keys.NUM_UNITS, 0), (keys.NUM_UNITS, "8"), (keys.SKETCH_SIZE, 99), (keys.SKETCH_SIZE, 2),
+       (keys.VECTORS, bytes(3)), (keys.VECTORS, "text"), (keys.SCALE, float("nan")),
+       (keys.SCALE, None)]  # fmt: skip
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {keys.NUM_UNITS: 0},
-        {keys.NUM_UNITS: "8"},
-        {keys.SKETCH_SIZE: 99},
-        {keys.SKETCH_SIZE: 2},
-        {keys.VECTORS: bytes(3)},
-        {keys.VECTORS: "text"},
-        {keys.SCALE: float("nan")},
-        {keys.SCALE: None},
-    ],
-)
-def test_bad_record_drops_its_reply(change):
+
+@pytest.mark.parametrize(("key", "value"), BAD)
+def test_bad_record_drops_its_reply(key, value):
     def lie(message, context, call_next):
         reply = call_next(message, context)
         if context.node_config["partition-id"] == 1:
-            record = dict(reply.content[HERDING]) | change
+            record = dict(reply.content[HERDING]) | {key: value}
             kept = {k: v for k, v in record.items() if v is not None}
             reply.content[HERDING] = ConfigRecord(kept)
         return reply

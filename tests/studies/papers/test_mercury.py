@@ -1,7 +1,7 @@
 """Mercury's experiments: clock, training and gains by hand, and whole ones in a tiny form."""
 
 from dataclasses import replace
-from math import inf, isinf
+from math import inf
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ import pytest
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.mercury import clock, importance, race, speed
 from flwr_hetero_studies.papers.mercury.clock import StepCosts, costs, overlapped_s
-from flwr_hetero_studies.papers.mercury.race import SeededTask, gain, mean_of, spent
+from flwr_hetero_studies.papers.mercury.race import gain, mean_of, spent
 from flwr_hetero_studies.papers.mercury.training import (
     ADACOMM,
     FLAT,
@@ -38,13 +38,8 @@ def run_of(accuracy, second=1.0):
     return TrainedRun(places.tolist(), places.tolist(), (second * places).tolist(), accuracy)
 
 
-# --- clock ---------------------------------------------------------------------------------
-
-
 def test_a_step_hides_scoring_or_adds_it():
-    assert COST.hidden_share == 0.25
-    assert COST.step_s(0.25) == 5.0
-    assert COST.step_s(0.5) == 9.0
+    assert (COST.hidden_share, COST.step_s(0.25), COST.step_s(0.5)) == (0.25, 5.0, 9.0)
     assert COST.step_s(0.25, is_hidden=False) == 9.0
 
 
@@ -54,42 +49,28 @@ def test_wifi_costs_are_the_papers():
     assert costs(10, 12).score_all_s == pytest.approx(costs(10).score_all_s / 3)
 
 
-@pytest.mark.parametrize("mbps", [10, 200, 1000, 50_000])
-def test_overlapping_lies_between_the_longer_part_and_both(mbps):
-    cost = costs(mbps)
-    both = cost.compute_s + cost.exchange_s
-    assert max(cost.compute_s, cost.exchange_s) <= overlapped_s(cost) < both
+def test_overlapping_lies_between_the_longer_part_and_both():
+    for cost in map(costs, (10, 200, 1000, 50_000)):
+        both = cost.compute_s + cost.exchange_s
+        assert max(cost.compute_s, cost.exchange_s) <= overlapped_s(cost) < both
+    assert overlapped_s(COST, [(1.0, 1.0)]) == pytest.approx(5.0), "one layer cannot overlap"
+    even = StepCosts(1.0, exchange_s=1.0, score_all_s=0.0)
+    assert overlapped_s(even, [(0.5, 0.5)] * 2) == pytest.approx(5 / 3)
 
 
-def test_one_layer_cannot_overlap():
-    assert overlapped_s(COST, [(1.0, 1.0)]) == pytest.approx(5.0)
-
-
-# --- gains ---------------------------------------------------------------------------------
-
-
-def test_gain_is_the_ratio_of_what_is_spent():
+def test_gain_is_the_ratio_of_what_is_spent_0_if_the_plateau_is_not_reached():
     rising = [0.1 * n for n in range(10)] + [0.9] * 20
-    base, twice = run_of(rising), run_of(rising, 0.5)
+    base, twice, worse = run_of(rising), run_of(rising, 0.5), run_of([0.5] * 30)
     assert spent(base, 0.5) == pytest.approx(6.0)
     assert gain(base, twice) == pytest.approx(2.0)
     assert gain(base, twice, "steps") == pytest.approx(1.0)
-
-
-def test_gain_is_0_where_the_plateau_is_not_reached():
-    base, worse = run_of([0.9] * 30), run_of([0.5] * 30)
-    assert isinf(spent(worse, 0.8))
-    assert gain(base, worse) == 0.0
-    assert race.written(0.0) == "never"
+    assert (spent(worse, 0.8), gain(base, worse), race.written(0.0)) == (inf, 0.0, "never")
 
 
 def test_means_are_taken_over_seeds():
     mean = mean_of([run_of([0.2, 0.4]), run_of([0.4, 0.8], 3.0)])
     assert mean.accuracy == pytest.approx([0.3, 0.6])
     assert mean.seconds == pytest.approx([2.0, 4.0])
-
-
-# --- training ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", [RANDOM, MERCURY, FLAT, ADACOMM], ids=["r", "m", "f", "a"])
@@ -136,28 +117,16 @@ def test_resharding_moves_samples_and_loses_none(which):
 
 
 def test_bandwidth_noise_changes_seconds_and_adaptive_groups():
-    noisy = replace(MERCURY, bandwidth_noise=0.1)
-    adaptive, fixed = (
-        train(TINY, replace(noisy, is_adaptive=on), COST, 0).seconds[-1] for on in (True, False)
-    )
+    noisy = [replace(MERCURY, bandwidth_noise=0.1, is_adaptive=on) for on in (True, False)]
+    adaptive, fixed = (train(TINY, method, COST, 0).seconds[-1] for method in noisy)
     assert adaptive < fixed, "a fixed group is too large when the link is fast"
 
 
-# --- experiments ---------------------------------------------------------------------------
+EXPERIMENTS = [importance.figure_2, importance.figure_3, importance.figure_6, speed.figure_12,
+               speed.figure_14, speed.figure_17, speed.figure_18]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "run",
-    [
-        importance.figure_2,
-        importance.figure_3,
-        importance.figure_6,
-        speed.figure_14,
-        speed.figure_12,
-        speed.figure_17,
-        speed.figure_18,
-    ],
-)
+@pytest.mark.parametrize("run", EXPERIMENTS)
 def test_an_experiment_has_rows_and_claims(run, tiny):
     outcome = run(tiny)
     assert all(len(row) == len(outcome.head) for row in outcome.rows)
@@ -170,11 +139,10 @@ def test_the_way_that_takes_longer_is_not_called_faster(tiny):
     assert not outcome.claims[-1].holds
 
 
-def test_the_papers_estimator_is_biased_and_the_packages_is_not():
-    off, error = importance.bias("paper", 4000, 0)
-    assert abs(off) > importance.ERRORS * error
-    off, error = importance.bias("package", 4000, 0)
-    assert abs(off) < importance.ERRORS * error
+@pytest.mark.parametrize(("name", "is_biased"), [("paper", True), ("package", False)])
+def test_the_papers_estimator_is_biased_and_the_packages_is_not(name, is_biased):
+    off, error = importance.bias(name, 4000, 0)
+    assert (abs(off) > importance.ERRORS * error) == is_biased
 
 
 def test_without_overlapping_nothing_is_saved(monkeypatch):
@@ -186,11 +154,8 @@ def test_without_overlapping_nothing_is_saved(monkeypatch):
 
 def test_cells_have_seeds_of_their_own():
     one, other = (race.cell(Options(fast=True, seeds=[seed]), "images") for seed in (0, 1))
-    assert isinstance(one, SeededTask)
     assert not set(one.seeds) & set(other.seeds)
-    assert one.task.alpha == inf
 
 
 def test_speedup_by_hand():
-    assert clock.speedup(1.0, 0.0, 1.0, 1.0) == 1.0
     assert clock.speedup(0.4, 2.0, 1.0, 3.0) == pytest.approx(1 / (0.4 * 1.5))

@@ -10,9 +10,7 @@ from flwr_hetero_studies.papers import cases as catalogue
 
 
 def outcome(*held):
-    claims = [
-        Claim(f"claim {i}", "2.0x", "1.9x", np.bool_(is_held)) for i, is_held in enumerate(held)
-    ]
+    claims = [Claim(f"claim {i}", "2.0x", "1.9x", np.bool_(own)) for i, own in enumerate(held)]
     return Finding(["policy", "seconds"], [["fast", 1.0]], claims)
 
 
@@ -28,16 +26,9 @@ def experiments(monkeypatch):
     return run, listed
 
 
-@pytest.mark.parametrize(
-    ("held", "verdict"),
-    [
-        ((True, True), "reproduced"),
-        ((True, False), "partly"),
-        ((False, False), "not reproduced"),
-    ],
-)
-def test_claims_decide(held, verdict):
-    assert outcome(*held).verdict == verdict
+def test_claims_decide():
+    verdicts = [outcome(*held).verdict for held in ((1, 1), (1, 0), (0, 0))]
+    assert verdicts == ["reproduced", "partly", "not reproduced"]
 
 
 def test_a_factor_holds_from_two_thirds_of_the_papers():
@@ -69,30 +60,21 @@ def test_list_has_a_line_for_each_that_begins_with_the_paper(experiments, capsys
     assert second.endswith("no toy (not run)")
 
 
-def test_a_run_prints_claims_beside_the_papers_and_why_one_fails(experiments, capsys):
-    assert main(["reproduce", "TiFL", "figure 1"]) == 0
-    printed = capsys.readouterr().out
-    for text in ("2.0x", "1.9x", "does not hold", "partly", "why: too small"):
-        assert text in printed
-    assert "all of it" not in printed
+def test_a_run_prints_claims_and_why_one_fails_a_fast_one_what_it_cuts(experiments, capsys):
+    full = ("2.0x", "1.9x", "does not hold", "partly", "why: too small")
+    fast = ("--fast: all of it", "reproduced")
+    for form, there, gone in (([], full, "all of it"), (["--fast"], fast, "too small")):
+        assert main(["reproduce", "TiFL", "figure 1", *form]) == 0
+        printed = capsys.readouterr().out
+        assert all(text in printed for text in there)
+        assert gone not in printed
 
 
-def test_fast_says_what_it_cuts_and_not_why_where_all_holds(experiments, capsys):
-    assert main(["reproduce", "tifl", "figure-1", "--fast"]) == 0
-    printed = capsys.readouterr().out
-    assert "--fast: all of it" in printed
-    assert "reproduced" in printed
-    assert "too small" not in printed
+WRONG = [(["pdg"], "paper must be one of tifl"), (["tifl", "--seed", "-1"], "seed must be"),
+         (["tifl", "figure-9"], "figure must be one of figure-1, figure-2")]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["pdg"], "paper must be one of tifl"),
-        (["tifl", "figure-9"], "figure must be one of figure-1, figure-2"),
-        (["tifl", "--seed", "-1"], "seed must be"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "text"), WRONG)
 def test_wrong_arguments_are_one_line(experiments, capsys, arguments, text):
     assert main(["reproduce", *arguments]) == 2
     assert text in capsys.readouterr().err

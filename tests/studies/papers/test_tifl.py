@@ -53,17 +53,10 @@ def test_adaptive_measures_tiers_and_keeps_to_credits():
     assert len(capped.by_time.x) == 7
 
 
-@pytest.mark.parametrize(
-    "figure",
-    [
-        *(figures.figure_1b, figures.figure_3a, figures.figure_3b, figures.figure_4),
-        *(figures.figure_5, figures.figure_6a, figures.figure_6b),
-        *(figures.figure_7, figures.figure_8, figures.figure_9),
-    ],
-)
-def test_a_figure_without_differences_is_not_reproduced(figure, monkeypatch):
+@pytest.mark.parametrize("name", ["1b", "3a", "3b", "4", "5", "6a", "6b", "7", "8", "9"])
+def test_a_figure_without_differences_is_not_reproduced(name, monkeypatch):
     monkeypatch.setattr(figures, "compare", alike_all)
-    found = figure(QUIET)
+    found = getattr(figures, f"figure_{name}")(QUIET)
     assert found.verdict != "reproduced"
     assert all(len(row) == len(found.head) for row in found.rows)
 
@@ -103,5 +96,4 @@ def test_straggler_chance_counts_subsets():
 @pytest.mark.parametrize("build", [models.cifar_cnn, models.mnist_cnn, models.leaf_cnn])
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32)])
 def test_models_fit_small_and_larger_images(build, shape):
-    logits = build(shape, 7)(torch.zeros(2, *shape))
-    assert logits.shape == (2, 7)
+    assert build(shape, 7)(torch.zeros(2, *shape)).shape == (2, 7)

@@ -36,10 +36,6 @@ def test_weights_are_the_papers(counts):
     assert (np.diff(ordered) >= 0).all()  # the slower a tier, the more it counts
 
 
-def test_tiers_that_have_not_merged_count_nothing():
-    assert mirrored_weights([5, 0, 2, 0]) == pytest.approx([2 / 7, 0, 5 / 7, 0])
-
-
 def test_two_tiers_by_hand():
     """Node 0 answers after 10, 20, 30 s, node 1 after 25 s."""
     grid = Watched([1.0, 0.0], [1.0, 0.4], lr=0.5)

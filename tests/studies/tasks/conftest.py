@@ -15,11 +15,6 @@ from torch import nn
 from flwr_hetero_studies.tasks import Classification
 
 
-class Smoothed(Classification):
-    def losses(self, outputs, targets):
-        return super().losses(outputs, targets) + 1
-
-
 class Rebuild(Classification):
     def divide(self, values, labels):
         return values, values.reshape(len(values), -1)
@@ -55,7 +50,6 @@ def no_module(shape, num_classes):
     return torch.relu
 
 
-SIZE = 3
 """
 
 

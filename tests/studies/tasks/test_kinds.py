@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from flwr_hetero_studies.tasks import Settings, data_shape, load_partition, load_test, make_model
-from flwr_hetero_studies.tasks.kinds import CLASSIFICATION, TASKS
+from flwr_hetero_studies.tasks.kinds import TASKS
 from flwr_hetero_studies.tasks.sources import open_source
 from flwr_hetero_studies.tasks.texts import CHARACTERS, character_windows
 
@@ -122,12 +122,7 @@ def test_windows_have_the_label_of_their_row(tmp_path):
 
 
 def test_own_task_by_import_path_with_own_targets(own):
-    name = f"{own}:Smoothed"
-    assert Settings(task=name).partitioning["task"] == name
-    part, model = load_partition("digits", 0, 4, task=name), make_model("auto", (1, 8, 8), 10)
-    outputs = model(part.inputs)
-    expected = CLASSIFICATION.losses(outputs, part.targets) + 1
-    assert torch.equal(part.task.losses(outputs, part.targets), expected)
+    assert Settings(task=f"{own}:Rebuild").partitioning["task"] == f"{own}:Rebuild"
     shape = data_shape("digits", f"{own}:Rebuild")
     assert shape == ((1, 8, 8), (64,))
     part = load_partition("digits", 0, 4, task=f"{own}:Rebuild")

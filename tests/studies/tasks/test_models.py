@@ -119,11 +119,9 @@ def test_own_model_and_task_of_the_page(own):
     ("path", "message"),
     [
         ("no_such_package:build", "be package.module:function .*no_such_package"),
-        (":build", "be package.module:function"),
         (".models:build", "be package.module:function"),
         ("broken_module:build", "be package.module:function .*no_such_package"),
         ("own_module:missing", "name a function of the module own_module"),
-        ("own_module:SIZE", "name a function of the module own_module"),
         ("own_module:too_wide", r"map inputs \(2, 4, 1, 1\) to logits \(2, 3\), not \(2, 4\)"),
         ("own_module:no_module", r"return a torch.nn.Module \(it returned builtin_function"),
     ],

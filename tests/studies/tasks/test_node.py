@@ -5,14 +5,12 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import FedAvg, FedProx
 
 from flwr_hetero import keys
 from flwr_hetero.client.batch_sampler import UniformSampler
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero_studies.tasks import (
     Settings,
-    central_evaluate,
     evaluate,
     evaluate_node,
     hold_out,
@@ -113,16 +111,6 @@ def test_node_has_its_partition():
     context = Context(1, 1, {"partition-id": 0}, RecordDict(), RUN_CONFIG)
     with pytest.raises(ValueError, match=r"node_config must hold 'num-partitions'.*--node-config"):
         open_node(Message(content, 1, "train"), context)
-
-
-@pytest.mark.parametrize("strategy", [FedAvg(), FedProx(proximal_mu=0.01)])
-def test_flower_strategies_learn(strategy):
-    how = {"num_rounds": 3, "evaluate_fn": central_evaluate(SETTINGS)}
-    result = strategy.start(grid(), initial_arrays(SETTINGS), **how)
-    accuracy = [float(m["accuracy"]) for m in result.evaluate_metrics_serverapp.values()]
-    assert accuracy[0] < 0.3
-    assert accuracy[-1] > 0.85
-    assert 0.8 < float(result.evaluate_metrics_clientapp[3]["eval-acc"]) <= 1.0
 
 
 @pytest.mark.parametrize(("num_examples", "batch_size"), [(10, 4), (8, 4), (1, 16), (17, 16)])

@@ -6,15 +6,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from flwr_hetero.client.batch_sampler import UniformSampler
 from flwr_hetero_studies.tasks import (
     data_shape,
-    evaluate,
-    hold_out,
     load_partition,
     load_test,
-    make_model,
-    train,
 )
 from flwr_hetero_studies.tasks.sources import measure, open_source
 from flwr_hetero_studies.tasks.texts import (
@@ -72,20 +67,6 @@ def test_stdlib_is_balanced_and_the_same_each_time():
     assert again[0] == stdlib_texts()[0]
     assert not any("def test_" in text for text in again[0][:1000])
     assert len(load_partition("stdlib", 0, 10, partition="classes", classes_per_node=1)) == 800
-
-
-@pytest.mark.parametrize(
-    ("dataset", "name", "lr", "steps", "least", "most"),
-    [
-        ("stdlib", "bag", 0.5, 800, 0.4, 0.9),
-        ("breast-cancer", "softmax", 0.1, 150, 0.9, 1.0),
-    ],
-)
-def test_models_learn(dataset, name, lr, steps, least, most):
-    examples, _ = hold_out(load_partition(dataset, 0, 1))
-    model = make_model(name, *data_shape(dataset))
-    train(model, examples, UniformSampler(len(examples), 16, seed=0), num_steps=steps, lr=lr)
-    assert least < evaluate(model, load_test(dataset))[1] <= most
 
 
 def test_rows_of_numbers_are_standardised_by_column(tmp_path):
