@@ -72,7 +72,6 @@ class OverSelect(Wrapper):
             self.fleet.costs.answered(replies, self.fleet.clock.virtual_s)
             self._finish(replies)
         while not self._free(grid) and self._in_flight:
-            # until a node has answered, or its time-out is over
             until_s = min(until_s for _, until_s in self._in_flight.values())
             left_s = until_s - self.fleet.clock.virtual_s
             self._finish(late_replies(grid, self.fleet, set(self._in_flight), left_s))

@@ -251,7 +251,6 @@ class FedBuff(Rule):
         """Weigh stale updates down, and by default let no node count by its speed."""
         started = [update.pending.version for update in updates]
         discounts = algorithm.staleness_weights(started, self.version, self.exponent)
-        # the paper's rule
         if self.rates.powers == POWERS["equal"]:
             return Shares(discounts)
         nodes = [self.identity(update.pending.node_id) for update in updates]

@@ -129,8 +129,6 @@ class StepLoader:
         work = current_work()
         if work is None:
             say_once(f"without its mod a loader begins a new pass with each message: {MOD}")
-        elif self.num_steps is not None and work.planned > 1:
-            say_once("the server sets the steps of a message: the app's local epochs share them")
         self._work = work or Work()
         self._passes: Passes | None = None
 

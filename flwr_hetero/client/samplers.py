@@ -32,8 +32,6 @@ def save_state(context: Context, name: str, state: Mapping[str, Any]) -> None:
     >>> save_state(context, "sampler", UniformSampler(10, 5).state_dict())
     >>> load_state(context, "sampler")["num_samples"]
     10
-    >>> restore(UniformSampler(10, 5), context, "sampler")
-    True
     """
     arrays = {key: Array(value) for key, value in state.items() if isinstance(value, np.ndarray)}
     scalars = {key: value for key, value in state.items() if key not in arrays}

@@ -29,8 +29,6 @@ LONGEST_STRIDE, EPOCHS_PER_STRIDE = 32, 1 / 8
 """Batches in a stride, at most; and the part of an epoch that they may last."""
 MIXING = 0.5
 """Share of uniform draws: no weight exceeds twice the mean."""
-DECILES = {share: f"importance-with-mean-1.{share} % are below" for share in (10, 50, 90)}
-"""Names in a summary; a plot's legend shows what follows the point."""
 
 
 class MercurySampler(BatchSampler):
@@ -187,10 +185,8 @@ class MercurySampler(BatchSampler):
         return float((self.scored_at >= 0).mean())
 
     def summary(self) -> dict[str, float]:
-        """Describe the sampling in a few figures, for the history and its plots."""
-        deciles = np.percentile(self.importance, [*DECILES]) / (self.importance.mean() or 1.0)
-        shown = dict(zip(DECILES.values(), deciles.tolist(), strict=True))
-        return coverage_and_age(self.scored_at, self.steps) | shown
+        """Describe the sampling for the history: coverage, and mean age in steps."""
+        return coverage_and_age(self.scored_at, self.steps)
 
     def state_dict(self) -> StateDict:
         """Return sizes, generator, cache with ages, and groups: 12 bytes a sample."""

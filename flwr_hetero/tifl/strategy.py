@@ -301,12 +301,6 @@ class TiFL(Selection):
             info |= {"tiers": tiers.tier, "latency": tiers.latency, "dropouts": dropouts}
         return info
 
-    def summary(self) -> None:
-        """Log the settings, then those of the wrapped strategy."""
-        text = "\t├──> TiFL: %d nodes a round, policy %s, tiers: %d"
-        log(INFO, text, self.num_selected, self.policy, self.num_tiers)
-        super().summary()
-
     def state_dict(self) -> StateDict:
         """Return tiers, the state of Algorithm 2, and generator."""
         held = {

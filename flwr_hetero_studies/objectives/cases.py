@@ -31,25 +31,23 @@ app.evaluate()(evaluate_node)
 
 
 WEIGHTINGS: dict[str, dict[str, Any]] = {
-    "normalised": {"step_correction": 1.0},
-    "sqrt": {"step_correction": 0.5},
-    "examples": {"step_correction": 0.0},
-    "steps": {"weigh_by_steps": True},
-}
+    "normalised": {"step_correction": 1.0}, "sqrt": {"step_correction": 0.5},
+    "examples": {"step_correction": 0.0}, "steps": {"weigh_by_steps": True},
+}  # fmt: skip
 NAMES = ("FedAvg", "TiFL, adaptive", "TiFL, paced", *(f"biased, {how}" for how in WEIGHTINGS))
 
 
 def strategy_of(name: str, steps: int, seed: int) -> Strategy:
     """Draw nodes by TiFL's five tiers or at random; ``biased`` ones take steps by their speed."""
-    inner, (method, _, how) = FedAvg(fraction_evaluate=0.0), name.partition(", ")
+    method, _, how = name.partition(", ")
+    inner: FedAvg | BiasedLocalSGD = FedAvg(fraction_evaluate=0.0)
     if method == "TiFL":
         return TiFL(inner, PER_ROUND, 5, policy=how, seed=seed)
     if method == "FedAvg":
         return RandomSelection(inner, PER_ROUND, seed=seed)
     # uniform sampling, for only the weights are to differ
-    more = WEIGHTINGS[how]
-    budget = BiasedLocalSGD(inner, steps, high_loss_fraction=None, seed=seed, **more)
-    return RandomSelection(budget, PER_ROUND, seed=seed)
+    inner = BiasedLocalSGD(inner, steps, high_loss_fraction=None, seed=seed, **WEIGHTINGS[how])
+    return RandomSelection(inner, PER_ROUND, seed=seed)
 
 
 def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:

@@ -146,7 +146,6 @@ def race(case: Case, seed: int, data: Data, fixed: float = 1.0, own: float = 0.0
         if spent >= (len(points) + 1) * total / case["evaluations"]:
             last, mean = (evaluate(each, test, 2000)[1] for each in (model, averaged))
             points.append({"cost": spent / total, "accuracy": last, "averaged": mean})
-            points[-1]["steps"] = float(steps)
         if spent >= total:
             break
     metrics = {"final": last, "averaged": mean, "examples_a_step": examples / steps}

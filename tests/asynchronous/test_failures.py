@@ -151,10 +151,3 @@ def test_same_seed_same_run():
     assert one[0] == again[0]
     assert one[1].tolist() == again[1].tolist()
     assert one[1].tolist() != other[1].tolist()
-
-
-def test_no_node_is_online():
-    grid = Watched([1.0], [1.0])
-    grid.leave(1000)
-    with pytest.raises(RuntimeError, match="no node is online"):
-        models(fedbuff(), grid, 2)

@@ -71,7 +71,7 @@ FAILING = {
 @pytest.mark.parametrize("kind", FAILING)
 @pytest.mark.parametrize("nest", ["none", "LocalSteps", "CDGraB", "OverSelect", "TiFL", "FedBuff"])
 def test_two_rounds_without_a_reply_stop_the_run(nest, kind, tmp_path):
-    """With the reasons; the checkpoint is there, of the last round that had replies or the next."""
+    """With the reasons, and a checkpoint."""
     faults = [Fault(i, kind, 3) for i in range(6)]
     with pytest.raises(RuntimeError, match=FAILING[kind]):
         run(NESTS[nest](leaf()), faults, 30, tmp_path)

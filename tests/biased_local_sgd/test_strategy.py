@@ -47,15 +47,6 @@ def test_equation_4_by_hand():
     assert "num-examples" not in metrics
 
 
-def test_without_biases_it_is_local_steps():
-    seen = []
-    off = BiasedLocalSGD(fast_steps=16, step_correction=0.0, high_loss_fraction=None)
-    result, _ = run(off, seen=seen)
-    plain, _ = run(LocalSteps(fast_steps=16, step_correction=0.0))
-    np.testing.assert_array_equal(result.arrays["w"].numpy(), plain.arrays["w"].numpy())
-    assert not any("fast" in config for _, _, config in seen)
-
-
 @pytest.mark.parametrize("inner", [flower.FedMedian, flower.FedTrimmedAvg, flower.Krum])
 def test_robust_strategies_keep_their_rule(inner):
     biased, _ = run(BY_STEPS(inner()))

@@ -83,9 +83,7 @@ def test_own_weights_between_by_hand(weight, sign):
 
 def test_own_share_falls_with_the_overlap():
     q = np.linspace(0, 1, 11)
-    shares = own_share(q, 8)
-    assert (shares[0], shares[-1]) == (1, 0)
-    assert (np.diff(shares) < 0).all()
+    assert (np.diff(own_share(q, 8)) < 0).all()
     assert (own_share(q[1:-1], 32) > own_share(q[1:-1], 2)).all()
     assert own_share([1.0], 1).tolist() == [1.0]
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from flwr_hetero import keys
 from flwr_hetero.client import work as work_module
-from flwr_hetero.client.handler import _said, current_handler
+from flwr_hetero.client.handler import current_handler
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import StepLoader, hetero
 from flwr_hetero.sampler import (
@@ -98,14 +98,6 @@ def test_the_reply_says_what_was_done(name):
     for asked, lengths, work in messages:
         assert node.work(asked) == work
         assert node.results[-1] == lengths
-
-
-def test_shared_steps_are_said_once(caplog):
-    _said.clear()
-    node = Node(loop(3), **EPOCHS[3])
-    node.ask(7), node.ask(3)
-    (record,) = caplog.records
-    assert "the app's local epochs share them" in record.message
 
 
 def test_evaluation_says_and_moves_nothing():

@@ -243,7 +243,6 @@ def spy(sampler, monkeypatch):
 @every_way
 @pytest.mark.parametrize("kind", [MercurySampler, TopLossSampler])
 def test_scores_are_of_the_samples_trained(kind, way, monkeypatch):
-    torch.manual_seed(0)
     sampler, model = kind(NUM, BATCH), nn.Linear(6, 2)
     given, criterion = spy(sampler, monkeypatch), WeightedLoss(sampler)
     score = gradient_norms if sampler.learns_from == "importance" else each

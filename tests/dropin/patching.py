@@ -3,16 +3,10 @@
 from pathlib import Path
 
 
-def changed_lines(diff: str) -> int:
-    """Count lines that are new or replaced: those with a plus."""
-    return sum(line.startswith("+") for lines in changes(diff).values() for line in lines)
-
-
-def node_lines(diff: str) -> int:
-    """Count those that are not the server's."""
-    files = changes(diff)
-    files.pop("quickstart/server_app.py", None)
-    return sum(line.startswith("+") for lines in files.values() for line in lines)
+def changed_lines(diff: str, *, server: bool = True) -> int:
+    """Count lines that are new or replaced: those with a plus; or of the node only."""
+    own = [lines for name, lines in changes(diff).items() if server or "server_app" not in name]
+    return sum(line.startswith("+") for lines in own for line in lines)
 
 
 def changes(diff: str) -> dict[str, list[str]]:

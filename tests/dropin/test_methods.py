@@ -6,7 +6,7 @@ What the methods do there, tests/e2e/examples sees.
 from pathlib import Path
 
 import pytest
-from dropin.patching import node_lines
+from dropin.patching import changed_lines
 from e2e.examples.running import APPS, run
 
 from flwr_hetero.fleet import DeviceProfile
@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 )
 def test_so_many_lines_of_the_node_change(method, lines, says, tmp_path, capsys):
     diff = (HERE / f"{method}.diff").read_text()
-    assert node_lines(diff) <= lines
+    assert changed_lines(diff, server=False) <= lines
     seen = run(APPS["torch"], tmp_path, rounds=2, diff=diff)
     assert "accuracy" in capsys.readouterr().out
     assert says in seen.records[-1] if says else seen.state(0)
@@ -34,7 +34,7 @@ def test_so_many_lines_of_the_node_change(method, lines, says, tmp_path, capsys)
 
 def test_slices(tmp_path):
     diff, fleet = (HERE / "slices.diff").read_text(), [DeviceProfile(4.0), DeviceProfile(0.25)] * 2
-    assert node_lines(diff) <= 3
+    assert changed_lines(diff, server=False) <= 3
     records = run(APPS["torch"], tmp_path, fleet=fleet, num_digits=1797, diff=diff).records
     whole = 4 * 360  # examples of a round of FedAvg
     assert [record["round"] for record in records] == [0, 1, 2, 3]

@@ -15,27 +15,28 @@ BATCH = 6
 TARGETS = torch.arange(BATCH) % 5
 
 
-def images(*layers):
-    inputs = torch.randn(BATCH, 3, 8, 8)
-    body = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), *layers, nn.Flatten())
-    return nn.Sequential(body, nn.Linear(body(inputs).shape[1], 5)), inputs
-
-
-class Mean(nn.Module):
+class Flat(nn.Module):
     def forward(self, out):
-        return (out[0] if isinstance(out, tuple) else out).mean(1)
+        return (out[0] if isinstance(out, tuple) else out).flatten(1)
 
 
-def sequences(body):
-    model, inputs = nn.Sequential(body, Mean(), nn.LazyLinear(5)), torch.randn(BATCH, 7, 8)
+def with_head(body, inputs):
+    model = nn.Sequential(body, Flat(), nn.LazyLinear(5))
     model(inputs)
     return model, inputs
 
 
+def images(*layers):
+    body = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), *layers)
+    return with_head(body, torch.randn(BATCH, 3, 8, 8))
+
+
+def sequences(body):
+    return with_head(body, torch.randn(BATCH, 7, 8))
+
+
 def embedded(body):
-    model = nn.Sequential(body, nn.Flatten(), nn.LazyLinear(5))
-    model(inputs := torch.randint(9, (BATCH, 4)))
-    return model, inputs
+    return with_head(body, torch.randint(9, (BATCH, 4)))
 
 
 def mlp(first=None):

@@ -21,7 +21,7 @@ from flwr_hetero.strategy import FedBuff, FedSlice, Recorded
 
 
 def record_run(path, strategy, num_rounds, app=None, faults=()):
-    strategy = Recorded(strategy, run_dir=RunDirectory(path, {}), checkpoint_every=99)
+    strategy = Recorded(strategy, run_dir=RunDirectory(path, {}))
     speeds = [DeviceProfile(speed) for speed in (4.0, 4.0, 1.0, 0.5)]
     strategy.start(
         LocalGrid(app or toy_app(), speeds, faults=faults),

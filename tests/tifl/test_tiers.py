@@ -88,17 +88,13 @@ def test_nodes_that_have_not_answered_are_slower():
     assert tiers.seconds[-1] == pytest.approx(9.0, rel=1e-5)
 
 
-def noise(spread, shape, seed=0):
-    return np.exp(spread * np.random.default_rng(seed).standard_normal(shape))
-
-
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(
     ("speeds", "differ"),
     [(np.ones(10), False), (np.linspace(1, 1.2, 10), False), (np.linspace(1, 3, 10), True)],
 )
 def test_latencies_differ_by_more_than_their_spread(seed, speeds, differ):
-    rounds = speeds * noise(0.2, (5, 10), seed)
+    rounds = speeds * np.exp(0.2 * np.random.default_rng(seed).standard_normal((5, 10)))
     assert speeds_differ(rounds) == differ
     tiers = form_tiers([f"{i}" for i in range(10)], rounds, 3, count=1)
     rounds[np.random.default_rng(seed).random(rounds.shape) < 0.4] = NAN

@@ -8,7 +8,7 @@ import numpy as np
 
 from flwr_hetero_studies.core.experiment import Claim, Finding, times
 from flwr_hetero_studies.core.plan import Options
-from flwr_hetero_studies.papers.biased_local_sgd.runs import GAPS, TAU_F, Case, Trained, compare
+from flwr_hetero_studies.papers.biased_local_sgd.runs import GAPS, TAU_F, Case, MeanRun, compare
 
 SYNCHRONOUS, BALANCED, BIASED = "synchronous SGD", "balanced local SGD", "biased local SGD"
 FAST_ONLY = "synchronous SGD, 8 fast only"
@@ -33,7 +33,7 @@ NEARLY = 1.75
 """Points between synchronous and biased SGD on CIFAR-10, in Table 1: a slight decline."""
 
 
-def outcome(found: Mapping[str, Trained], claims: list[Claim], paper: Mapping[str, str]) -> Finding:
+def outcome(found: Mapping[str, MeanRun], claims: list[Claim], paper: Mapping[str, str]) -> Finding:
     rows = []
     for name, one in found.items():
         figures = one.rounds, f"{one.rounds_per_epoch:.1f}", f"{one.seconds:.1f}", one.percent
@@ -43,7 +43,7 @@ def outcome(found: Mapping[str, Trained], claims: list[Claim], paper: Mapping[st
     return Finding(head, rows, claims, curves, ("virtual seconds", "accuracy, %"))
 
 
-def above(text: str, published: str, low: Trained, high: Trained) -> Claim:
+def above(text: str, published: str, low: MeanRun, high: MeanRun) -> Claim:
     """Claim that the mean accuracy is higher; the gain is seed by seed, with its standard error."""
     gains = np.subtract(high.finals, low.finals)
     error = gains.std(ddof=1) / len(gains) ** 0.5
@@ -147,9 +147,9 @@ def figure_4(options: Options) -> Finding:
     names |= {"weights": (False, True), "both": (True, True)}
     cases = {}
     for gap in GAPS:
-        for name, (sampling, weights) in names.items():
-            how = {"sampling": sampling, "weights": weights, "as_long_as": Case()}
-            cases[f"{name}, {gap}"] = Case(slow_steps=gap, **how)
+        for name, (in_sampling, in_weights) in names.items():
+            case = Case(slow_steps=gap, sampling=in_sampling, weights=in_weights)
+            cases[f"{name}, {gap}"] = replace(case, as_long_as=Case())
     found = compare(options, cases)
     plain, sampling, weights, both = (found[f"{name}, 1"] for name in names)
     single = sampling if sampling.accuracy > weights.accuracy else weights

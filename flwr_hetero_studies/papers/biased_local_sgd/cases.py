@@ -85,7 +85,7 @@ def run(case: Case, seed: int, data: Data) -> dict[str, Any]:
     grid = LocalGrid(app, fleet(case), seed=seed, run_config=config)
     budget_s = case.get("budget_s", inf)
     epochs = case["epochs"] if budget_s == inf else inf
-    progress = Progress(settings, grid, samples, epochs, budget_s)
+    progress = BudgetedRun(settings, grid, samples, epochs, budget_s)
     arrays, rounds = initial_arrays(settings), settings.num_server_rounds
     progress.start(grid, arrays, rounds, evaluate_fn=progress.evaluate)
     curve = {key: [point[key] for point in progress.points] for key in progress.points[0]}
@@ -93,7 +93,7 @@ def run(case: Case, seed: int, data: Data) -> dict[str, Any]:
     return {"metrics": end, "curve": curve}
 
 
-class Progress(Wrapper):
+class BudgetedRun(Wrapper):
     """End a run after epochs or virtual time; lower the learning rate on the way; note points."""
 
     def __init__(

@@ -85,7 +85,7 @@ class Case:
         return [DeviceProfile(name="fast")] * self.fast + [slow] * self.slow
 
 
-class Trained(NamedTuple):
+class MeanRun(NamedTuple):
     """Means over seeds, the final accuracy of each, and accuracy by time."""
 
     rounds: int
@@ -103,7 +103,7 @@ class Trained(NamedTuple):
         return f"{self.accuracy:.2f} ± {np.std(self.finals, ddof=1):.2f}"
 
 
-def train(options: Options, case: Case) -> Trained:
+def train(options: Options, case: Case) -> MeanRun:
     runs = [_train(options, case, options.seed + number) for number in range(3)]
     seconds = np.mean([run["virtual_s"] for run in runs], axis=0)
     accuracy = np.mean([run["accuracy"] for run in runs], axis=0)
@@ -112,7 +112,7 @@ def train(options: Options, case: Case) -> Trained:
     examples = len(shared_examples(options.dataset("images"), 0))
     epochs = rounds * case.batches * setting(options, case)["batch-size"] / examples
     curve = Curve(seconds.tolist(), (100 * accuracy).tolist())
-    return Trained(rounds, rounds / epochs, float(seconds[-1]), finals, curve)
+    return MeanRun(rounds, rounds / epochs, float(seconds[-1]), finals, curve)
 
 
 def setting(options: Options, case: Case) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def shared_app() -> ClientApp:
     return app
 
 
-def compare(options: Options, cases: Mapping[str, Case]) -> dict[str, Trained]:
+def compare(options: Options, cases: Mapping[str, Case]) -> dict[str, MeanRun]:
     found = {}
     for name, case in cases.items():
         options.say(name)

@@ -25,15 +25,14 @@ SAME = 0.02
 """Gains that differ from 1 by less are no difference."""
 PAPER = {"fig10": "PGD-A 2 to 5 times faster at first, up to 1.6 times in all",
          "late": "not in the paper"}  # fmt: skip
-SHORT = {
-    PGD_A: "PGD-A as published",
-    SPREAD: "PGD-A, first epoch in turn",
-    DRAWN: "stochastic (default)",
-}
+SHORT = {PGD_A: "PGD-A as published", SPREAD: "PGD-A, first epoch in turn",
+         DRAWN: "stochastic (default)"}  # fmt: skip
 Races = Mapping[tuple[str, str], Mapping[str, list[Line]]]
 """Runs by experiment and task, and by method."""
 Prices = Mapping[tuple[str, str], Mapping[str, Mapping[str, float]]]
 """What a step and a start cost by experiment and task, and by method."""
+COST = {"way": "{way}", "CPU ms": "{ms:.1f} ({ms_least:.1f} to {ms_most:.1f})",
+        "of forward + backward": "{ratio:.2f}x"}  # fmt: skip
 FREE = {"price": 1.0, "start": 0.0}
 """Of SGD, and where it was not measured."""
 
@@ -119,13 +118,12 @@ def final_loss(runs: Sequence[Line]) -> str:
 
 def cost(lines: list[Line]) -> str:
     """Tabulate time and memory of the ways to priorities."""
-    rows = [
-        [f"{line['case']['name']}, batch {line['case']['batch']}", way["way"],
-         f"{way['ms']:.1f} ({way['ms_least']:.1f} to {way['ms_most']:.1f})", f"{way['ratio']:.2f}x"]
-        for line in lines for way in line["metrics"]["ways"]
-    ]  # fmt: skip
-    head = ["model", "way", "CPU ms", "of forward + backward"]
-    return tables.table(head, rows)
+    rows = []
+    for line in lines:
+        model = "{name}, batch {batch}".format(**line["case"])
+        rows += [[model, *(form.format(**way) for form in COST.values())]
+                 for way in line["metrics"]["ways"]]  # fmt: skip
+    return tables.table(["model", *COST], rows)
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:

@@ -1,27 +1,22 @@
-"""TiFL: which tiers train, settings on digits, predicted times."""
+"""TiFL: which tiers train, settings on digits."""
 
 from collections.abc import Iterator
-from dataclasses import replace
-from itertools import product
 from math import inf
 from typing import Any
 from unittest import mock
 
 import numpy as np
-from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import FedAvg
 
-from flwr_hetero.fleet import LocalGrid, named_fleet
+from flwr_hetero.fleet import named_fleet
 from flwr_hetero.strategy import TiFL
 from flwr_hetero.tifl import algorithm
 from flwr_hetero_studies.core.apps import app_modules
 from flwr_hetero_studies.core.emulate import Moment, config_of, emulate, with_last_classes
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line, by_seed, of
-from flwr_hetero_studies.papers.tifl.times import idle_app
 from flwr_hetero_studies.tasks import Settings
 
-NODES, PER_ROUND, JITTER = 50, 5, 0.03
 VANILLA = "vanilla"
 SETTINGS = {"rounds": 60}
 MIX_SETTINGS = {"train-examples": 6000, "learning-rate": 0.05}
@@ -37,7 +32,6 @@ MIXES: dict[str, dict[str, Any]] = {
     "adaptive, blind": {"policy": "adaptive", "error-power": 0.0},
 }
 """Which tiers train, at the same virtual time; the default with and without its accuracies."""
-PREDICTED = ("paced", "uniform", "random")
 
 
 def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
@@ -57,19 +51,13 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
             elif seed in base:
                 budget_s = SHARE * base[seed]["curve"]["clock_s"][-1]
                 yield Trial({**digits, "name": name}, seed, {"budget_s": budget_s})
-    for policy, unequal in product(PREDICTED, (False, True)):
-        name = f"{policy}, {'20 to 180' if unequal else '100'} examples a node"
-        case = {"experiment": "forecast", "name": name, "policy": policy, "unequal": unequal}
-        yield Trial(case | {"rounds": 60, "seeds": 4 if options.fast else 40})
 
 
 def run(case: Case, seed: int, data: Data, **limit: float) -> dict[str, Any]:
     """Run a case of any kind."""
     if case["experiment"] == "digits":
         return on_digits(case, seed, **limit)
-    if "budget-s" in case:
-        return mix(case, seed, data)
-    return {"metrics": predicted(case)}
+    return mix(case, seed, data)
 
 
 def on_digits(case: Case, seed: int, budget_s: float = inf) -> dict[str, Any]:
@@ -116,25 +104,3 @@ def mix(case: Case, seed: int, data: Data) -> dict[str, Any]:
     rounds = np.bincount(drawn, minlength=5).tolist()
     kept = {key: curve[key] for key in ("virtual_s", "accuracy", "slow", "tier")}
     return {"metrics": {"accuracy": curve["accuracy"][-1], "rounds": rounds}, "curve": kept}
-
-
-def predicted(case: Case) -> dict[str, float]:
-    """Compare what is expected before the first round with the time of the run, for some seeds."""
-    fleet = [replace(one, jitter=JITTER) for one in named_fleet("paper-5", NODES)]
-    unequal = np.random.default_rng(0).integers(20, 181, NODES).tolist()
-    app, errors = idle_app(unequal if case["unequal"] else [100]), []
-    for seed in range(case["seeds"]):
-        how: dict[str, Any] = {"profiling": "phase", "warmup_rounds": 0, "seed": seed}
-        inner = FedAvg(fraction_evaluate=0.0)
-        strategy, ahead = TiFL(inner, PER_ROUND, policy=case["policy"], **how), list[float]()
-
-        def note(number: int, arrays: ArrayRecord, own: TiFL = strategy, to: Any = ahead) -> None:
-            if number == 0:
-                full, probs = own.state.full_credits, own.state.probs
-                probs = full / full.sum() if own.named == algorithm.PACED else probs
-                to.append(case["rounds"] * float(probs @ own.tiers.slowest_s))
-
-        grid = LocalGrid(app, fleet, seed=seed)
-        strategy.start(grid, ArrayRecord([np.zeros(1)]), case["rounds"], evaluate_fn=note)
-        errors.append(abs(ahead[0] / strategy.actual_s - 1))
-    return {"error": float(np.mean(errors))}

@@ -1,4 +1,4 @@
-"""Time to vanilla's accuracy, accuracy by tiers' shares, and times as predicted."""
+"""Time to vanilla's accuracy, and accuracy by tiers' shares."""
 
 from collections.abc import Mapping, Sequence
 from math import inf
@@ -20,7 +20,6 @@ QUARTERS = ["all, second quarter", "all, last quarter", "last two classes, secon
             "last two classes, last quarter"]  # fmt: skip
 MIX = ["policy", "rounds per tier, fastest first", "time to the target over paced's",
        "the same, by rounds", *QUARTERS]  # fmt: skip
-FORECAST = ["policy", "mean error"]
 
 
 def final_accuracy(lines: Sequence[Line]) -> float:
@@ -143,7 +142,4 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
         parts["mixes"] = "".join(f"### {name}\n\n{mixes(mine)}\n" for name, mine in found.items())
         first = next(iter(found.values()))
         parts |= {"mix_case": first[0]["case"], "mix_seeds": len(record.seeds(first))}
-    if mine := groups.get("forecast"):
-        parts["forecast"] = tables.table(FORECAST, tables.rows(mine, {"error": "{:.1%}"}))
-        parts["forecast_case"] = mine[0]["case"]
     return parts

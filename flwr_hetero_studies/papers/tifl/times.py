@@ -1,7 +1,6 @@
 """The experiments of TiFL that need no trained model: its times, and Tables 1 and 2."""
 
 import time
-from collections.abc import Sequence
 from math import comb
 from typing import Any
 
@@ -23,12 +22,8 @@ from flwr_hetero_studies.papers.tifl.runs import CIFAR_CPUS, MODELS, PAPER, Plan
 from flwr_hetero_studies.tasks import data_shape, load_partition, make_model
 from flwr_hetero_studies.tasks import train as train_steps
 
-TABLE_2 = {
-    "slow": (46242, 44977, 2.76),
-    "uniform": (12693, 12643, 0.4),
-    "random": (5143, 5053, 1.8),
-    "fast": (1837, 1750, 5.01),
-}
+TABLE_2 = {"slow": (46242, 44977, 2.76), "uniform": (12693, 12643, 0.4),
+           "random": (5143, 5053, 1.8), "fast": (1837, 1750, 5.01)}  # fmt: skip
 """Seconds estimated, seconds taken, and MAPE in percent."""
 DELAYED_S = 5.0
 """Between a round with a node of 0.1 CPU, which takes 10 s, and one without, 2 s at most."""
@@ -173,13 +168,12 @@ def start(strategy: Wrapper, rounds: int, seed: int) -> None:
     strategy.start(grid, ArrayRecord([np.zeros(1)]), num_rounds=rounds)
 
 
-def idle_app(examples: Sequence[int] = (100,)) -> ClientApp:
-    """Make nodes that report the work of so many examples each, and do none."""
+def idle_app() -> ClientApp:
+    """Make nodes that report the work of 100 examples each, and do none."""
     app = ClientApp()
 
     def answer(message: Message, context: Context) -> Message:
-        own = examples[int(context.node_config[keys.PARTITION_ID]) % len(examples)]
-        metrics = MetricRecord({keys.NUM_EXAMPLES: int(own)})
+        metrics = MetricRecord({keys.NUM_EXAMPLES: 100})
         arrays = message.content.array_records["arrays"]
         return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 

@@ -33,26 +33,14 @@ def flower(tmp_path_factory):
         "NO_COLOR": "1",
     }
 
-    def run(
-        app: str | Path,
-        num_supernodes: int = 2,
-        timeout: float = 1800,
-        workers: int = 0,
-        **config: object,
-    ) -> str:
-        settings = " ".join(
-            f"{key.replace('_', '-')}={toml(value)}" for key, value in config.items()
-        )
-        command = [str(processes.BIN / "flwr"), "run", str(APPS / app), "--stream"]
-        if settings:
-            command += ["--run-config", settings]
-        if num_supernodes != 2:
-            federation = f"num-supernodes={num_supernodes} client-resources-num-cpus=1"
-            federation += f" init-args-num-cpus={workers}" if workers else ""
-            command += ["--federation-config", federation]
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=timeout, check=False
-        )
+    def run(app: str | Path, num_nodes: int, workers: int = 0, **config: object) -> str:
+        settings = " ".join(f"{k.replace('_', '-')}={toml(v)}" for k, v in config.items())
+        federation = f"num-supernodes={num_nodes} client-resources-num-cpus=1"
+        federation += f" init-args-num-cpus={workers}" if workers else ""
+        command = [processes.BIN / "flwr", "run", APPS / app, "--stream", "--run-config", settings]
+        command += ["--federation-config", federation]
+        how = {"capture_output": True, "text": True, "timeout": 1800, "check": False}
+        done = subprocess.run(command, env=environment, **how)
         return done.stdout + done.stderr
 
     yield run

@@ -8,7 +8,7 @@ from flwr_hetero_studies.core.experiment import Curve
 from flwr_hetero_studies.core.plan import NotHereError, Options
 from flwr_hetero_studies.papers.biased_local_sgd import accuracy, other, runs
 from flwr_hetero_studies.papers.biased_local_sgd.model import resnet20
-from flwr_hetero_studies.papers.biased_local_sgd.runs import Case, HighLossToSlow, Trained
+from flwr_hetero_studies.papers.biased_local_sgd.runs import Case, HighLossToSlow, MeanRun
 from flwr_hetero_studies.tasks import load_partition, make_model
 
 QUIET = Options(fast=True)
@@ -16,7 +16,7 @@ QUIET = Options(fast=True)
 
 def trained(seconds, percent):
     ends = Curve([0.0, seconds], [10.0, percent])
-    return Trained(10, 1.0, seconds, [percent, percent], ends)
+    return MeanRun(10, 1.0, seconds, [percent, percent], ends)
 
 
 def test_cases_count_batches_and_rounds():

@@ -17,8 +17,7 @@ QUIET = Options(fast=True)
 
 @pytest.fixture
 def task():
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(80, 4, 1, 1, generator=generator)
+    inputs = torch.randn(80, 4, 1, 1, generator=torch.Generator().manual_seed(0))
     examples = Examples(inputs, (inputs[:, 0, 0, 0] > 0).long())
     return tasks.Problem(examples, lambda seed: tasks.make_model("softmax", (4, 1, 1), 2, seed))
 
@@ -62,16 +61,14 @@ def test_ways_to_priorities_agree():
     exact = found[costs.PER_SAMPLE]()
     for way in ("forward mode", "step with priorities, all"):
         torch.testing.assert_close(found[way](), exact, rtol=1e-4, atol=1e-6)
-    assert figures.COSTS["cnn"][1] == sum(
-        p.numel() for p in tasks.paper_cnn((1, 28, 28), 10).parameters()
-    )
+    cnn = tasks.paper_cnn((1, 28, 28), 10)
+    assert figures.COSTS["cnn"][1] == sum(p.numel() for p in cnn.parameters())
 
 
 def test_what_is_read_off_curves():
     assert gains.falling([3.0, 1.0, 2.0, 0.5]).tolist() == [3.0, 1.5, 1.5, 0.5], "jumps alike"
     assert gains.falling([1.0, 2.0, 3.0]).tolist() == [2.0, 2.0, 2.0]
-    rises = workers.jumps({"loss": [2.0, 5.0, 1.0, 2.0, 1.0, 1.5]})
-    assert rises == pytest.approx(0.25), "in the later half only"
+    assert workers.jumps({"loss": [2.0, 5.0, 1.0, 2.0, 1.0, 1.5]}) == 0.25, "in the later half"
     slow = {"work": [0.0, 10.0, 20.0, 30.0, 40.0], "loss": [4.0, 3.0, 2.0, 1.0, 0.0]}
     fast = slow | {"work": [x / 2 for x in slow["work"]]}
     never = slow | {"loss": [4.0, 4.0, 4.0, 4.0, inf]}
@@ -109,9 +106,8 @@ def test_convergence_is_decided_by_work(monkeypatch, speed, verdict):
     work = np.linspace(0, 100, 21)
 
     def found(task, method, settings, rates, seeds):
-        own = {SGD: 1.0, PGD_A: speed, PGD_S: 1.0}[method]
-        loss = np.exp(-0.03 * work) + (0.2 if method == PGD_S else 0.0)
-        spent = (work / own).tolist()
+        loss = np.exp(-0.03 * work) + 0.2 * (method == PGD_S)
+        spent = (work / (speed if method == PGD_A else 1.0)).tolist()
         return rates[0], [{"work": spent, "step": spent, "loss": loss.tolist()}]
 
     monkeypatch.setattr(figures, "at_best_rate", found)

@@ -8,15 +8,10 @@ import torch
 from PIL import Image
 
 from flwr_hetero_studies.tasks import (
-    Settings,
-    central_evaluate,
     data_shape,
-    evaluate,
     hold_out,
-    initial_arrays,
     load_partition,
     load_test,
-    make_model,
 )
 from flwr_hetero_studies.tasks.sources import open_source
 
@@ -148,13 +143,6 @@ def test_hub_error_is_one_clear_error(monkeypatch):
         ValueError, match=r"dataset must be on .* the Hub .*no network.*got 'mnits'"
     ):
         load_test("mnits")
-
-
-def test_central_evaluation_of_first_model():
-    settings = Settings(model="softmax", seed=2)
-    metrics = central_evaluate(settings)(0, initial_arrays(settings))
-    expected = evaluate(make_model("softmax", (1, 8, 8), 10, seed=2), load_test("digits"))
-    assert (metrics["loss"], metrics["accuracy"]) == pytest.approx(expected)
 
 
 def test_held_out_examples_are_the_rest():

@@ -6,7 +6,6 @@ import torch
 from flwr_hetero.cd_grab.gradients import batch_gradient
 from flwr_hetero.client.batch_sampler import BatchSampler, UniformSampler
 from flwr_hetero.client.weighted_loss import scoring
-from flwr_hetero.pgd.priorities import LayerPriorities
 from flwr_hetero.sampler import (
     MercurySampler,
     OrderedSampler,
@@ -65,12 +64,6 @@ def test_every_sampler_trains_every_task(caplog, sampler, name):
 
 def outputs_of(examples):
     return examples.task.outputs(examples.targets.numpy(), 10)
-
-
-def test_layers_of_an_lstm_are_refused():
-    model = make_model("lstm-lm", (12,), (12, 128))
-    with pytest.raises(ValueError, match="layers that priorities count must be linear"):
-        LayerPriorities(model, "all")
 
 
 def test_scoring_leaves_an_lstm_differentiable_by_cudnn():

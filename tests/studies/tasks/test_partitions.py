@@ -40,14 +40,6 @@ def test_dirichlet_equals_flower_datasets():
         assert theirs.load_partition(node)["row"][:] == part.tolist()
 
 
-def test_classes_are_shared_evenly():
-    parts = partition_rows(LABELS, 50, "classes", classes_per_node=2, seed=1)
-    assert [len(np.unique(LABELS[part])) for part in parts] == [2] * 50
-    assert [len(part) for part in parts] == [12] * 50  # 10 nodes hold each class of 60
-    smallest = partition_rows(LABELS, 300, "classes", classes_per_node=1)
-    assert {len(part) for part in smallest} == {2}  # 30 nodes share a class
-
-
 def test_quantity_shares_per_fifth():
     sizes = [len(part) for part in partition_rows(LABELS, 10, "quantity")]
     assert sizes == [30, 30, 45, 45, 60, 60, 75, 75, 90, 90]
