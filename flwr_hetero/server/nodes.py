@@ -96,11 +96,11 @@ def wait_for_nodes(
 ) -> Set[int]:
     """Wait until enough nodes are online, none has come for a while, or time is up."""
     whole, online, poll_s, still_s = whole_grid(grid), online_nodes(grid), 1.0, 0.0
-    # a simulation registers its nodes in a row and has no others; a fleet's come one by one
-    if registers := is_simulation_grid(whole):
-        poll_s, still_s, settle_s = REGISTER_POLL_S, REGISTER_POLL_S, REGISTER_S
     # a LocalGrid has all at once
     is_over = len(online) >= at_least or hasattr(whole, "virtual_time_s")
+    # a simulation registers its nodes in a row and has no others; a fleet's come one by one
+    if registers := not is_over and is_simulation_grid(whole):
+        poll_s, still_s, settle_s = REGISTER_POLL_S, REGISTER_POLL_S, REGISTER_S
     waited_s = same_s = 0.0
     while waited_s < wait_s and not is_over:
         if not (registers or same_s):
