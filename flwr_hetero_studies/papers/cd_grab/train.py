@@ -71,7 +71,7 @@ def train_by(
     model = task.make_model(seed)
     optimizer, gradients_of = settings.optimizer(model), Gradients(task, model)
     own = settings.batch // settings.workers
-    points = [{"epoch": 0.0, "herding": inf} | task.look(model)]
+    points = [{"herding": inf} | task.look(model)]
     for epoch in range(settings.epochs):
         if settings.decay_every:
             for group in optimizer.param_groups:
@@ -98,8 +98,7 @@ def train_by(
             optimizer.step()
         # Alg. 3, l. 9
         orders.start_pass()
-        points.append({"epoch": epoch + 1.0, "herding": furthest(np.array(sums))})
-        points[-1] |= task.look(model)
+        points.append({"herding": furthest(np.array(sums))} | task.look(model))
         if not isfinite(points[-1]["loss"]):
             break
     return columns(points)

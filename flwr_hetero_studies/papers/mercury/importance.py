@@ -34,7 +34,6 @@ FEW = 0.15
 
 
 def figure_2(options: Options) -> Finding:
-    """Overlap computing and exchanging, layer by layer, on links of every speed."""
     rows, cut = [], {}
     for mbps in (*MBPS, *FAST_LINKS):
         cost = costs(mbps)
@@ -62,7 +61,6 @@ def trained(options: Options, steps: int) -> tuple[Training, NDArray[np.int64]]:
 
 
 def figure_3(options: Options) -> Finding:
-    """Look at how unequal importance is as random training goes on."""
     training, samples = trained(options, 0)
     rows, halves, count = [], [], len(samples)
     for before, moment in zip((0, *MOMENTS), MOMENTS, strict=False):
@@ -86,7 +84,6 @@ def figure_3(options: Options) -> Finding:
 
 
 def figure_4(options: Options) -> Finding:
-    """Draw batches at random and by importance, and compare what they hold."""
     training, samples = trained(options, MOMENTS[-1])
     samples = samples[:MOST]
     losses, norms = training.all_losses(samples), gradient_norms(training, samples)
@@ -119,7 +116,6 @@ def figure_4(options: Options) -> Finding:
 
 
 def gradient_norms(training: Training, samples: NDArray[np.int64]) -> Vector:
-    """Return the norm of each example's own gradient."""
     params = [p for p in training.model.parameters() if p.requires_grad]
     found = []
     for sample in samples:
@@ -139,7 +135,6 @@ CHANGES = {(1, 0.05): 0.5, (1, 0.1): 0.7, (10, 0.1): 0.65}
 
 
 def figure_6(options: Options) -> Finding:
-    """See how far samples' ranks of importance move within 1 and 10 iterations."""
     training, samples = trained(options, MOMENTS[1])
     moves: dict[int, list[Vector]] = {1: [], 10: []}
     for _ in range(10):

@@ -40,7 +40,6 @@ class SeededTask:
         return mean_of([train(task, method, cost, seed) for seed in self.seeds])
 
     def changed(self, **changes: Any) -> "SeededTask":
-        """Change the task."""
         return replace(self, task=replace(self.task, **changes))
 
 
@@ -52,7 +51,6 @@ FAST: dict[str, tuple[Workload, int]] = {
 
 
 def cell(options: Options, kind: str) -> SeededTask:
-    """Return the task of a kind in the form that was asked for."""
     task, count = FAST[kind]
     if not options.fast:
         shape, _ = data_shape(options.dataset(kind))
@@ -68,12 +66,10 @@ def mean_of(runs: Sequence[TrainedRun]) -> TrainedRun:
 
 
 def smooth(run: TrainedRun) -> curves.Vector:
-    """Average each accuracy with its neighbours."""
     return curves.smooth(run.accuracy, WINDOW, centred=True)
 
 
 def plateau(run: TrainedRun) -> float:
-    """Return the mean accuracy of the last part."""
     return float(smooth(run)[-max(1, int(PLATEAU * len(run.accuracy))) :].mean())
 
 
@@ -92,10 +88,8 @@ def gain(base: TrainedRun, run: TrainedRun, what: str = "seconds") -> float:
 
 
 def written(ratio: float) -> str:
-    """Write a gain."""
     return f"{ratio:.2f}x" if ratio else "never"
 
 
 def end_of(run: TrainedRun) -> str:
-    """Write the accuracy at the plateau."""
     return f"{100 * plateau(run):.2f} %"

@@ -48,12 +48,10 @@ def on_link(run: TrainedRun, mbps: float, workers: int = 4) -> TrainedRun:
 
 
 def step_s(run: TrainedRun) -> float:
-    """Return the seconds of a step, mean over a run."""
     return run.seconds[-1] / run.steps[-1]
 
 
 def figure_11(options: Options) -> Finding:
-    """Race Mercury, TicTac and AdaComm against SGD on every link."""
     kinds = list(PUBLISHED) if options.fast or not options.data else ["images"]
     rows, found = [], dict[tuple[str, int], tuple[float, ...]]()
     for kind in kinds:
@@ -94,14 +92,12 @@ def figure_11(options: Options) -> Finding:
 
 
 def uncompromised(base: TrainedRun, run: TrainedRun) -> Claim:
-    """Claim that a run ends at the accuracy of the base."""
     more = plateau(run) - plateau(base)
     text = "Accuracy is not compromised (within half a point)"
     return Claim(text, "same", f"{100 * more:+.2f} points", more >= -0.005)
 
 
 def figure_12(options: Options) -> Finding:
-    """Compare the curves of Mercury, TicTac and AdaComm over exchanges and over time."""
     task, one_s = cell(options, "images"), overlapped_s(costs(100))
     tictac, adacomm, mercury = (task.train(method) for method in (RANDOM, ADACOMM, MERCURY))
     # by its own clock; the accuracy is that of plain SGD
@@ -152,13 +148,11 @@ def compare(
 
 
 def figure_13(options: Options) -> Finding:
-    """Score a group per step, or all local data."""
     methods = {"all-inclusive": replace(GROUPWISE, share=1.0), "group-wise": GROUPWISE}
     return compare(options, methods, (1.2, 4.2))
 
 
 def figure_15(options: Options) -> Finding:
-    """Score during the exchange of gradients, or before each batch."""
     methods = {"sequential": replace(MERCURY, is_hidden=False), "BACC": MERCURY}
     return compare(options, methods, (1.05, 2.2))
 
@@ -173,7 +167,6 @@ RESHARDING = {
 
 
 def figure_14(options: Options) -> Finding:
-    """Move samples between devices at random, or important ones only and half as many."""
     iid = cell(options, "images")
     splits = {"IID": iid, "Dirichlet 0.5": iid.changed(alpha=0.5)}
     rows, ends = [], []
@@ -194,7 +187,6 @@ def figure_14(options: Options) -> Finding:
 
 
 def figure_16(options: Options) -> Finding:
-    """Let bandwidth vary, with and without adaptation to it."""
     task = cell(options, "images")
     base, rows, drops = task.train(RANDOM), [], []
     for mbps in MBPS:
@@ -217,7 +209,6 @@ def figure_16(options: Options) -> Finding:
 
 
 def figure_17(options: Options) -> Finding:
-    """Use 4, 8 and 12 devices."""
     rows, found = [], dict[tuple[int, int], float]()
     links = options.pick((MBPS[0], MBPS[-1]), MBPS)
     for workers in (4, 8, 12):
@@ -239,7 +230,6 @@ def figure_17(options: Options) -> Finding:
 
 
 def figure_18(options: Options) -> Finding:
-    """Train on non-IID data that stays where it is, without BACC."""
     gains, rows = {}, []
     for alpha, published in BY_ALPHA.items():
         task = cell(options, "images").changed(workers=12, alpha=alpha)
@@ -283,7 +273,6 @@ CONDITIONS: dict[str, tuple[Change, Change, Change]] = {
 
 
 def section_6_2(options: Options) -> Finding:
-    """Change one condition of the paper's setting at a time."""
     cost, rows, claims = costs(10), list[tuple[str, ...]](), list[Claim]()
     bases: dict[str, TrainedRun] = {}
     for name, (of_task, of_base, of_run) in CONDITIONS.items():

@@ -68,14 +68,12 @@ class Plan:
 
     @property
     def fleet(self) -> list[DeviceProfile]:
-        """Equal groups of nodes, one for each CPU share."""
         shares = [self.cpus[node * len(self.cpus) // self.nodes] for node in range(self.nodes)]
         spread = np.exp(SPREAD * np.random.default_rng(0).standard_normal(self.nodes))
         return [DeviceProfile(float(speed), jitter=JITTER) for speed in shares * spread]
 
 
 def classes(count: int) -> dict[str, str | int]:
-    """Partition so that each client has examples of so many classes."""
     return {"partition": "classes", "classes-per-node": count}
 
 
@@ -92,7 +90,6 @@ class Trained(NamedTuple):
 
 
 def train(options: Options, plan: Plan, policy: str) -> Trained:
-    """Train with a policy, once for each seed."""
     seeds = range(options.seed, options.seed + options.pick(plan.fast_seeds, 5))
     runs = [_train(options, plan, policy, seed) for seed in seeds]
     seconds, all_s, percent = (np.mean(rows, axis=0).tolist() for rows in zip(*runs, strict=True))
@@ -132,7 +129,6 @@ APP.evaluate()(evaluate_node)
 def compare(
     options: Options, plans: Mapping[str, Plan], policies: Iterable[str]
 ) -> dict[str, dict[str, Trained]]:
-    """Train with every policy in every setting."""
     found: dict[str, dict[str, Trained]] = {}
     for setting, plan in plans.items():
         found[setting] = {}
@@ -161,7 +157,6 @@ def outcome(
 
 
 def speed(found: Mapping[str, Trained], policy: str, over: str = VANILLA) -> float:
-    """Return how many times faster a policy is than another."""
     return found[over].seconds / found[policy].seconds
 
 
@@ -171,7 +166,6 @@ def percents(found: Mapping[str, Trained], policies: Iterable[str] = ()) -> dict
 
 
 def lowest(text: str, published: str, found: Mapping[str, Trained], policy: str) -> Claim:
-    """Claim that a policy has the lowest accuracy of all."""
     own, others = found[policy].accuracy, min(v for n, v in percents(found).items() if n != policy)
     here = f"{own:.2f}; others from {others:.2f}"
     return Claim(f"{text} (the lowest accuracy)", published, here, own < others)
