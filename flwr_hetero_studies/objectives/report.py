@@ -15,7 +15,6 @@ HEAD = ["setting", "all classes", "last two", "last two, to FedAvg", "device-sec
 
 
 def ends(lines: Sequence[Line], name: str) -> list[float]:
-    """Return the mean of the last rounds of each run, in %."""
     return [100 * curves.last(line, name, LAST) for line in lines]
 
 

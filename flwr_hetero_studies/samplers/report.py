@@ -29,7 +29,6 @@ PRICES_HEAD = ["task", "model, batch", "step", "half a batch", "forward pass", "
 
 
 def smooth(line: Line, readout: str) -> curves.Vector:
-    """Average each evaluation with the two before it."""
     return curves.smooth(line["curve"][readout], 3)
 
 
@@ -82,7 +81,6 @@ def gained_by(own: list[Line], base: list[Line]) -> tuple[float, float]:
 
 
 def summary(lines: list[Line]) -> dict[str, Any]:
-    """Count the tasks on which a method gains enough, and loses too much; averaged models."""
     found = [
         {name: gained_by(own, methods[BASE]) for name, own in methods.items()}
         for methods in methods_by_task(lines).values()

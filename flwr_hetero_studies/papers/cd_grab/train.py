@@ -40,13 +40,9 @@ class Schedule:
 
 
 def train(task: OrderTask, settings: Schedule, method: str, seed: int) -> Columns:
-    """Train with the orders of a method.
-
-    As many units are left out, at random, as do not fill an even number of steps.
-    """
     own = settings.batch // settings.workers
     steps = len(task) // settings.batch // 2 * 2
-    # pairs need an even number of steps
+    # pairs need an even number of steps; units that fill none are left out, at random
     kept = np.random.default_rng(seed).permutation(len(task))[: steps * settings.batch]
     units = kept.reshape(settings.workers, steps * own, 1)
     shares = units * task.per_unit + np.arange(task.per_unit)

@@ -31,7 +31,6 @@ class SeededTask:
     seeds: tuple[int, ...]
 
     def train(self, method: Sampling, cost: StepCosts | None = None) -> TrainedRun:
-        """Train with each seed and average."""
         task = self.task
         if method.adapts_steps:
             steps, evaluations = LONGER * task.num_steps, LONGER * task.evaluations
@@ -60,7 +59,6 @@ def cell(options: Options, kind: str) -> SeededTask:
 
 
 def mean_of(runs: Sequence[TrainedRun]) -> TrainedRun:
-    """Average runs that were evaluated equally often."""
     *columns, moved = (np.mean(each, axis=0).tolist() for each in zip(*runs, strict=True))
     return TrainedRun._make([*columns, round(moved)])
 

@@ -37,7 +37,6 @@ Methods = Mapping[str, list[Line]]
 
 
 def end_accuracy(line: Line) -> float:
-    """Return what a run holds at its end: the mean of its last measurements."""
     return curves.last(line, "accuracy", SMOOTHING)
 
 
@@ -46,7 +45,6 @@ def smooth(line: Line) -> curves.Vector:
 
 
 def time_to(line: Line, target: float, clock: str, never: float = np.nan) -> float:
-    """Return when a run reached a target, between two measurements."""
     return curves.time_to(line["curve"][clock], smooth(line), target, never=never)
 
 
@@ -126,7 +124,6 @@ def rivals(cells: list[Methods]) -> dict[str, Any]:
 
 
 def draw_cells(cells: list[Methods], path: Path) -> None:
-    """Draw accuracy against virtual time, a panel per cell, mean over seeds."""
     data = cells[-1][UNIFORM][0]["case"]["data"]
     panels = defaultdict[str, dict[str, Any]](dict)
     for methods in cells:

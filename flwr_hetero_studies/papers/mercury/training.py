@@ -270,5 +270,4 @@ class Training:
 
 
 def train(task: Workload, method: Sampling, cost: StepCosts, seed: int) -> TrainedRun:
-    """Train once."""
     return Training(task, method, cost, seed).run()

@@ -61,7 +61,6 @@ def gain(own: Sequence[Columns], base: Sequence[Columns], part: float, unit: str
 
 
 def factor(value: float, digits: int = 1) -> str:
-    """Write how many times; 0 and infinity are never."""
     return f"{value:.{digits}f}x" if 0 < value < inf else "never"
 
 
@@ -131,7 +130,6 @@ BOTH = 0.02
 
 
 def sides(measure: Callable[[Columns], float], found: Pairs) -> tuple[float, float]:
-    """Return the means where r > k and where r < k."""
     values = [measure(curve) for curve in found.values()]
     return float(np.mean(values[-2:])), float(np.mean(values[:2]))
 
@@ -186,7 +184,6 @@ def figure_9(options: Options) -> Finding:
 
 
 def convergence(options: Options, model: str) -> Finding:
-    """Compare PGD with SGD at its best learning rate, each method at its own best."""
     task = of_figure(options, model)
     settings = Ratios(0.01, 0.01, LR, options.pick(300, 5000))
     seeds = range(options.seed, options.seed + options.pick(1, 3))

@@ -61,7 +61,6 @@ def mean_curve(runs: Sequence[Line], name: str) -> Vector:
 
 
 def goals(sgd: Sequence[Line]) -> list[float]:
-    """Return the mean loss of SGD's runs at some parts of them."""
     mean = np.mean([fit(line) for line in sgd], axis=0)
     return [at(mean, part * (len(mean) - 1)) for part in PARTS]
 
@@ -82,7 +81,6 @@ class RaceGain(NamedTuple):
     in_time: Vector
 
     def cells(self) -> list[str]:
-        """Give the steps with their gain, and the gain in time with its range."""
         missing = int(np.isinf(self.steps).sum())
         if 2 * missing >= len(self.steps):
             return [f"never in {missing} of {len(self.steps)}", ""]

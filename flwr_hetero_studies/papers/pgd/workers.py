@@ -43,10 +43,7 @@ class Ratios:
 
 
 class BasicPGD(BatchSampler):
-    """PGD-S: Algorithm 1 without its aggressive lines 11, 20 and 21.
-
-    Priorities are computed for S alone; the step and the new aggregate are of T alone.
-    """
+    """PGD-S: Algorithm 1 without its aggressive lines 11, 20 and 21: steps are on T alone."""
 
     learns = True
 

@@ -35,7 +35,6 @@ from flwr_hetero_studies.papers.tifl.runs import (
 
 
 def same_time(text: str, published: str, ratios: Sequence[float]) -> Claim:
-    """Claim that times are the same in two settings, from their ratio for each policy."""
     least, most = min(ratios), max(ratios)
     here, holds = f"{least:.2f} to {most:.2f} of it", least >= 0.9 and most <= 1.1
     return Claim(f"{text} (each policy within 10 %)", published, here, holds)
@@ -152,7 +151,6 @@ def figure_6b(options: Options) -> Finding:
 
 
 def better(ours: Mapping[str, Trained]) -> tuple[dict[str, float], str]:
-    """Return the points by which the adaptive policy is more accurate than others, and a text."""
     points = {name: ours[ADAPTIVE].accuracy - ours[name].accuracy for name in (VANILLA, UNIFORM)}
     return points, ", ".join(f"{value:+.2f} to {name}" for name, value in points.items())
 

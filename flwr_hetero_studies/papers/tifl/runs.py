@@ -78,10 +78,7 @@ def classes(count: int) -> dict[str, str | int]:
 
 
 class Trained(NamedTuple):
-    """Means over seeds: seconds of training, final accuracy, and accuracy by time.
-
-    Profiling and evaluation take time too, ``all_s`` in all, which the paper does not count.
-    """
+    """Means over seeds: seconds of training and in all, final accuracy, and accuracy by time."""
 
     seconds: float
     all_s: float
@@ -161,7 +158,6 @@ def speed(found: Mapping[str, Trained], policy: str, over: str = VANILLA) -> flo
 
 
 def percents(found: Mapping[str, Trained], policies: Iterable[str] = ()) -> dict[str, float]:
-    """Return the final accuracy of these policies, or of all."""
     return {name: found[name].accuracy for name in (tuple(policies) or found)}
 
 
@@ -172,7 +168,6 @@ def lowest(text: str, published: str, found: Mapping[str, Trained], policy: str)
 
 
 def alike(text: str, published: str, values: Mapping[str, float]) -> Claim:
-    """Claim that accuracies differ by next to nothing."""
     spread = max(values.values()) - min(values.values())
     here = ", ".join(f"{name} {value:.1f}" for name, value in values.items())
     return Claim(f"{text} (within {ALIKE} points)", published, here, spread <= ALIKE)
