@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib.metadata import entry_points
 
 from flwr_hetero import __version__
-from flwr_hetero.cli import fleet, run, runs
+from flwr_hetero.cli import doctor, fleet, run, runs
 from flwr_hetero.errors import install_hint
 
 # Entry points by which other packages add commands.
@@ -42,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"flwr-hetero {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for module in (run, runs, fleet):
+    for module in (run, runs, fleet, doctor):
         module.add(commands)
     for entry in sorted(entry_points(group=COMMANDS), key=lambda each: each.name):
         # A package whose command is broken must not take the other commands with it.

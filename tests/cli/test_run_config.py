@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from flwr_hetero._flwr import app_tables
+from flwr_hetero.cli import doctor, main
 from flwr_hetero.cli.run import check_run_config
 
 APPS = Path(__file__).parents[2] / "apps"
@@ -47,7 +48,7 @@ class Own(Rules):
 """
 
 
-def test_app_has_known_keys_and_rules_of_its_own(tmp_path):
+def test_app_has_known_keys_and_rules_of_its_own(tmp_path, capsys, monkeypatch):
     (tmp_path / "pyproject.toml").write_text(
         '[tool.flwr.app.components]\nserverapp = "plain_app_here:app"\n'
         "[tool.flwr.app.config]\nlr = 0.1\nnet.width = 3\n"
@@ -56,5 +57,12 @@ def test_app_has_known_keys_and_rules_of_its_own(tmp_path):
     assert check_run_config(tmp_path, ["lr=1.0 net.width=4"]) == {"lr": 1.0, "net.width": 4}
     with pytest.raises(ValueError, match=r"did you mean 'net\.width'"):
         check_run_config(tmp_path, ["net.with=4"])
+    assert main(["doctor", str(tmp_path), "-c", "lr=1.0"]) == 0
+    assert "ok    extra report" in capsys.readouterr().out
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
+    assert main(["doctor", str(tmp_path), "-c", "net.with=4"]) == 2
+    said = capsys.readouterr()
+    assert "note  for simulation ray are missing: in a checkout" in said.out
+    assert "did you mean 'net.width'" in said.err
     with pytest.raises(ZeroDivisionError):  # by the most derived of its rules
         check_run_config(tmp_path, ["lr=2"])
