@@ -99,8 +99,8 @@ def test_pair_weighs_as_much_as_its_model(make, weights):
     cd_grab = strategy if isinstance(strategy, CDGraB) else strategy.inner
     ratios, scale = [], cd_grab._weighted
 
-    def spy(context, replies, reports):
-        scaled = scale(context, replies, reports)
+    def spy(context, replies):
+        scaled, reports = scale(context, replies), cd_grab._reports
         raw = [reports[reply.metadata.src_node_id].diffs[:1, :1] for reply in replies]
         ratios.append([r.diffs[:1, :1] / x for r, x in zip(scaled.values(), raw, strict=True)])
         return scaled
