@@ -29,10 +29,7 @@ TRUSTED = 0.5
 
 @dataclass
 class Exchange:
-    """Instructions to nodes and what came back: the ``context`` of every hook.
-
-    ``ask`` is told the instructions, ``send`` waits for the replies, ``server.checks`` judges them.
-    """
+    """Instructions to nodes and what came back: the ``context`` of every hook."""
 
     fleet: Fleet
     round: int = 0
@@ -236,10 +233,9 @@ class Costs:
             worked_s = max(job.counted_s, min(now_s, job.until_s) - job.sent_s)
             self.device_s += worked_s - job.counted_s
             job.counted_s = worked_s
-        spent = {"bytes_down": self.bytes_down, "bytes_up": self.bytes_up}
-        found = {**spent, "device_s": round(self.device_s, 9)}
+        down, up, device_s = self.bytes_down, self.bytes_up, round(self.device_s, 9)
         self.bytes_down, self.bytes_up, self.device_s = 0, 0, 0.0
-        return found
+        return {"bytes_down": down, "bytes_up": up, "device_s": device_s}
 
 
 # --- what lasts for the run --------------------------------------------------------------

@@ -13,10 +13,8 @@ from flwr.serverapp import Grid
 
 from flwr_hetero._flwr import NodeInfo, is_simulation_grid, log
 
-WAIT_S = 600.0
-"""Seconds to wait for the first node of a fleet."""
-SETTLE_S = 20.0
-"""Seconds to wait for a further node of a fleet that comes online."""
+WAIT_S, SETTLE_S = 600.0, 20.0
+"""Seconds to wait for the first node of a fleet, and for a further one that comes online."""
 REGISTER_S, REGISTER_POLL_S = 2.0, 0.1
 """Seconds without a new node after which a simulation has all of its nodes; pause between looks."""
 MINIMA = ("min_train_nodes", "min_evaluate_nodes", "min_available_nodes")

@@ -28,17 +28,13 @@ class Wrapper(Strategy):
 
     The wrapped strategy samples nodes and aggregates; a wrapper changes which nodes it sees, what
     the instructions say and what is learnt from the replies. Bad replies are dropped with a reason;
-    an error in a hook ends the run.
+    an error in a hook ends the run. ValueError for what is no Flower strategy, is already wrapped,
+    or holds what this one does not go with.
 
     Parameters
     ----------
     strategy : Strategy, optional
         Any Flower strategy or another wrapper; FedAvg if left out.
-
-    Raises
-    ------
-    ValueError
-        If it is no Flower strategy, is already wrapped, or holds what this one does not go with.
 
     Examples
     --------
