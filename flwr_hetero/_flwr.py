@@ -80,7 +80,6 @@ def is_simulation_grid(grid: Grid) -> bool:
 
 
 # --- the older API: fit and evaluate of a NumPyClient ----------------------------------------
-
 _OLDER_REPLY = {"train": "fitres", "evaluate": "evaluateres"}
 OLDER_OK = 0
 """Status of a client that has done what it was asked."""
@@ -146,14 +145,12 @@ def read_older(content: RecordDict, category: str) -> OlderReply:
 
 
 # --- strategies ------------------------------------------------------------------------------
-
-
 def check_strategy(strategy: Any) -> Strategy:
     """Refuse what is no strategy; say of one of the older API what it is called today."""
     if isinstance(strategy, Strategy):
         return strategy
-    kind = strategy if isinstance(strategy, type) else type(strategy)
     hint = "give an instance, for example FedAvg()"
+    kind = strategy if isinstance(strategy, type) else type(strategy)
     older = [k.__name__ for k in kind.__mro__ if k.__module__.startswith("flwr.server.strategy")]
     if older:
         own = next((name for name in older if hasattr(serverapp_strategy, name)), "Strategy")

@@ -45,9 +45,8 @@ def check_number(argument: str, value: Any, bounds: str, hint: str = "") -> floa
     ValueError: t_max must be a number in (0, inf), got 0.
     """
     low, high = (float(bound) for bound in bounds[1:-1].split(","))
-    number = isinstance(value, (int, float, np.integer, np.floating))
     if not (
-        number
+        isinstance(value, (int, float, np.integer, np.floating))
         and not isinstance(value, bool)
         and isfinite(value)
         and (low <= value if bounds[0] == "[" else low < value)
@@ -77,7 +76,6 @@ def install_hint(extra: str, *packages: str) -> str:
 
 
 # --- errors of nodes whose cause is known ----------------------------------------------------
-
 CURES = {
     r"(fit|evaluate)ins\.(parameters|config)": (
         "The ClientApp is of Flower's older API (client_fn, NumPyClient). In the ServerApp:\n"

@@ -73,7 +73,7 @@ REPLIED_AT = "replied-at"
 EXAMPLES_HIDDEN = PREFIX + "examples-hidden"
 """Metric: examples scored after training, while the update is on the network."""
 
-# --- resharding: a ConfigRecord each way; RAW SAMPLES ARE IN IT -------------------------
+# --- resharding: a ConfigRecord each way, lists as INDICES; RAW SAMPLES ARE IN IT ----------
 RESHARDING = PREFIX + "resharding"
 """In an instruction: SHARE .. RECEIVED and what the node holds. In a reply: what it offers."""
 SHARE = "share"

@@ -109,8 +109,6 @@ def with_update(
 
 
 # --- means -------------------------------------------------------------------------------
-
-
 def mean_reply(
     replies: Sequence[Message], weights: ArrayLike, like: ArrayRecord, weight_key: str
 ) -> Message:
@@ -174,8 +172,6 @@ def keep_dtypes(arrays: ArrayRecord, like: ArrayRecord) -> ArrayRecord:
 
 
 # --- reading and checking ----------------------------------------------------------------
-
-
 def view_array(array: Array) -> NDArray[Any]:
     """View an array of a reply without copying its payload and without pickle."""
     # others are for structured types only

@@ -130,8 +130,6 @@ def _restore(meta: dict[str, Any], arrays: dict[str, NDArray[Any]], run: Run) ->
 
 
 # --- Flower's own strategies, which have no state_dict -------------------------------------
-
-
 def flower_state(strategy: Strategy) -> dict[str, Any]:
     """Collect the numbers and arrays of a strategy: moments, last model, clipping norm, ..."""
     state: dict[str, Any] = {}
@@ -170,8 +168,7 @@ class Recorded(Wrapper):
 
     A run that is killed continues from the last whole checkpoint, and learns again which nodes are
     silent. SIGTERM ends a run as Ctrl-C does, with a report; its exit code is 143. ValueError for a
-    ``run_dir`` that cannot be used and, by ``start``, for a checkpoint that this run cannot go on
-    from.
+    ``run_dir`` that cannot be used, or by ``start`` for a checkpoint of another run.
 
     Parameters
     ----------

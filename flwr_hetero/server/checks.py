@@ -24,8 +24,6 @@ SMALL = 1.0
 """Norm up to which a model counts as this large: one of few numbers may be near zero."""
 MAX_SHARE, MAX_INCREASE = 10.0, 2.0
 """Most that examples of a node count: in medians of all; above one, in what it said first."""
-AWAY = f"error {NODE_UNAVAILABLE}:"
-"""How the failure of a node that was not there begins."""
 FRUITLESS_ROUNDS, FRUITLESS_REPLIES = 2, 12
 """Rounds and, once one has counted, replies in a row that do not count, which end a run."""
 
@@ -141,8 +139,6 @@ def count(context: Exchange, replies: list[Message], weight_key: str | None) -> 
 
 
 # --- latencies and metrics ---------------------------------------------------------------
-
-
 def _learn_latency(context: Exchange, reply: Message) -> None:
     """Learn a reply's partition and latency; ValueError if it came too late."""
     if (partition := reported_partition(reply)) is not None:
@@ -213,8 +209,6 @@ def metric_names(reply: Message) -> str:
 
 
 # --- claims beside those of others -------------------------------------------------------
-
-
 def _same_size(context: Exchange, good: list[Message], sent: ArrayRecord) -> list[Message]:
     """Drop replies whose models are far larger than the model sent and the last ones of others."""
     nodes, known = [reply.metadata.src_node_id for reply in good], context.fleet.norms
@@ -269,7 +263,8 @@ def check_progress(context: Exchange, of: str = "training") -> None:
     book = context.fleet.standstill[of]
     if context.counted:
         context.fleet.standstill[of] = Standstill(begun=True)
-    if context.counted or all(why.startswith(AWAY) for why in context.failed.values()):
+    away = f"error {NODE_UNAVAILABLE}:"
+    if context.counted or all(why.startswith(away) for why in context.failed.values()):
         return
     book.add(context.failed, context.refused)
     reasons = Counter(book.failed[node] for node in book.refused) if context.refused else Counter()

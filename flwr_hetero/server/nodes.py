@@ -26,8 +26,6 @@ LONGEST_REST = 6
 
 
 # --- grids around a grid -----------------------------------------------------------------
-
-
 def _passed_on(name: str) -> Any:
     """Make a method that a grid around another one passes on to it."""
 
@@ -87,8 +85,6 @@ def online_nodes(grid: Grid) -> Set[int]:
 
 
 # --- waiting -----------------------------------------------------------------------------
-
-
 def wait_for_nodes(
     grid: Grid, at_least: int, wait_s: float = WAIT_S, settle_s: float = inf
 ) -> Set[int]:
@@ -123,8 +119,6 @@ def settled_nodes(
 
 
 # --- the book of nodes -------------------------------------------------------------------
-
-
 def identity_key(identity: str) -> tuple[str, int, str]:
     """Return a key that sorts identities, trailing numbers by value."""
     match = re.fullmatch(r"(.*?)(\d+)", identity)
@@ -202,7 +196,6 @@ class NodeBook:
             self._identity[node_id] = identity
 
     # --- failures in a row, and back-off ---------------------------------------------------
-
     def fail(self, node_id: int, kind: str = "train") -> int:
         """Count a failure; return how many there are in a row."""
         self.failures[kind][self.identity(node_id)] += 1

@@ -104,8 +104,7 @@ def run_rounds(run: Run) -> Result:
 
 def record_start(run: Run) -> None:
     """Record round 0: the initial model, evaluated on the server."""
-    record = new_record(run, run.exchange(0), [])
-    finish_round(run, record | {"global": evaluate_centrally(run, 0)})
+    finish_round(run, new_record(run, run.exchange(0), []) | {"global": evaluate_centrally(run, 0)})
 
 
 @contextmanager
@@ -169,22 +168,20 @@ def aggregate(
     return new_record(run, context, messages) | {"train": dict(metrics or {})}
 
 
-def late_replies(
-    grid: Grid, fleet: Fleet, message_ids: Set[str], wait_s: float = 0.0
-) -> Sequence[Message]:
+def late_replies(grid: Grid, fleet: Fleet, ids: Set[str], wait_s: float = 0.0) -> Sequence[Message]:
     """Return replies that rounds have gone on without; let time pass, if wanted, for the next."""
     whole: Any = whole_grid(grid)
     clock = fleet.clock
     if hasattr(whole, "virtual_time_s"):
         # a poll would take time of the fleet's
         began_s = whole.virtual_time_s
-        replies: Sequence[Message] = whole.wait_for_next(message_ids, began_s + wait_s)
+        replies: Sequence[Message] = whole.wait_for_next(ids, began_s + wait_s)
         clock.virtual_s += whole.virtual_time_s - began_s
     else:
         if wait_s > 0:
             time.sleep(POLL_S)
             clock.virtual_s += POLL_S
-        replies = list(grid.pull_messages(message_ids))
+        replies = list(grid.pull_messages(ids))
     fleet.costs.answered(replies, clock.virtual_s)
     return replies
 

@@ -58,7 +58,6 @@ class Selection(Wrapper):
         self._open_inner_selection()
 
     # --- override these ----------------------------------------------------------------
-
     def select(self, context: Exchange, grid: Grid, online: Set[int]) -> list[int]:
         """Return the ids of the nodes that train; nodes may be sent messages before."""
         raise NotImplementedError
@@ -71,7 +70,6 @@ class Selection(Wrapper):
         """Learn from a round of training; nodes are named by their identity."""
 
     # --- hooks of the wrapper ------------------------------------------------------------
-
     def before_train(self, context: Exchange, grid: Grid) -> Grid:
         """Wait for a node and show the selected ones."""
         self.selected = self.select(context, grid, wait_for_nodes(grid, 1))

@@ -145,7 +145,6 @@ class Wrapper(Strategy):
         """Continue from ``state_dict``."""
 
     # --- the composition ---------------------------------------------------------------
-
     def chain(self) -> tuple[Strategy, ...]:
         """Return this wrapper, the strategy in it, and so on to the innermost one."""
         chain: list[Strategy] = []
@@ -176,7 +175,6 @@ class Wrapper(Strategy):
         return self.inner.loop if isinstance(self.inner, Wrapper) else run_rounds
 
     # --- Flower's Strategy -------------------------------------------------------------
-
     def configure_train(
         self,
         server_round: int,
