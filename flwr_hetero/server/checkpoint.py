@@ -116,9 +116,8 @@ def _restore(meta: dict[str, Any], arrays: dict[str, NDArray[Any]], run: Run) ->
     fleet.clock.virtual_s, fleet.accepted = float(meta["virtual_s"]), meta["accepted"]
     fleet.examples = meta.get("examples", {})
     for kind in RESULTS:
-        setattr(
-            run.result, kind, {int(r): MetricRecord(m) for r, m in meta["results"][kind].items()}
-        )
+        found = meta["results"][kind].items()
+        setattr(run.result, kind, {int(number): MetricRecord(m) for number, m in found})
     version, state, gauss = meta["random"]
     random.setstate((version, tuple(state), gauss))
     for number, strategy in enumerate(run.strategy.chain()):
@@ -168,7 +167,7 @@ class Recorded(Wrapper):
 
     A run that is killed continues from the last whole checkpoint, and learns again which nodes are
     silent. SIGTERM ends a run as Ctrl-C does, with a report; its exit code is 143. ValueError for a
-    ``run_dir`` that cannot be used, or by ``start`` for a checkpoint of another run.
+    ``run_dir`` that cannot be used, or by ``start`` for a checkpoint that it cannot go on from.
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ from flwr_hetero.server.context import Exchange, Standstill, is_enough
 MAX_WEIGHT = 2.0**53
 """Weights above this are nonsense, and sums of them could be infinite."""
 MAX_GROWTH = (100.0, 1e4)
-"""Largest norms (parameters, statistics) in those sent or usual; honest ones are up to 14, 850."""
+"""Largest norms (parameters, statistics) in those sent or usual; honest: 14, 850; diverged: 61."""
 SMALL = 1.0
 """Norm up to which a model counts as this large: one of few numbers may be near zero."""
 MAX_SHARE, MAX_INCREASE = 10.0, 2.0
