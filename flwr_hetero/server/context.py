@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any
+from typing import Any, TypeAlias
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from flwr_hetero.records import Latency, payload_bytes, reported_latency
 from flwr_hetero.server.nodes import NodeBook, is_simulated, online_nodes, whole_grid
 
+Messages: TypeAlias = list[Message]
 QUORUM = 3
 """Nodes that must have the same fault for it to be the app's: two cannot end a run."""
 POLL_S = 0.1
