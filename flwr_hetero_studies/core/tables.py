@@ -37,10 +37,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def rows(lines: Iterable[Line], forms: Mapping[str, str], *keys: str) -> list[list[str]]:
-    """Write a row per line: its name (or other keys of its case), then figures in their forms.
-
-    A form is filled by the figure as ``{}``, or by all metrics by their names.
-    """
+    """Write a row per line: keys of its case, then figures as ``{}`` or metrics by their names."""
     return [
         [str(line["case"][key]) for key in keys or ("name",)]
         + [form.format(m.get(name), **m) for name, form in forms.items()]

@@ -15,12 +15,10 @@ HEAD = ["setting", "all classes", "last two", "last two, to FedAvg", "device-sec
 
 
 def ends(lines: Sequence[Line], name: str) -> list[float]:
-    """Return the mean of the last rounds of each run, in %."""
     return [100 * curves.last(line, name, LAST) for line in lines]
 
 
 def row(name: str, lines: Sequence[Line], base: Sequence[Line]) -> list[str]:
-    """One setting, seed by seed beside FedAvg."""
     cells = [tables.extent(ends(lines, key), "{:.1f}") for key in ("accuracy", "slow")]
     costs = [f"{mean(x['curve'][key][-1] for x in lines):.0f}" for key in ("device_s", "virtual_s")]
     return [name, *cells, tables.extent(gaps(lines, base), "{:+.1f}"), *costs]
@@ -47,18 +45,15 @@ def curve(lines: Sequence[Line], name: str) -> tuple[Vector, Vector]:
 
 
 def section(name: str, lines: list[Line]) -> str:
-    """Write one task's part of the page."""
     runs = record.by(lines, "name")
     rows = [row(each, own, runs[BASE]) for each, own in runs.items()]
     seeds = ", ".join(map(str, record.seeds(lines)))
-    return (
-        f"## {name}\n\nSeeds {seeds}; {record.software(lines)}.\n\n{tables.table(HEAD, rows)}\n"
-        f"More than 2 points below FedAvg on the last two classes: {losers(runs)}.\n\n"
-    )
+    text = f"## {name}\n\nSeeds {seeds}; {record.software(lines)}.\n\n{tables.table(HEAD, rows)}\n"
+    below = "More than 2 points below FedAvg on the last two classes"
+    return f"{text}{below}: {losers(runs)}.\n\n"
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
-    """Return the parts of the page; draw the figure of the first two tasks."""
     groups = record.by(lines, "experiment")
     panels = {}
     for name, own in list(groups.items())[:2]:

@@ -33,10 +33,7 @@ Choice: TypeAlias = tuple[float, Any, Any]
 
 
 def trials_of(method: Entrant, found: dict[Choice, float]) -> list[Choice]:
-    """Return what is to be tried next: rates, then one setting after the other.
-
-    ``found`` has the score of what was tried, less is better. Empty: nothing is left to try.
-    """
+    """Return what to try next, by the scores so far, less is better: rates, then each setting."""
     # the usual values, of which one is changed at a time
     best: Choice = (method.rates[0], method.first[0], method.second[0])
     for place, values in enumerate((method.rates, method.first, method.second)):
@@ -57,10 +54,8 @@ def scores_of(curve: Columns, limits: dict[str, float]) -> dict[str, float]:
     result = {}
     for window in WINDOWS:
         values = curves.smooth(curve[f"all/{window}"], SMOOTHED, whole=True)
-        times = [
-            curves.time_to(clock, values, limits["end"] + level, between=False, never=never)
-            for level in LEVELS
-        ]
+        how: dict[str, Any] = {"between": False, "never": never}
+        times = [curves.time_to(clock, values, limits["end"] + x, **how) for x in LEVELS]
         result[str(window)] = round(float(np.mean([log(max(at_s, 1e-9)) for at_s in times])), 4)
     return result
 

@@ -10,25 +10,19 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-LENGTH = 64
-"""Tokens of a text: more are cut off, fewer are padded with 0."""
-VOCABULARY = 4096
-"""Token numbers, with 0 for padding."""
-PADDING = 0
-CHARACTERS = 128
-"""Numbers of characters: those of ASCII, with 0 for padding."""
+LENGTH, VOCABULARY = 64, 4096
+"""Tokens of a text, cut off or padded with 0; numbers of tokens, with that 0."""
+PADDING, CHARACTERS = 0, 128
+"""Of tokens and characters alike; the numbers of characters, those of ASCII."""
 TOKEN = re.compile(r"[^\W_]+|[^\w\s]")
 """A word, divided at underscores, or a punctuation mark."""
 
 STDLIB = "stdlib"
-PACKAGES = (
-    "asyncio", "email", "http", "importlib", "logging",
-    "multiprocessing", "_pydecimal", "unittest", "urllib", "xml",
-)  # fmt: skip
+PACKAGES = ("asyncio", "email", "http", "importlib", "logging", "multiprocessing", "_pydecimal",
+            "unittest", "urllib", "xml")  # fmt: skip
 """Packages of CPython 3.11 to 3.13 with the most lines; the label is the position."""
-WINDOW = 3
-"""Lines of a text of the standard library."""
-TEXTS_PER_CLASS = 1000
+WINDOW, TEXTS_PER_CLASS = 3, 1000
+"""Lines of a text of the standard library, and how many texts."""
 
 
 def token_numbers(texts: Sequence[str]) -> NDArray[np.int64]:
