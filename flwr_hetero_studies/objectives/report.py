@@ -25,7 +25,6 @@ def row(name: str, lines: Sequence[Line], base: Sequence[Line]) -> list[str]:
 
 
 def losers(runs: Mapping[str, Sequence[Line]]) -> str:
-    """Name the settings that lose more than the margin on the slow nodes' classes."""
     lost = [name for name, own in runs.items() if mean(gaps(own, runs[BASE])) < -100 * MARGIN]
     return ", ".join(lost) or "none"
 

@@ -65,24 +65,19 @@ def descend(
 
 
 def train_numpy(
-    net: Network,
-    examples: Labelled,
-    sampler: BatchSampler,
-    num_steps: int,
-    lr: float,
-    mu: float = 0.0,
+    net: Network, examples: Labelled, sampler: BatchSampler, count: int, lr: float, mu: float = 0.0
 ) -> TrainResult:
     # FedProx pulls to the model that the server sent
     start = [array.copy() for array in net] if mu else []
     total, square, processed = 0.0, 0.0, 0
-    for _ in range(num_steps):
+    for _ in range(count):
         indices, _ = sampler.next_batch()
         losses = descend(net, examples.at(indices), lr, start, mu)
         # samplers that learn from losses see those before the step
         sampler.update(indices, losses.astype(np.float64))
         total, square = total + float(losses.sum()), square + float(losses @ losses)
         processed += len(indices)
-    return TrainResult(num_steps, processed, 0, total / processed, sqrt(square / processed))
+    return TrainResult(count, processed, 0, total / processed, sqrt(square / processed))
 
 
 def network_of(arrays: ArrayRecord) -> list[Values]:

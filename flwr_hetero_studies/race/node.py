@@ -103,11 +103,8 @@ def load(dataset: str, rows: tuple[int, int, int], flat: bool) -> dict[str, Labe
         order = np.random.default_rng(0).permutation(order)
     # shuffled: test files may be sorted by class
     tests = np.random.default_rng(0).permutation(len(source.test.rows))
-    chosen = {
-        "train": (source.train, order[:count]),
-        "valid": (source.train, order[count : count + tune]),
-        "test": (source.test, tests[:test]),
-    }
+    chosen = {"train": (source.train, order[:count]), "test": (source.test, tests[:test]),
+              "valid": (source.train, order[count : count + tune])}  # fmt: skip
     found = {}
     for name, (split, own) in chosen.items():
         # nothing to tune by

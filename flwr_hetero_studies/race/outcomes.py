@@ -23,7 +23,6 @@ HEAD = ["method", "sooner: less a point", "2 points above", "s to less a point",
 
 
 def smooth(line: Line) -> Vector:
-    """Average each accuracy with those just before it; the first few have no such mean."""
     return curves.smooth(line["curve"]["all"], SMOOTHED, whole=True)
 
 
@@ -67,7 +66,6 @@ class Contest(NamedTuple):
         return reach(line, self.yard[line["seed"]]["metrics"]["limits"]["end"] + shift)
 
     def time_s(self, line: Line, shift: float, latest: Line | None = None) -> float:
-        """Return the time to a target; never: the end of FedAvg's run, or of another."""
         # ours that never gets there counts as late as FedAvg ends, a rival as its own run
         limit_s = (latest or self.yard[line["seed"]])["curve"]["virtual_s"][-1]
         return min(self.reach(line, shift)["virtual_s"], float(limit_s))

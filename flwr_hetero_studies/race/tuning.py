@@ -15,12 +15,10 @@ from flwr_hetero_studies.race.cells import CELLS, MAIN, case_of
 from flwr_hetero_studies.race.methods import BASE, METHODS, Entrant
 from flwr_hetero_studies.race.watch import WINDOWS
 
-DEVELOPMENT = (100, 101)
-"""Seeds to tune with; beside the main cell the first."""
+DEVELOPMENT, SMOOTHED = (100, 101), 4
+"""Seeds to tune with, beside the main cell the first; looks of which the mean counts."""
 YARDSTICK, YARDSTICK_AT_WORK = "yardstick", 3
 """FedAvg's long run, which sets targets and limits."""
-SMOOTHED = 4
-"""Looks at the models of which the mean counts."""
 LEVELS = (-0.03, -0.01, 0.01)
 """Accuracies by which settings are chosen, relative to FedAvg's end."""
 TUNED_AT = (5, 20)

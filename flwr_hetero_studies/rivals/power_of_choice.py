@@ -43,8 +43,7 @@ class PowerOfChoice(node_memory.NeedsLoss, node_memory.NodeMemory, Selection):
         self.candidates = check_count("candidates", most, self.count, "that is clients_per_round")
         self.rng = np.random.default_rng(check_count("seed", seed))
         super().__init__(strategy, clients_per_round)
-        self.loss: dict[str, float] = {}
-        self.examples: dict[str, float] = {}
+        self.loss, self.examples = dict[str, float](), dict[str, float]()
 
     def select(self, context: Exchange, grid: Grid, online: Set[int]) -> list[int]:
         nodes = sorted(online)  # by id: what is known of identities differs after a resume

@@ -14,6 +14,7 @@ LENGTH, VOCABULARY = 64, 4096
 """Tokens of a text, cut off or padded with 0; numbers of tokens, with that 0."""
 PADDING, CHARACTERS = 0, 128
 """Of tokens and characters alike; the numbers of characters, those of ASCII."""
+Rows = NDArray[np.int64]
 TOKEN = re.compile(r"[^\W_]+|[^\w\s]")
 """A word, divided at underscores, or a punctuation mark."""
 
@@ -36,9 +37,7 @@ def token_numbers(texts: Sequence[str]) -> NDArray[np.int64]:
     return numbers
 
 
-def character_windows(
-    texts: Sequence[str], length: int
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def character_windows(texts: Sequence[str], length: int) -> tuple[NDArray[np.uint8], Rows]:
     """Cut texts into windows of ASCII characters (count, length), padded; and the text of each."""
     windows, origin = [], []
     for number, text in enumerate(texts):
@@ -53,7 +52,7 @@ def character_windows(
     return np.concatenate([empty, *windows]), np.array(origin, dtype=np.int64)
 
 
-def stdlib_windows(length: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def stdlib_windows(length: int) -> tuple[NDArray[np.uint8], Rows]:
     """Cut the code of Python's standard library into windows; the label is the package."""
     found = []
     for package in PACKAGES:
@@ -63,9 +62,8 @@ def stdlib_windows(length: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     return np.concatenate([part[i] for part, i in zip(found, rows, strict=True)]), labels
 
 
-def stdlib_texts() -> tuple[list[str], NDArray[np.int64]]:
-    windows = [_windows(package) for package in PACKAGES]
-    rows, labels = _evenly(windows)
+def stdlib_texts() -> tuple[list[str], Rows]:
+    rows, labels = _evenly(windows := [*map(_windows, PACKAGES)])
     return [found[i] for found, part in zip(windows, rows, strict=True) for i in part], labels
 
 
