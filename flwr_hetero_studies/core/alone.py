@@ -100,6 +100,7 @@ def train(
     # zip ends with the range, and so draws no batch that is not taken
     taken = steps(model, shares, samplers, optimizer, observe=observe, backward=backward)
     for step, loss in zip(range(1, num_steps + 1), taken, strict=False):
+        # a curve that diverges ends early, with an infinite loss
         if loss == inf:
             points.append({"step": step, "loss": inf})
         elif step % every == 0:
