@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from multiprocessing import get_context
 from typing import Any
 
@@ -17,9 +18,9 @@ from flwr_hetero_studies.advise.fleet import for_task, read_fleet
 from flwr_hetero_studies.advise.simulate import Point, Row, Simulation, rank
 from flwr_hetero_studies.advise.task import BATCH_SIZE, EXAMPLES, small_task
 
+SEEDS = 3
 PARTITIONS = {"mixed": "dirichlet", "slow nodes hold classes alone": "classes-by-speed"}
 """What the nodes may hold, for nobody knows but the user."""
-SEEDS = 3
 ROUNDS, ROUNDS_S = 40, 60.0
 """Rounds of FedAvg, for seconds of wall time on two cores; measured by the study advise."""
 UNKNOWN = (
@@ -41,10 +42,9 @@ class Advice:
         """Name the settings, the best in both ways of lying first."""
         # nobody but the user knows how data lie: both ways count alike
         product: dict[str, float] = {}
-        for rows in self.rows.values():
-            for row in rows:
-                name = row.candidate.name
-                product[name] = product.get(name, 1.0) * row.speedup
+        for row in chain(*self.rows.values()):
+            name = row.candidate.name
+            product[name] = product.get(name, 1.0) * row.speedup
         return sorted(product, key=lambda name: -product[name])
 
     @property
@@ -64,18 +64,14 @@ class Advice:
         return " ".join(parts)
 
     def as_dict(self) -> dict[str, Any]:
-        settings = {task: [self.figures(row) for row in rows] for task, rows in self.rows.items()}
+        settings = {task: [*map(self.figures, rows)] for task, rows in self.rows.items()}
         head = {"nodes": len(self.devices), "best": self.best.name, "order": self.order()}
         return {**head, "settings": settings}
 
     def figures(self, row: Row) -> dict[str, Any]:
         costs = {k: getattr(row, k) if row.reached else None for k in ("bytes", "device_s")}
-        choice = row.candidate
-        made = {
-            "candidate": choice.name,
-            "run-config": self.run_config(choice),
-            "python": choice.python(self.fast_steps),
-        }
+        choice, lines = row.candidate, row.candidate.python(self.fast_steps)
+        made = {"candidate": choice.name, "run-config": self.run_config(choice), "python": lines}
         return row._asdict() | made | costs
 
 

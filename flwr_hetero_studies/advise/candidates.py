@@ -6,24 +6,16 @@ from typing import Any, TypeAlias
 
 from flwr.serverapp.strategy import FedAvg
 
-from flwr_hetero.strategy import (
-    BiasedLocalSGD,
-    FedBuff,
-    FedSlice,
-    ModelAverage,
-    OverSelect,
-    RandomSelection,
-    TiFL,
-    Wrapper,
-)
+from flwr_hetero import strategy as ours
 from flwr_hetero_studies.rivals import DeadlineSelection, Oort
 
 AVERAGED = 8
 """Rounds of a running average of models."""
 Settings: TypeAlias = dict[str, Any]
-Part: TypeAlias = tuple[type[Wrapper], Settings]
+Part: TypeAlias = tuple[type[ours.Wrapper], Settings]
 """A strategy and its arguments."""
-UNSEEDED = (OverSelect, ModelAverage)
+SOME = "clients_per_round"
+UNSEEDED = (ours.OverSelect, ours.ModelAverage)
 """Strategies that draw nothing."""
 
 
@@ -42,23 +34,23 @@ class Candidate:
         own = self.run_config
         if own["engine"] == "fedslice":
             few = {"concurrency": own["concurrency"]} if "concurrency" in own else {}
-            return [(FedSlice, few)]
+            return [(ours.FedSlice, few)]
         parts: list[Part] = []
         if rounds := own.get("average-rounds"):
-            parts.append((ModelAverage, {"window": rounds}))
-        parts += [(FedBuff, {})] if own["engine"] == "buffered" else SELECTED[own["selection"]](own)
+            parts.append((ours.ModelAverage, {"window": rounds}))
+        buffered = own["engine"] == "buffered"
+        parts += [(ours.FedBuff, {})] if buffered else SELECTED[own["selection"]](own)
         if self.sets_steps:
             steps = {"fast_steps": fast_steps, "budget": own["steps"], "high_loss_fraction": None}
-            parts.append((BiasedLocalSGD, steps))
+            parts.append((ours.BiasedLocalSGD, steps))
         return parts
 
-    def strategy(self, fast_steps: int, seed: int) -> Wrapper:
+    def strategy(self, fast_steps: int, seed: int) -> ours.Wrapper:
         # evaluation on nodes takes time that no setting is to be judged by
         made: Any = FedAvg(fraction_evaluate=0.0)
         for kind, settings in reversed(self.parts(fast_steps)):
-            seeded = {} if kind in UNSEEDED else {"seed": seed}
-            made = kind(made, **settings, **seeded)
-        assert isinstance(made, Wrapper)
+            made = kind(made, **settings, **({} if kind in UNSEEDED else {"seed": seed}))
+        assert isinstance(made, ours.Wrapper)
         return made
 
     def python(self, fast_steps: int) -> str:
@@ -82,23 +74,19 @@ class Candidate:
         return "\n".join([*sorted(lines), f"strategy = {text}"])
 
 
-def _some(own: Settings) -> Settings:
-    return {"clients_per_round": own["clients-per-round"]}
-
-
 SELECTED: dict[str, Callable[[Settings], list[Part]]] = {
-    "all": lambda own: [(RandomSelection, {"clients_per_round": None})],
-    "random": lambda own: [(RandomSelection, _some(own))],
+    "all": lambda own: [(ours.RandomSelection, {SOME: None})],
+    "random": lambda own: [(ours.RandomSelection, {SOME: own["clients-per-round"]})],
     "over-select": lambda own: [
-        (OverSelect, {"take": own["clients-per-round"]}),
-        (RandomSelection, {"clients_per_round": own["clients-per-round"] + own["spare-clients"]}),
+        (ours.OverSelect, {"take": own["clients-per-round"]}),
+        (ours.RandomSelection, {SOME: own["clients-per-round"] + own["spare-clients"]}),
     ],
-    "tifl": lambda own: [
-        (TiFL, {**_some(own), "num_tiers": own["num-tiers"], "policy": own["policy"]})
-    ],
-    "oort": lambda own: [(Oort, {**_some(own), "profiling": bool(own["sync-rounds"])})],
-    "deadline": lambda own: [(DeadlineSelection, _some(own))],
-}
+    "tifl": lambda own: [(ours.TiFL, {SOME: own["clients-per-round"],
+                          "num_tiers": own["num-tiers"], "policy": own["policy"]})],
+    "oort": lambda own: [(Oort, {SOME: own["clients-per-round"],
+                          "profiling": bool(own["sync-rounds"])})],
+    "deadline": lambda own: [(DeadlineSelection, {SOME: own["clients-per-round"]})],
+}  # fmt: skip
 """How each selection of apps/fleet is made."""
 
 

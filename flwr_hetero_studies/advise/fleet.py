@@ -1,6 +1,6 @@
 """The user's fleet, from a file of devices or from the history of a former run."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
 from math import log
 from pathlib import Path
@@ -11,10 +11,8 @@ from flwr_hetero.errors import invalid
 from flwr_hetero.report.history import HISTORY, as_dict, as_number, read_history
 from flwr_hetero_studies.race.watch import epoch_s
 
-AWAY = "error 5:"
-"""How the failure of a node that was not there begins."""
-MOST_NODES = 60
-"""Of a larger fleet so many nodes are emulated, evenly by speed."""
+AWAY, MOST_NODES = "error 5:", 60
+"""Begin of the failure of a node that was away; so many nodes are emulated, evenly by speed."""
 
 
 def read_fleet(path: str, nodes: int, examples: int, model_mb: float) -> list[DeviceProfile]:
@@ -35,8 +33,7 @@ def read_fleet(path: str, nodes: int, examples: int, model_mb: float) -> list[De
 def from_history(folder: Path, examples: int) -> list[DeviceProfile]:
     """Estimate devices from what each node took, by the step, and how often it was away."""
     took: dict[str, list[float]] = defaultdict(list)
-    asked: dict[str, int] = defaultdict(int)
-    away: dict[str, int] = defaultdict(int)
+    asked, away = Counter[str](), Counter[str]()
     all_steps: list[float] = []
     for record in read_history(folder).rounds:
         steps = next((as_dict(v["num_steps"]) for v in map(as_dict, record.values())
@@ -47,8 +44,7 @@ def from_history(folder: Path, examples: int) -> list[DeviceProfile]:
                 count = as_number(steps.get(node, 1.0))
                 took[node].append(time_s / count)
                 all_steps += [count] if node in steps else []
-        for node in record.get("selected") or ():
-            asked[str(node)] += 1
+        asked.update(map(str, record.get("selected") or ()))
         for failure in map(as_dict, record.get("failures") or ()):
             away[str(failure.get("node"))] += str(failure.get("reason", "")).startswith(AWAY)
     if not took:
@@ -73,11 +69,7 @@ def for_task(
     """Scale devices, so that epochs and transfers of the small task take what the user's do."""
     scale, ratio = examples / own, own_mb / model_mb
     return tuple(
-        replace(
-            device,
-            seconds_per_example=device.seconds_per_example * scale,
-            uplink_mbps=device.uplink_mbps * ratio,
-            downlink_mbps=device.downlink_mbps * ratio,
-        )
-        for device in devices
-    )
+        replace(d, seconds_per_example=d.seconds_per_example * scale,
+                uplink_mbps=d.uplink_mbps * ratio, downlink_mbps=d.downlink_mbps * ratio)
+        for d in devices
+    )  # fmt: skip

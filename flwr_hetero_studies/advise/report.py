@@ -20,11 +20,10 @@ HEAD = ["setting", "advised", "found", "not reached"]
 def found_rows(lines: list[Line]) -> list[Row]:
     bases = {line["seed"]: looks(line) for line in record.of(lines, name=BASE)}
     choices = {choice.name: choice for choice in candidates(NODES, PER_ROUND)}
-    judged = {
-        name: [judge(looks(line), bases[line["seed"]]) for line in own]
+    rows = [
+        row(choices[name], [judge(looks(line), bases[line["seed"]]) for line in own])
         for name, own in record.by(lines, "name").items()
-    }
-    rows = [row(choices[name], results) for name, results in judged.items()]
+    ]
     return sorted(rows, key=lambda row: -row.speedup)
 
 
@@ -33,22 +32,18 @@ def section(fleet: str, lines: list[Line]) -> tuple[str, list[list[Any]]]:
     text, sums = f"### {fleet}\n", list[list[Any]]()
     both = [dict[str, float](), dict[str, float]()]
     for meaning, partition in PARTITIONS.items():
-        own = advice["metrics"]["settings"][meaning]
-        advised = {each["candidate"]: each["speedup"] for each in own}
+        judged = advice["metrics"]["settings"][meaning]
+        advised = {each["candidate"]: each["speedup"] for each in judged}
         rows = found_rows(record.of(lines, partition=partition))
         found = {each.candidate.name: each.speedup for each in rows}
         for product, speeds in zip(both, (advised, found), strict=True):
             product |= {name: product.get(name, 1.0) * speed for name, speed in speeds.items()}
         sums.append([fleet, meaning, *ranked(advised, found, 1.0)])
         cells = [
-            [
-                each.candidate.name,
-                f"{advised[each.candidate.name]:.1f}x",
-                f"{each.speedup:.1f}x ({each.least:.1f} to {each.most:.1f})",
-                each.seeds - each.reached,
-            ]
-            for each in rows
-        ]
+            [name, f"{advised[name]:.1f}x",
+             f"{own.speedup:.1f}x ({own.least:.1f} to {own.most:.1f})", own.seeds - own.reached]
+            for name, own in zip(found, rows, strict=True)
+        ]  # fmt: skip
         text += f"\n{meaning[0].upper()}{meaning[1:]}:\n\n{tables.table(HEAD, cells)}"
     return text, [*sums, [fleet, "both", *ranked(both[0], both[1], 1 / len(PARTITIONS))]]
 
@@ -58,10 +53,8 @@ def ranked(advised: dict[str, float], found: dict[str, float], power: float) -> 
     names = list(found)
     tau = kendalltau([advised[n] for n in names], [found[n] for n in names]).statistic
     first, best = max(names, key=lambda n: advised[n]), max(names, key=lambda n: found[n])
-    return [
-        f"{tau:.3f}",
-        *(text for n in (first, best) for text in (n, f"{found[n] ** power:.1f}x")),
-    ]
+    texts = (text for n in (first, best) for text in (n, f"{found[n] ** power:.1f}x"))
+    return [f"{tau:.3f}", *texts]
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
@@ -72,9 +65,6 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
         sums += rows
     head = ["fleet", "data", "Kendall's tau", "advised first", "it is", "best", "it is"]
     taus = [float(row[2]) for row in sums if row[1] == "both"]
-    return {
-        "software": record.software(lines),
-        "summary": tables.table(head, sums),
-        "reached": f"{sum(tau >= WANTED for tau in taus)} of {len(taus)}",
-        "sections": "\n".join(texts),
-    }
+    parts = {"software": record.software(lines), "sections": "\n".join(texts)}
+    reached = f"{sum(tau >= WANTED for tau in taus)} of {len(taus)}"
+    return parts | {"summary": tables.table(head, sums), "reached": reached}

@@ -18,10 +18,8 @@ from flwr_hetero_studies.race.node import Learning
 
 MARGIN, SMOOTHED = 0.01, 4
 """The target is FedAvg's end less this; looks at the model of which the mean counts."""
-MOST_WORK = 20
-"""A setting's trainings of a node, at most, in those of FedAvg."""
-SLOWEST = 0.2
-"""Part of the fleet that is its slowest tier."""
+MOST_WORK, SLOWEST = 20, 0.2
+"""A setting's trainings of a node, at most, in FedAvg's; part of the fleet: its slowest tier."""
 PER_POINT = 0.1
 """What a setting that has not reached the target is set back by, for each point that it lacks."""
 
@@ -58,9 +56,8 @@ class Simulation:
         # profiles are sorted: the last fifth is the slowest tier
         slow = list(range(len(self.profiles)))[-count:]
         most = self.rounds * self.clients_per_round * (1 if self.target is None else MOST_WORK)
-        grid = LocalGrid(
-            self.learning.app, self.profiles, seed=self.seed, run_config=dict(self.run_config)
-        )
+        how: dict[str, Any] = {"seed": self.seed, "run_config": dict(self.run_config)}
+        grid = LocalGrid(self.learning.app, self.profiles, **how)
         points, next_look = list[Point](), 0
 
         def note(moment: Moment) -> None:
@@ -74,17 +71,13 @@ class Simulation:
                 model = {name: array.numpy() for name, array in moment.averaged.items()}
                 found = self.learning.measure(model, slow)
                 points.append(Point(moment.virtual_s, *found, watch.bytes, watch.device_s))
-            is_there = self.target is not None and reach(points, self.target)
-            if asked >= most or is_there:
+            if asked >= most or (self.target is not None and reach(points, self.target)):
                 raise Enough
 
         with only_errors():
             strategy = self.candidate.strategy(self.fast_steps, self.seed)
             drive(strategy, grid, self.learning.first(), note, seed=self.seed, updates=True)
         return points
-
-
-# --- judging ------------------------------------------------------------------------------
 
 
 class Judgement(NamedTuple):

@@ -39,7 +39,7 @@ class SmallTask(Learning):
 def small_task(
     num_nodes: int, examples: int = EXAMPLES, partition: str = "dirichlet", seed: int = 0
 ) -> SmallTask:
-    rows = (num_nodes * examples, 0, TEST)
+    rows = num_nodes * examples, 0, TEST
     return SmallTask("generated", NUMPY, partition, num_nodes, rows, seed)
 
 

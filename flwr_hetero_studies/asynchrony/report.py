@@ -83,21 +83,17 @@ def section(name: str, lines: list[Line]) -> str:
     runs = views(lines)
     counts = {each: len(own) for each, own in record.by(lines, "name").items()}
     seeds = ", ".join(f"{each}: {count}" for each, count in counts.items())
-    return (
-        f"## {name}\n\nSeeds: {seeds}; {record.software(lines)}.\n\n"
-        f"{tables.table(HEAD, [row(each, own, runs) for each, own in runs.items()])}\n"
-    )
+    table = tables.table(HEAD, [row(each, own, runs) for each, own in runs.items()])
+    return f"## {name}\n\nSeeds: {seeds}; {record.software(lines)}.\n\n{table}\n"
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     groups = record.by(lines, "experiment")
-    first = next(iter(groups.values()))
-    runs = views(first)
-    panels = {
-        title: {name: drawn(runs[name], key) for name in DRAWN if name in runs}
-        for title, key in (("all classes", "accuracy"), ("the slow nodes' classes", "slow"))
-    }
+    runs = views(next(iter(groups.values())))
+    both = (("all classes", "accuracy"), ("the slow nodes' classes", "slow"))
+    known = [name for name in DRAWN if name in runs]
+    panels = {title: {name: drawn(runs[name], key) for name in known} for title, key in both}
     labels = ("virtual time in seconds", "test accuracy in %")
     plots.draw(panels, folder / "curves.png", *labels, xscale="log")
     sections = [section(name, own) for name, own in groups.items()]
-    return {**first[0]["case"], "sections": "".join(sections)}
+    return {**lines[0]["case"], "sections": "".join(sections)}

@@ -53,9 +53,8 @@ def _print(advice: "Advice") -> None:
     console = Console()
     head = f"{len(advice.devices)} nodes, {advice.clients_per_round} a round in FedAvg"
     for task, rows in advice.rows.items():
-        table = Table(
-            box=SIMPLE_HEAD, pad_edge=False, title=f"{head}; {task}", title_justify="left"
-        )
+        title = f"{head}; {task}"
+        table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
         table.add_column("setting")
         for name in ("sooner than FedAvg", "runs", "bytes", "device-s", "slow nodes' data"):
             table.add_column(name, justify="right")
@@ -68,12 +67,6 @@ def _print(advice: "Advice") -> None:
             cells = (row.candidate.name, speed, str(row.seeds), *costs, f"{100 * row.slow:.0f} %")
             table.add_row(*cells)
         console.print(table)
-    _say_how(advice)
-    console.print(UNKNOWN, highlight=False)
-
-
-def _say_how(advice: "Advice") -> None:
-    """Print the lines for the user's own app, and the command that tries them in ours."""
     best = advice.best
     print(f"Take {best.name}. In your ServerApp:")
     print(indent(best.python(advice.fast_steps), "  "))
@@ -81,3 +74,4 @@ def _say_how(advice: "Advice") -> None:
         print(f"In your ClientApp, which takes the steps that the server asks for:\n{NODE}")
     print("Or try it in the app of this project:")
     print(f'  flwr run apps/fleet --run-config "{advice.run_config(best)}"')
+    console.print(UNKNOWN, highlight=False)

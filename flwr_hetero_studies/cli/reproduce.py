@@ -3,7 +3,6 @@
 import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,9 +18,8 @@ def add(commands: Any) -> None:
     parser = commands.add_parser("reproduce", help=text, description=text)
     add = parser.add_argument
     add("paper", nargs="?", default="all", help="tifl, biased-local-sgd, cd-grab, mercury, pgd")
-    add(
-        "figure", nargs="?", default="all", help="as --list has it, such as figure-3 (default: all)"
-    )
+    one = "as --list has it, such as figure-3 (default: all)"
+    add("figure", nargs="?", default="all", help=one)
     add("--fast", action="store_true", help="within ten minutes on two cores, with smaller data")
     add("--data", default="", help="Parquet folder; by default data that need no download")
     add("--seed", type=int, default=0)
@@ -34,19 +32,13 @@ def _reproduce(given: argparse.Namespace) -> None:
     from flwr_hetero_studies.papers.cases import find
 
     chosen = find(given.paper, given.figure)
-    if given.list:
-        _list(chosen)
-        return
-    options = Options({}, given.data, [given.seed], given.fast)
-    for each in chosen:
-        _run(each, options)
-
-
-def _list(chosen: "Sequence[Experiment]") -> None:
     width = max((len(f"{each.paper} {each.name}") for each in chosen), default=0)
     for each in chosen:
-        name = f"{each.paper} {each.name}".ljust(width)
-        print(f"{name}  {each.title}{'' if each.run else ' (not run)'}")
+        if given.list:
+            name = f"{each.paper} {each.name}".ljust(width)
+            print(f"{name}  {each.title}{'' if each.run else ' (not run)'}")
+        else:
+            _run(each, Options({}, given.data, [given.seed], given.fast))
 
 
 def _run(experiment: "Experiment", options: "Options") -> None:

@@ -14,13 +14,12 @@ from flwr_hetero.errors import check_count, invalid
 from flwr_hetero_studies.core.curves import Columns, columns
 from flwr_hetero_studies.tasks import Examples
 
+Rows: TypeAlias = NDArray[np.int64]
 Look: TypeAlias = Callable[[nn.Module], dict[str, float]]
 """Measures a model; what it calls ``loss`` ends a run that has diverged."""
-Observe: TypeAlias = Callable[[int, NDArray[np.int64], Tensor], None]
+Observe: TypeAlias = Callable[[int, Rows, Tensor], None]
 """Worker, indices and losses of its batch, after the backward pass: gradients can be read."""
-Backward: TypeAlias = Callable[
-    [nn.Module, Examples, NDArray[np.int64], NDArray[np.float64]], Tensor
-]
+Backward: TypeAlias = Callable[[nn.Module, Examples, Rows, NDArray[np.float64]], Tensor]
 """Adds a batch's gradient to the model's, and returns its losses."""
 DIVERGED = 1e6
 """A batch's mean loss from which a run counts as diverged."""
@@ -37,7 +36,7 @@ def split(examples: Examples, num_workers: int, seed: int) -> list[Examples]:
 
 
 def weighted_backward(
-    model: nn.Module, examples: Examples, indices: NDArray[np.int64], weights: NDArray[np.float64]
+    model: nn.Module, examples: Examples, indices: Rows, weights: NDArray[np.float64]
 ) -> Tensor:
     """Take the gradient of the mean of weight times loss."""
     inputs, targets = examples.take(indices)
@@ -96,7 +95,7 @@ def train(
     observe: Observe = lambda worker, indices, losses: None,
     backward: Backward = weighted_backward,
 ) -> Columns:
-    """Take so many steps, and look at the model before the first one and after each ``every``."""
+    """Take so many steps; look before the first and after each ``every``; inf: it diverged."""
     points: list[dict[str, float]] = [{"step": 0} | look(model)]
     # zip ends with the range, and so draws no batch that is not taken
     taken = steps(model, shares, samplers, optimizer, observe=observe, backward=backward)

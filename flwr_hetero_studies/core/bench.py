@@ -101,9 +101,8 @@ def run_claim(
 
 
 def shown(line: Line) -> str:
-    figures = [(k, v) for k, v in line["metrics"].items() if isinstance(v, int | float)]
-    text = ", ".join(f"{name} {value:.5g}" for name, value in figures[:6])
-    text = line["metrics"].get("not_here", text)
+    figures = [f"{k} {v:.5g}" for k, v in line["metrics"].items() if isinstance(v, int | float)]
+    text = line["metrics"].get("not_here", ", ".join(figures[:6]))
     return f"{Trial(line['case']).label}, seed {line['seed']}: {text}"
 
 
@@ -161,8 +160,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 def _run(args: argparse.Namespace) -> None:
     out = args.out or Path("runs", "studies", args.claim + ("-fast" if args.fast else ""))
     if args.report:
-        text = page_of(args.claim, read(out), out)
-        (out / "report.md").write_text(text, encoding="utf-8")
+        (out / "report.md").write_text(page_of(args.claim, read(out), out), encoding="utf-8")
         return
     # before the processes start, which read it when they import NumPy
     os.environ.setdefault("OMP_NUM_THREADS", "1")

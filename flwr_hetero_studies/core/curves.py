@@ -28,10 +28,7 @@ def rounded(curve: Columns, digits: int = 5) -> Columns:
 
 
 def smooth(values: ArrayLike, window: int, *, centred: bool = False, whole: bool = False) -> Vector:
-    """Average each value with those just before it, or with its neighbours on both sides.
-
-    With ``whole`` the first ones are left out, which have fewer before them.
-    """
+    """Average each value with those before it (``whole``: if there are enough) or around it."""
     array = np.asarray(values, float)
     if centred:
         padded = np.pad(array, window // 2, "edge")
@@ -101,8 +98,6 @@ def over_time(
     first = max(clock[0] for clock in every) if start is None else start
     # equal ratios: methods differ by factors of time
     grid = np.geomspace(first, min(clock[-1] for clock in every), count)
-    found = [
-        np.interp(grid, clock, np.asarray(own, float))
-        for clock, own in zip(every, values, strict=True)
-    ]
+    both = zip(every, values, strict=True)
+    found = [np.interp(grid, clock, np.asarray(own, float)) for clock, own in both]
     return grid, np.asarray(fold(found, axis=0))

@@ -13,15 +13,8 @@ from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.strategy import ModelAverage, Wrapper
+from flwr_hetero_studies import tasks
 from flwr_hetero_studies.core.curves import Columns, columns, rounded
-from flwr_hetero_studies.tasks import (
-    Settings,
-    central_evaluate,
-    data_shape,
-    initial_arrays,
-    load_test,
-    model_from,
-)
 
 ENDLESS = 1_000_000
 """Rounds of a run that its notes end."""
@@ -46,8 +39,7 @@ class Moment(NamedTuple):
     @property
     def averaged(self) -> ArrayRecord:
         """The average of models where the strategy has one, else the newest."""
-        parts = (part for part in self.watch.wrappers() if isinstance(part, ModelAverage))
-        part = next(parts, None)
+        part = next((w for w in self.watch.wrappers() if isinstance(w, ModelAverage)), None)
         return self.arrays if part is None else part.averaged(self.arrays)
 
 
@@ -108,7 +100,7 @@ def drive(
 
 def emulate(
     app: ClientApp,
-    settings: Settings,
+    settings: tasks.Settings,
     strategy: Strategy,
     profiles: Sequence[DeviceProfile],
     run_config: dict[str, Any],
@@ -127,7 +119,7 @@ def emulate(
     to a point. The run ends with the first round after ``budget_s`` of virtual time; profiling
     counts if it is ``charged``.
     """
-    measure, rounds = measure or central_evaluate(settings), settings.num_server_rounds
+    measure, rounds = measure or tasks.central_evaluate(settings), settings.num_server_rounds
     points: list[dict[str, Any]] = []
 
     def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord | None:
@@ -146,11 +138,9 @@ def emulate(
             raise Enough
 
     grid = LocalGrid(app, profiles, seed=settings.seed, run_config=run_config)
-    first = initial_arrays(settings) if arrays is None else arrays
-    how: dict[str, Any] = {
-        "train_config": ConfigRecord(train_config or {}),
-        "evaluate_fn": evaluate,
-    }
+    first = tasks.initial_arrays(settings) if arrays is None else arrays
+    given = ConfigRecord(train_config or {})
+    how: dict[str, Any] = {"train_config": given, "evaluate_fn": evaluate}
     drive(strategy, grid, first, add, seed=settings.seed, rounds=rounds, **how)
     return rounded(columns(points))
 
@@ -163,15 +153,15 @@ def config_of(
     return config | {"num-server-rounds": rounds, "batch-size": 16}
 
 
-def with_last_classes(settings: Settings, count: int) -> Measure:
+def with_last_classes(settings: tasks.Settings, count: int) -> Measure:
     """Measure all test examples, and as ``slow`` those of the last classes."""
-    test, shape = load_test(settings.dataset), data_shape(settings.dataset)
+    test, shape = tasks.load_test(settings.dataset), tasks.data_shape(settings.dataset)
     # the partition classes-by-speed gives these to the slowest nodes
     slow = test.targets > test.targets.max() - count
 
     @torch.inference_mode()
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-        model = model_from(arrays.to_torch_state_dict(), settings.model, *shape).eval()
+        model = tasks.model_from(arrays.to_torch_state_dict(), settings.model, *shape).eval()
         found = torch.cat([model(part).argmax(1) for part in torch.split(test.inputs, 500)])
         right = (found == test.targets).float()
         return MetricRecord({"accuracy": float(right.mean()), "slow": float(right[slow].mean())})

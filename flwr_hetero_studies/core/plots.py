@@ -37,17 +37,15 @@ def draw(
     levels: Mapping[str, float] | None = None,
     **axes_settings: Any,
 ) -> None:
-    """Draw a panel per entry and a line per name, with one legend, and write a PNG.
+    """Draw a panel per entry, a line per name and a dotted one per level, and write a PNG.
 
-    ``levels`` are dotted lines, by the panel's title; ``axes_settings`` are those of matplotlib's
-    axes, where a function gets that title.
+    ``axes_settings`` are those of matplotlib's axes, where a function gets the panel's title.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     names = dict.fromkeys(name for curves in panels.values() for name in curves)
-    look = dict(looks(names))
-    columns = min(columns, len(panels))
+    look, columns = dict(looks(names)), min(columns, len(panels))
     rows = -(-len(panels) // columns)
     style: Any = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
     with rc_context(style | {"axes.grid": True, "grid.alpha": 0.25, "axes.titlesize": 9}):

@@ -4,7 +4,7 @@ import json
 import lzma
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from flwr_hetero.errors import invalid
 
@@ -39,8 +39,7 @@ def append(folder: Path, line: Line) -> Line:
     text = json.dumps(line)
     with plain.open("a", encoding="utf-8") as file:
         file.write(text + "\n")
-    read_again: Line = json.loads(text)
-    return read_again
+    return cast(Line, json.loads(text))
 
 
 def pack(folder: Path, lines: Iterable[Line] | None = None) -> None:
@@ -83,7 +82,6 @@ def by_seed(lines: Iterable[Line]) -> dict[int, Line]:
 
 
 def pairs(lines: Iterable[Line], base: Iterable[Line]) -> list[tuple[Line, Line]]:
-    """Pair lines with the base of the same seed."""
     known = by_seed(base)
     return [(line, known[line["seed"]]) for line in lines if line["seed"] in known]
 

@@ -29,7 +29,6 @@ app = ClientApp(mods=[emulated_device])
 app.train()(train_node)
 app.evaluate()(evaluate_node)
 
-
 WEIGHTINGS: dict[str, dict[str, Any]] = {
     "normalised": {"step_correction": 1.0}, "sqrt": {"step_correction": 0.5},
     "examples": {"step_correction": 0.0}, "steps": {"weigh_by_steps": True},
@@ -59,13 +58,11 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
 
 
 def run(case: Case, seed: int, data: Data, partition: str) -> dict[str, Any]:
-    rows = case["train-examples"]
-    rate = RATES.get(data.name, 0.1)
+    rows, rate = case["train-examples"], RATES.get(data.name, 0.1)
     run_config = config_of(data.first(rows, rows // 3), partition, rate, seed, case["rounds"])
     settings = Settings.from_run_config(run_config)
     strategy = strategy_of(case["name"], case["fast-steps"], seed)
-    fleet = named_fleet("paper-5", NODES)
-    measure = with_last_classes(settings, SLOW_CLASSES)
+    fleet, measure = named_fleet("paper-5", NODES), with_last_classes(settings, SLOW_CLASSES)
 
     def slow(moment: Moment) -> dict[str, Any]:
         return {"slow": moment.record["global"].get("slow")}

@@ -19,14 +19,12 @@ def ends(lines: Sequence[Line], name: str) -> list[float]:
 
 
 def row(name: str, lines: Sequence[Line], base: Sequence[Line]) -> list[str]:
-    """One setting, seed by seed beside FedAvg."""
     cells = [tables.extent(ends(lines, key), "{:.1f}") for key in ("accuracy", "slow")]
     costs = [f"{mean(x['curve'][key][-1] for x in lines):.0f}" for key in ("device_s", "virtual_s")]
     return [name, *cells, tables.extent(gaps(lines, base), "{:+.1f}"), *costs]
 
 
 def losers(runs: Mapping[str, Sequence[Line]]) -> str:
-    """Name the settings that lose more than the margin on the slow nodes' classes."""
     lost = [name for name, own in runs.items() if mean(gaps(own, runs[BASE])) < -100 * MARGIN]
     return ", ".join(lost) or "none"
 
@@ -49,10 +47,9 @@ def section(name: str, lines: list[Line]) -> str:
     runs = record.by(lines, "name")
     rows = [row(each, own, runs[BASE]) for each, own in runs.items()]
     seeds = ", ".join(map(str, record.seeds(lines)))
-    return (
-        f"## {name}\n\nSeeds {seeds}; {record.software(lines)}.\n\n{tables.table(HEAD, rows)}\n"
-        f"More than 2 points below FedAvg on the last two classes: {losers(runs)}.\n\n"
-    )
+    text = f"## {name}\n\nSeeds {seeds}; {record.software(lines)}.\n\n{tables.table(HEAD, rows)}\n"
+    below = "More than 2 points below FedAvg on the last two classes"
+    return f"{text}{below}: {losers(runs)}.\n\n"
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:

@@ -23,19 +23,15 @@ ROUNDS, LONG = 40, 3
 """Rounds of FedAvg that set the targets, and how many times as many it trains in all."""
 EXAMPLES_A_ROUND = 810
 """That FedAvg trains on with three nodes of 270."""
-TUNED_SHARE = {5: 2 / 3, 20: 1 / 2}
-"""Part of a run that is enough to tune by, by nodes at work."""
-MORE_FOR_ALL = 2
-"""How many times as many examples may be trained where all nodes are at work."""
+TUNED_SHARE, MORE_FOR_ALL = {5: 2 / 3, 20: 1 / 2}, 2
+"""Part of a run to tune by, by nodes at work; how many times the examples where all are."""
 SETTINGS = {"rounds": ROUNDS, "time": 1.0}
 FAST = {"rounds": 4}
 FAST_CASES = ["*dirichlet*/yardstick", "*dirichlet, 5*/FedAvg", "*dirichlet, 5*/FedSlice"]
 PARTS: dict[str, dict[str, str]] = {
-    "ours alone": {},
-    "with Mercury": {"sampler": "mercury"},
-    "with PGD": {"sampler": "pgd"},
-    "with ID-GraB": {"order": "id-grab"},
-}
+    "ours alone": {}, "with Mercury": {"sampler": "mercury"},
+    "with PGD": {"sampler": "pgd"}, "with ID-GraB": {"order": "id-grab"},
+}  # fmt: skip
 """Samplers and orders of ``apps/fleet`` under our setting, in torch; CD-GraB needs rounds."""
 PARTS_AT, PARTS_SEEDS = 5, 5
 
@@ -81,16 +77,13 @@ def parts(tuning: Tuning) -> Iterator[Trial]:
     if chosen is None:
         return
     yards = record.of(tuning.lines, cell=MAIN, name=YARDSTICK)
+    yards = [x for x in yards if not x["case"]["experiment"].startswith("tuning")]
+    more = {"trial": list(chosen[0]), "window": chosen[1], "method": OURS}
     for part in PARTS:
-        more = {"trial": list(chosen[0]), "window": chosen[1], "method": OURS}
         case = case_of("parts: ", MAIN, PARTS_AT, part, tuning.options, **more)
-        for yard in (x for x in yards if not x["case"]["experiment"].startswith("tuning")):
-            if yard["seed"] < PARTS_SEEDS:
-                given = {"split": "test", "limits": yard["metrics"]["limits"]}
-                yield Trial(case, yard["seed"], given)
-
-
-# --- run -----------------------------------------------------------------------------------
+        for yard in (x for x in yards if x["seed"] < PARTS_SEEDS):
+            given = {"split": "test", "limits": yard["metrics"]["limits"]}
+            yield Trial(case, yard["seed"], given)
 
 
 def run(case: Case, seed: int, data: Data, split: str, **given: Any) -> dict[str, Any]:
@@ -122,8 +115,7 @@ def run(case: Case, seed: int, data: Data, split: str, **given: Any) -> dict[str
         scores = scores_of(curve, given["limits"])
         return {"metrics": metrics | {"scores": scores, "ends": found_ends}}
     kept = {key: curve[key] for key in ("virtual_s", "examples", "bytes", "device_s")}
-    window = case["window"]
-    kept |= {"all": curve[f"all/{window}"], "slow": curve[f"slow/{window}"]}
+    kept |= {key: curve[f"{key}/{case['window']}"] for key in ("all", "slow")}
     return {"metrics": metrics, "curve": kept}
 
 
@@ -148,7 +140,6 @@ def ends(curve: Columns, windows: Any, end: int | None = None) -> dict[int, floa
 
 
 def fleet_config(case: Case, cell: RaceCell, data: Data) -> dict[str, Any]:
-    plain = {"engine": "fedslice", "selection": "all"}
-    plain |= {"order": "reshuffle", "sampler": "uniform", "partition": cell.partition}
-    return {**plain, "dataset": data.first(cell.rows[0], cell.rows[2]), "model": IN_TORCH,
-            **PARTS[case["name"]]}  # fmt: skip
+    plain = {"engine": "fedslice", "selection": "all", "order": "reshuffle", "sampler": "uniform"}
+    plain |= {"partition": cell.partition, "dataset": data.first(cell.rows[0], cell.rows[2])}
+    return {**plain, "model": IN_TORCH, **PARTS[case["name"]]}

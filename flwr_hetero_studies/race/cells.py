@@ -22,8 +22,7 @@ def paper_5(nodes: int = 20, **changes: Any) -> Fleet:
 
 def mild(seed: int) -> list[DeviceProfile]:
     # the fastest kind first, as in the named fleets
-    speeds = np.repeat(np.geomspace(1.4, 0.7, 5), 4)
-    return [DeviceProfile(float(speed)) for speed in speeds]
+    return [DeviceProfile(x) for x in np.repeat(np.geomspace(1.4, 0.7, 5), 4).tolist()]
 
 
 def log_normal(seed: int) -> list[DeviceProfile]:
@@ -31,10 +30,8 @@ def log_normal(seed: int) -> list[DeviceProfile]:
     # another draw than that of the partition
     rng = np.random.default_rng([seed, 7])
     speeds, links = np.exp(rng.normal(0, 1.0, 20)), 20 * np.exp(rng.normal(0, 0.8, 20))
-    return [
-        DeviceProfile(float(s), uplink_mbps=float(b) / 2, downlink_mbps=float(b))
-        for s, b in zip(speeds, links, strict=True)
-    ]
+    both = zip(speeds.tolist(), links.tolist(), strict=True)
+    return [DeviceProfile(s, uplink_mbps=b / 2, downlink_mbps=b) for s, b in both]
 
 
 class RaceCell(NamedTuple):
@@ -50,17 +47,15 @@ class RaceCell(NamedTuple):
     at_work: tuple[int, ...] = (5,)
     seeds: int = 3
     methods: tuple[str, ...] = ()
-    """Which methods; empty: all."""
+    """Empty: all."""
     length: float = 1.0
     """Rounds of FedAvg, in those of other cells."""
 
 
-FIRST = (
-    *(BASE, *OWN, "FedBuff, published", "FedProx, partial work"),
-    *("FedCompass", "biased local SGD", "TiFL"),
-)
+FIRST = (BASE, *OWN, "FedBuff, published", "FedProx, partial work",
+         "FedCompass", "biased local SGD", "TiFL")  # fmt: skip
 """Methods run beside the main cell: the best rivals there."""
-MAIN = "dirichlet"
+MAIN, TEXTS = "dirichlet", (6000, 1000, 2000)
 LINKED = paper_5(uplink_mbps=10.0, downlink_mbps=10.0)
 UNRELIABLE = paper_5(jitter=0.3, availability=0.8)
 CELLS: dict[str, RaceCell] = {
@@ -71,9 +66,7 @@ CELLS: dict[str, RaceCell] = {
     "mild": RaceCell(mild, methods=FIRST[:6]),
     "log-normal": RaceCell(log_normal, methods=FIRST[:6]),
     "unreliable": RaceCell(UNRELIABLE, methods=FIRST),
-    "texts": RaceCell(
-        paper_5(), data="stdlib", model="bag", rows=(6000, 1000, 2000), methods=FIRST[:6]
-    ),
+    "texts": RaceCell(paper_5(), MAIN, "stdlib", "bag", rows=TEXTS, methods=FIRST[:6]),
     "100 nodes": RaceCell(paper_5(100), nodes=100, rows=(30000, 2000, 2000), methods=FIRST),
     "60,000 images": RaceCell(paper_5(), rows=(60000, 0, 2000), methods=FIRST[:7], length=0.4),
     "CIFAR-10": RaceCell(paper_5(), data="cifar10", methods=FIRST[:7]),

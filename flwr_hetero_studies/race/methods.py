@@ -5,17 +5,7 @@ from typing import Any, NamedTuple
 
 from flwr.serverapp.strategy import FedAvg, FedProx, Strategy
 
-from flwr_hetero.strategy import (
-    BiasedLocalSGD,
-    FedBuff,
-    FedNova,
-    FedSlice,
-    LocalSteps,
-    OverSelect,
-    RandomSelection,
-    TiFL,
-    Wrapper,
-)
+from flwr_hetero import strategy as ours
 from flwr_hetero_studies import rivals
 
 ALL = 20
@@ -27,17 +17,14 @@ MORE, MOST = (*RATES, 0.07, 0.15), (*RATES, 0.025, 0.4, 0.07, 0.15)
 OWN_AVERAGE = 32
 """Where the average of a method that has one stands among those that are measured."""
 BASE = "FedAvg"
-OURS = "FedSlice"
-"""The class that is recommended: the only one that is held against the rivals."""
-FAIR = "FedSlice, fair"
-"""The same with all nodes counting by their examples, whatever their pace and steps."""
-OWN = (OURS, FAIR)
+OWN = OURS, FAIR = "FedSlice", "FedSlice, fair"
+"""What is recommended, alone held against the rivals; with all nodes counting by examples only."""
 
 
 class Entrant(NamedTuple):
     """``build`` takes nodes at work, a seed and both settings; values begin with the usual one."""
 
-    build: Callable[..., Wrapper]
+    build: Callable[..., ours.Wrapper]
     first: Sequence[Any] = (None,)
     second: Sequence[Any] = (None,)
     rates: Sequence[float] = RATES
@@ -48,7 +35,6 @@ class Entrant(NamedTuple):
     """The average to measure by, where the method has its own; None: chosen with the rest."""
 
     def runs_with(self, count: int, nodes: int) -> bool:
-        """Tell whether it is run with so many of so many nodes at work."""
         return count < nodes or not self.selects
 
 
@@ -60,14 +46,14 @@ def fedprox(mu: float) -> FedProx:
     return FedProx(fraction_evaluate=0.0, proximal_mu=mu)
 
 
-def some(strategy: Strategy, count: int, seed: int) -> Wrapper:
-    return RandomSelection(strategy, count, seed=seed)
+def some(strategy: Strategy, count: int, seed: int) -> ours.Wrapper:
+    return ours.RandomSelection(strategy, count, seed=seed)
 
 
-class Free(RandomSelection):
+class Free(ours.RandomSelection):
     """Draw as many nodes as are not still at work on an earlier round, so that no more ever are."""
 
-    over: OverSelect
+    over: ours.OverSelect
     share: float
 
     def select(self, context: Any, grid: Any, online: Any) -> list[int]:
@@ -76,41 +62,42 @@ class Free(RandomSelection):
         return self.rng.sample(sorted(online), min(count, len(online)))
 
 
-def over_select(count: int, seed: int, share: float, _: None) -> Wrapper:
+def over_select(count: int, seed: int, share: float, _: None) -> ours.Wrapper:
     """Over-selection with no more nodes at work than are allowed, those not waited for included."""
     selection = Free(fedavg(), count, seed=seed)
-    over = OverSelect(selection, count)
-    selection.over, selection.share = over, share
-    return over
+    selection.over, selection.share = ours.OverSelect(selection, count), share
+    return selection.over
 
 
-def tifl(count: int, seed: int, policy: str, tiers: int) -> Wrapper:
+def tifl(count: int, seed: int, policy: str, tiers: int) -> ours.Wrapper:
     """TiFL; its first round asks all nodes, so with fewer at work they are timed in a phase."""
     how: dict[str, Any] = {"policy": policy, "seed": seed}
     if count < ALL:
         how |= {"profiling": "phase", "sync_rounds": 1, "warmup_rounds": 0}
-    return TiFL(fedavg(), min(count, ALL // tiers), tiers, **how)
+    return ours.TiFL(fedavg(), min(count, ALL // tiers), tiers, **how)
 
 
-def partial_work(count: int, seed: int, mu: float, steps: int) -> Wrapper:
+def partial_work(count: int, seed: int, mu: float, steps: int) -> ours.Wrapper:
     """FedProx with what fits a deadline: the time of so many steps of a quick node."""
-    inner = LocalSteps(fedprox(mu), steps, budget="deadline", step_correction=0.0)
+    inner = ours.LocalSteps(fedprox(mu), steps, budget="deadline", step_correction=0.0)
     return some(inner, count, seed)
 
 
-def biased(count: int, seed: int, steps: int, fraction: float) -> Wrapper:
+def biased(count: int, seed: int, steps: int, fraction: float) -> ours.Wrapper:
     how: dict[str, Any] = {"budget": "two-class", "weigh_by_steps": True}
-    return some(BiasedLocalSGD(fedavg(), steps, high_loss_fraction=fraction, **how), count, seed)
+    how |= {"high_loss_fraction": fraction}
+    return some(ours.BiasedLocalSGD(fedavg(), steps, **how), count, seed)
 
 
-def fedbuff(count: int, seed: int, share: float, staleness: float) -> Wrapper:
+def fedbuff(count: int, seed: int, share: float, staleness: float) -> ours.Wrapper:
     """FedBuff as published: whole epochs, all updates alike; a buffer of a share of the nodes."""
     how: dict[str, Any] = {"weighting": "equal", "staleness": staleness, "seed": seed}
-    return FedBuff(fedavg(), concurrency=count, buffer_size=max(1, round(share * count)), **how)
+    size = max(1, round(share * count))
+    return ours.FedBuff(fedavg(), concurrency=count, buffer_size=size, **how)
 
 
-def fedat(count: int, seed: int, tiers: int, mu: float) -> Wrapper:
-    """FedAT, with as many nodes of each tier as may be at work in all."""
+def fedat(count: int, seed: int, tiers: int, mu: float) -> ours.Wrapper:
+    # as many nodes of each tier as may be at work in all
     tiers = min(tiers, count)
     return rivals.FedAT(fedprox(mu), count // tiers, tiers, seed=seed)
 
@@ -118,68 +105,47 @@ def fedat(count: int, seed: int, tiers: int, mu: float) -> Wrapper:
 METHODS: dict[str, Entrant] = {
     BASE: Entrant(lambda c, seed, *_: some(fedavg(), c, seed), rates=MOST),
     "FedProx, partial work": Entrant(
-        partial_work, (0.01, 0.1, 1.0), (20, 10, 40), named=("mu", "steps of a quick node")
-    ),
+        partial_work, (0.01, 0.1, 1.0), (20, 10, 40), named=("mu", "steps of a quick node")),
     "FedNova, partial work": Entrant(
-        lambda c, seed, steps, budget: some(FedNova(fedavg(), steps, budget=budget), c, seed),
+        lambda c, seed, steps, budget: some(ours.FedNova(fedavg(), steps, budget=budget), c, seed),
         (20, 10, 40), ("deadline", "two-class"), (*RATES, 0.4),
-        named=("steps of a quick node", "budget"),
-    ),
+        ("steps of a quick node", "budget")),
     "over-selection": Entrant(over_select, (0.6, 0.4, 0.8), rates=MORE, named=("waited for", "")),
     "TiFL": Entrant(tifl, ("adaptive", "paced", "uniform"), (5, 4, 3), named=("policy", "tiers")),
     "Oort": Entrant(
         lambda c, seed, pace, penalty: rivals.Oort(
-            fedavg(), c, pace=pace, penalty=penalty, profiling=True, seed=seed
-        ),
-        (0.3, 0.6, 0.9), (2.0, 1.0, 0.5), named=("pace", "penalty"), selects=True,
-    ),
+            fedavg(), c, pace=pace, penalty=penalty, profiling=True, seed=seed),
+        (0.3, 0.6, 0.9), (2.0, 1.0, 0.5), named=("pace", "penalty"), selects=True),
     "Power-of-Choice": Entrant(
         lambda c, seed, factor, _: rivals.PowerOfChoice(
-            fedavg(), c, max(c, round(factor * c)), seed=seed
-        ),
-        (2.0, 1.5, 3.0), rates=MORE, named=("candidates", ""), selects=True,
-    ),
+            fedavg(), c, max(c, round(factor * c)), seed=seed),
+        (2.0, 1.5, 3.0), rates=MORE, named=("candidates", ""), selects=True),
     "FedCS": Entrant(
-        lambda c, seed, limit, _: rivals.DeadlineSelection(
-            fedavg(), c, deadline_s=limit, seed=seed
-        ),
-        (None, 4.0, 12.0), rates=MORE, named=("deadline in s", ""), selects=True,
-    ),
+        lambda c, seed, s, _: rivals.DeadlineSelection(fedavg(), c, deadline_s=s, seed=seed),
+        (None, 4.0, 12.0), rates=MORE, named=("deadline in s", ""), selects=True),
     "AdaComm": Entrant(
-        lambda c, seed, steps, often_s: some(
-            rivals.AdaComm(fedavg(), steps, interval_s=often_s), c, seed
-        ),
-        (20, 10, 40), (60.0, 15.0, 200.0), named=("first steps", "interval in s"),
-    ),
+        lambda c, seed, steps, s: some(rivals.AdaComm(fedavg(), steps, interval_s=s), c, seed),
+        (20, 10, 40), (60.0, 15.0, 200.0), named=("first steps", "interval in s")),
     "biased local SGD": Entrant(
-        biased, (20, 10, 40), (0.5, 0.25, 1.0), named=("steps of a fast node", "high-loss share")
-    ),
+        biased, (20, 10, 40), (0.5, 0.25, 1.0), named=("steps of a fast node", "high-loss share")),
     "FedBuff, published": Entrant(
-        fedbuff, (0.5, 0.25, 1.0), (0.5, 0.0, 1.0), named=("buffer", "staleness exponent")
-    ),
+        fedbuff, (0.5, 0.25, 1.0), (0.5, 0.0, 1.0), named=("buffer", "staleness exponent")),
     "FedAsync": Entrant(
         lambda c, seed, mixing, staleness: rivals.FedAsync(
-            fedavg(), mixing=mixing, concurrency=c, staleness=staleness, seed=seed
-        ),
-        (0.6, 0.3, 0.9), (0.5, 0.0, 1.0), named=("mixing", "staleness exponent"),
-    ),
+            fedavg(), mixing=mixing, concurrency=c, staleness=staleness, seed=seed),
+        (0.6, 0.3, 0.9), (0.5, 0.0, 1.0), named=("mixing", "staleness exponent")),
     "FedAT": Entrant(fedat, (5, 2, 3), (0.01, 0.1, 0.4), named=("tiers", "mu")),
     # its slack says nothing where times do not vary: bounds are tuned
     "FedCompass": Entrant(
         lambda c, seed, steps, ratio: rivals.FedCompass(
-            fedavg(), max(1, steps // ratio), steps, concurrency=c, seed=seed
-        ),
-        (20, 10, 40), (5, 2, 20), named=("most steps", "over the least"),
-    ),
+            fedavg(), max(1, steps // ratio), steps, concurrency=c, seed=seed),
+        (20, 10, 40), (5, 2, 20), named=("most steps", "over the least")),
     # with its own constants: only the learning rate is tuned
     OURS: Entrant(
-        lambda c, seed, *_: FedSlice(fedavg(), concurrency=c, seed=seed),
-        rates=MOST, window=OWN_AVERAGE,
-    ),
+        lambda c, seed, *_: ours.FedSlice(fedavg(), concurrency=c, seed=seed),
+        rates=MOST, window=OWN_AVERAGE),
     FAIR: Entrant(
-        lambda c, seed, *_: FedSlice(
-            fedavg(), concurrency=c, seed=seed, rate_correction=1.0, step_correction=1.0
-        ),
-        rates=(*RATES, 0.025, 0.0125, 0.07, 0.15), window=OWN_AVERAGE,
-    ),
+        lambda c, seed, *_: ours.FedSlice(
+            fedavg(), concurrency=c, seed=seed, rate_correction=1.0, step_correction=1.0),
+        rates=(*RATES, 0.025, 0.0125, 0.07, 0.15), window=OWN_AVERAGE),
 }  # fmt: skip

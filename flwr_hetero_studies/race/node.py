@@ -24,10 +24,8 @@ from flwr_hetero_studies.tasks.sources import open_source
 from flwr_hetero_studies.tasks.training import train
 
 HIDDEN = 100
-NUMPY = "mlp-100"
-"""The network that trains in NumPy: one hidden layer of 100 units."""
-IN_TORCH = "flwr_hetero_studies.race.node:in_torch"
-"""The same network in torch."""
+NUMPY, IN_TORCH = "mlp-100", "flwr_hetero_studies.race.node:in_torch"
+"""The network that trains in NumPy, with one hidden layer of 100 units; the same in torch."""
 
 
 def in_torch(shape: tuple[int, ...], num_classes: int) -> torch.nn.Module:
@@ -105,11 +103,8 @@ def load(dataset: str, rows: tuple[int, int, int], flat: bool) -> dict[str, Labe
         order = np.random.default_rng(0).permutation(order)
     # shuffled: test files may be sorted by class
     tests = np.random.default_rng(0).permutation(len(source.test.rows))
-    chosen = {
-        "train": (source.train, order[:count]),
-        "valid": (source.train, order[count : count + tune]),
-        "test": (source.test, tests[:test]),
-    }
+    chosen = {"train": (source.train, order[:count]), "test": (source.test, tests[:test]),
+              "valid": (source.train, order[count : count + tune])}  # fmt: skip
     found = {}
     for name, (split, own) in chosen.items():
         # nothing to tune by
@@ -128,9 +123,6 @@ def deal(learning: Learning) -> list[Rows]:
     return partition_rows(labels, learning.num_nodes, learning.partition, seed=learning.seed)
 
 
-# --- the ClientApp ---------------------------------------------------------------------------
-
-
 class Share(NamedTuple):
     """What a node has for one message: examples, those held out, steps, a seed."""
 
@@ -139,11 +131,9 @@ class Share(NamedTuple):
     num_steps: int
     seed: int
 
-    def reply(
-        self, message: Message, arrays: ArrayRecord, processed: int, **more: float
-    ) -> Message:
+    def reply(self, message: Message, arrays: ArrayRecord, count: int, **more: float) -> Message:
         work = {keys.NUM_EXAMPLES: len(self.examples), keys.NUM_STEPS: self.num_steps}
-        metrics = MetricRecord({**work, keys.EXAMPLES_PROCESSED: processed, **more})
+        metrics = MetricRecord({**work, keys.EXAMPLES_PROCESSED: count, **more})
         return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
 
@@ -154,9 +144,8 @@ def share_of(learning: Learning, message: Message, context: Context) -> Share:
     cut = learning.cut(len(rows))
     seed = seed_of(message, learning.seed, number)
     steps = in_config(message, keys.NUM_STEPS) or -(-cut // int(context.run_config["batch-size"]))
-    return Share(
-        every.at(rows[:cut]), every.at(rows[cut:] if cut < len(rows) else rows), steps, seed
-    )
+    held_out = every.at(rows[cut:] if cut < len(rows) else rows)
+    return Share(every.at(rows[:cut]), held_out, steps, seed)
 
 
 def client_app(learning: Learning) -> ClientApp:
@@ -194,14 +183,13 @@ def client_app(learning: Learning) -> ClientApp:
 
     @app.evaluate()
     def evaluate_node(message: Message, context: Context) -> Message:
-        own = share_of(learning, message, context).held_out
-        arrays = message.content.array_records["arrays"].items()
-        model = {name: array.numpy() for name, array in arrays}
-        logits = learning.predict(model, own.inputs)
-        losses, _ = network.losses_of(logits, own.labels)
-        right = float((logits.argmax(1) == own.labels).mean())
-        metrics = {"eval-loss": float(losses.mean()), "eval-acc": right}
-        content = RecordDict({"metrics": MetricRecord({**metrics, keys.NUM_EXAMPLES: len(own)})})
-        return Message(content, reply_to=message)
+        own, arrays = share_of(learning, message, context), message.content.array_records["arrays"]
+        model = {name: array.numpy() for name, array in arrays.items()}
+        logits, labels = learning.predict(model, own.held_out.inputs), own.held_out.labels
+        losses, _ = network.losses_of(logits, labels)
+        right = float((logits.argmax(1) == labels).mean())
+        metrics = MetricRecord({"eval-loss": float(losses.mean()), "eval-acc": right})
+        metrics[keys.NUM_EXAMPLES] = len(labels)
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
     return app

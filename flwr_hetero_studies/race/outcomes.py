@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from math import exp, inf, isfinite, log
 from statistics import mean
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from flwr_hetero_studies.core import curves, record
 from flwr_hetero_studies.core.curves import Vector, at
@@ -17,12 +17,12 @@ TARGETS = (-0.01, 0.02)
 LESS, LESS_SLOW = 0.005, 0.01
 """Accuracy that may be lost: of all, and on the slowest tier's data."""
 COSTS = ("virtual_s", "bytes", "device_s", "examples")
+Lines: TypeAlias = Sequence[Line]
 HEAD = ["method", "sooner: less a point", "2 points above", "s to less a point", "bytes",
         "device-seconds", "examples", "end: all", "end: slowest tier"]  # fmt: skip
 
 
 def smooth(line: Line) -> Vector:
-    """Average each accuracy with those just before it; the first few have no such mean."""
     return curves.smooth(line["curve"]["all"], SMOOTHED, whole=True)
 
 
@@ -55,7 +55,7 @@ class Contest(NamedTuple):
 
     cell: str
     at_work: int
-    runs: Mapping[str, Sequence[Line]]
+    runs: Mapping[str, Lines]
     yard: Mapping[int, Line]
 
     @property
@@ -66,7 +66,6 @@ class Contest(NamedTuple):
         return reach(line, self.yard[line["seed"]]["metrics"]["limits"]["end"] + shift)
 
     def time_s(self, line: Line, shift: float, latest: Line | None = None) -> float:
-        """Return the time to a target; never: the end of FedAvg's run, or of another."""
         # ours that never gets there counts as late as FedAvg ends, a rival as its own run
         limit_s = (latest or self.yard[line["seed"]])["curve"]["virtual_s"][-1]
         return min(self.reach(line, shift)["virtual_s"], float(limit_s))
@@ -80,23 +79,17 @@ class Contest(NamedTuple):
     def row(self, name: str) -> list[str]:
         lines = self.runs[name]
         yards = [self.yard[line["seed"]] for line in lines]
-        found = [
-            [(self.reach(x, s), self.reach(y, s)) for x, y in zip(lines, yards, strict=True)]
-            for s in TARGETS
-        ]
+        both = [*zip(lines, yards, strict=True)]
+        found = [[(self.reach(x, s), self.reach(y, s)) for x, y in both] for s in TARGETS]
         last_s = [yard["curve"]["virtual_s"][-1] for yard in yards]
-        times = [
-            sooner([(own["virtual_s"], its["virtual_s"]) for own, its in pairs], last_s)
-            for pairs in found
-        ]
-        seconds = [own["virtual_s"] for own, _ in found[0] if isfinite(own["virtual_s"])]
+        clocks = [[(x["virtual_s"], y["virtual_s"]) for x, y in pairs] for pairs in found]
+        times = [sooner(pairs, last_s) for pairs in clocks]
+        seconds = [own_s for own_s, _ in clocks[0] if isfinite(own_s)]
         costs = [shares((own[key], its[key]) for own, its in found[0]) for key in COSTS[1:]]
         ends = [f"{100 * mean(end(line, key) for line in lines):.1f}" for key in ("all", "slow")]
         return [name, *times, extent(seconds, "{:.1f}") if seconds else "", *costs, *ends]
 
-    def against(
-        self, base: Sequence[Line], own: Sequence[Line], shift: float = TARGETS[0]
-    ) -> "Duel":
+    def against(self, base: Lines, own: Lines, shift: float = TARGETS[0]) -> "Duel":
         pairs = record.pairs(own, base)
         ratios = [self.time_s(b, shift, latest=b) / self.time_s(a, shift) for a, b in pairs]
         more, slow = (mean(end(a, key) - end(b, key) for a, b in pairs) for key in ("all", "slow"))

@@ -53,10 +53,9 @@ def contests(lines: Sequence[Line]) -> list[Contest]:
         # the yardstick is read by what FedAvg was given
         window = base["case"]["window"]
         yards[cell] = {
-            x["seed"]: x | {"curve": x["curve"] | {k: x["curve"][f"{k}/{window}"] for k in views}}
-            for views in [("all", "slow")]
-            for x in own
-        }
+            x["seed"]: x | {"curve": c | {k: c[f"{k}/{window}"] for k in ("all", "slow")}}
+            for x in own for c in [x["curve"]]
+        }  # fmt: skip
     for (cell, at_work), own in record.by(lines, "cell", "at_work").items():
         runs = {name: x for name, x in record.by(own, "name").items() if name != YARDSTICK}
         if runs:
@@ -76,7 +75,7 @@ def section(cell: str, group: Sequence[Contest]) -> str:
         f"{tables.extent(times, '{:.0f}')} s.\n\n"
     )
     for each in group:
-        rows = [each.row(name) for name in each.ranked()]
+        rows = map(each.row, each.ranked())
         text += f"{each.at_work} nodes at work:\n\n{tables.table(HEAD, rows)}\n"
     return text
 
@@ -136,12 +135,9 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     parts: dict[str, Any] = {"rounds": ROUNDS}
     if not found:
         return parts
-    parts |= {
-        "num_tuning": len(lines) - len(race),
-        "num_runs": len(race),
-        "core_s": round(sum(record.metric(lines, "took_s"))),
-        "software": record.software(lines),
-    }
+    parts |= {"num_tuning": len(lines) - len(race), "num_runs": len(race)}
+    took_s = round(sum(record.metric(lines, "took_s")))
+    parts |= {"core_s": took_s, "software": record.software(lines)}
     picture(found, folder / "race.png")
     cells = dict.fromkeys(each.cell for each in found)
     sections = [section(cell, [each for each in found if each.cell == cell]) for cell in cells]

@@ -15,12 +15,10 @@ from flwr_hetero_studies.race.cells import CELLS, MAIN, case_of
 from flwr_hetero_studies.race.methods import BASE, METHODS, Entrant
 from flwr_hetero_studies.race.watch import WINDOWS
 
-DEVELOPMENT = (100, 101)
-"""Seeds to tune with; beside the main cell the first."""
+DEVELOPMENT, SMOOTHED = (100, 101), 4
+"""Seeds to tune with, beside the main cell the first; looks of which the mean counts."""
 YARDSTICK, YARDSTICK_AT_WORK = "yardstick", 3
 """FedAvg's long run, which sets targets and limits."""
-SMOOTHED = 4
-"""Looks at the models of which the mean counts."""
 LEVELS = (-0.03, -0.01, 0.01)
 """Accuracies by which settings are chosen, relative to FedAvg's end."""
 TUNED_AT = (5, 20)
@@ -33,10 +31,7 @@ Choice: TypeAlias = tuple[float, Any, Any]
 
 
 def trials_of(method: Entrant, found: dict[Choice, float]) -> list[Choice]:
-    """Return what is to be tried next: rates, then one setting after the other.
-
-    ``found`` has the score of what was tried, less is better. Empty: nothing is left to try.
-    """
+    """Return what to try next, by the scores so far, less is better: rates, then each setting."""
     # the usual values, of which one is changed at a time
     best: Choice = (method.rates[0], method.first[0], method.second[0])
     for place, values in enumerate((method.rates, method.first, method.second)):
@@ -57,10 +52,8 @@ def scores_of(curve: Columns, limits: dict[str, float]) -> dict[str, float]:
     result = {}
     for window in WINDOWS:
         values = curves.smooth(curve[f"all/{window}"], SMOOTHED, whole=True)
-        times = [
-            curves.time_to(clock, values, limits["end"] + level, between=False, never=never)
-            for level in LEVELS
-        ]
+        how: dict[str, Any] = {"between": False, "never": never}
+        times = [curves.time_to(clock, values, limits["end"] + x, **how) for x in LEVELS]
         result[str(window)] = round(float(np.mean([log(max(at_s, 1e-9)) for at_s in times])), 4)
     return result
 

@@ -21,33 +21,28 @@ from flwr_hetero_studies.race.methods import OWN_AVERAGE
 from flwr_hetero_studies.race.network import Values
 from flwr_hetero_studies.race.node import Learning
 
-SLOWEST = 0.2
-"""Part of the fleet that is its slowest tier."""
-BATCH_SIZE = 16
+SLOWEST, BATCH_SIZE = 0.2, 16
+"""Part of the fleet that is its slowest tier; examples."""
 WINDOWS = (1, 8, 32)
 """Rounds or merges over which models are averaged, as by ``ModelAverage``; 1: the newest."""
 
 
 class MeteredGrid(LocalGrid):
-    """Count every message, whatever it is for and whatever comes of it, when it is sent.
-
-    Evaluation, profiling and work that is never merged or waited for are in it.
-    """
+    """Count every message when it is sent: evaluation, profiling, work that nobody waits for."""
 
     def __init__(self, client_app: ClientApp, profiles: Sequence[DeviceProfile], **how: Any):
         self.bytes, self.device_s, self.examples = 0, 0.0, 0.0
         super().__init__(client_app, profiles, **how)
 
     def _keep(self, message: Message, answer: tuple[float, Message | None]) -> str:
-        """Count an instruction and its reply, then keep the reply until it arrives."""
         _, reply = answer
         # counted when it is sent: work that nobody waits for costs as much
         self.bytes += payload_bytes(message.content)
         if reply is not None and reply.has_content():
             times = reply.content.config_records[keys.TIMING]
             # no real node sends an emulated device's own times
-            timing = RecordDict({keys.TIMING: times})
-            self.bytes += payload_bytes(reply.content) - payload_bytes(timing)
+            own_bytes = payload_bytes(RecordDict({keys.TIMING: times}))
+            self.bytes += payload_bytes(reply.content) - own_bytes
             self.device_s += float(times[keys.TRAIN_TIME]) + float(times[keys.TRANSFER_TIME])  # type: ignore[arg-type]
             processed, scored, hidden = work(reply)
             self.examples += processed + FORWARD_SHARE * (scored + hidden)
@@ -85,10 +80,9 @@ class Looks:
     def __init__(
         self, grid: MeteredGrid, learning: Learning, slow: list[int], split: str, limits: Limits
     ) -> None:
-        self.slow = slow
-        self.grid, self.learning, self.split, self.limits = grid, learning, split, limits
+        self.grid, self.learning, self.slow = grid, learning, slow
+        self.split, self.limits, self.next_look = split, limits, 0.0
         self.averages = [RunningAverage(window) for window in WINDOWS]
-        self.next_look = 0.0
         self.points: list[dict[str, Any]] = []
 
     def note(self, moment: Moment) -> None:
@@ -96,9 +90,8 @@ class Looks:
         # round 0 is the initial model, or profiling
         is_new = moment.watch.updates or moment.round > 0
         if is_new:
-            model = {name: array.numpy() for name, array in moment.arrays.items()}
             for average in self.averages:
-                average.add(model)
+                average.add({name: array.numpy() for name, array in moment.arrays.items()})
         # equal time or equal energy, whichever is used up first
         over = moment.virtual_s >= limits.seconds or grid.examples >= limits.examples
         # by examples, not rounds or updates: an update may be one step or an epoch
@@ -112,8 +105,7 @@ class Looks:
     def measured(self, moment: Moment) -> dict[str, float]:
         models = {average.window: average.model for average in self.averages}
         if moment.watch.updates:
-            own = moment.averaged.items()
-            models[OWN_AVERAGE] = {name: array.numpy() for name, array in own}
+            models[OWN_AVERAGE] = {k: array.numpy() for k, array in moment.averaged.items()}
         point: dict[str, float] = {"bytes": self.grid.bytes, "device_s": self.grid.device_s}
         for window, model in models.items():
             every, slow = self.learning.measure(model, self.slow, self.split)

@@ -8,12 +8,5 @@ from flwr_hetero_studies.rivals.fedcompass import FedCompass
 from flwr_hetero_studies.rivals.oort import Oort
 from flwr_hetero_studies.rivals.power_of_choice import PowerOfChoice
 
-__all__ = [
-    "AdaComm",
-    "DeadlineSelection",
-    "FedAT",
-    "FedAsync",
-    "FedCompass",
-    "Oort",
-    "PowerOfChoice",
-]
+__all__ = ["AdaComm", "DeadlineSelection", "FedAT", "FedAsync", "FedCompass", "Oort",
+           "PowerOfChoice"]  # fmt: skip

@@ -61,10 +61,8 @@ class DeadlineSelection(NodeMemory, Selection):
         return [fit[i] for i in sorted(self.rng.choice(len(fit), count, replace=False).tolist())]
 
     def on_outcome(self, context: Exchange, good: dict[str, Outcome], failed: list[str]) -> None:
-        for node, (now_s, _) in good.items():
-            if isfinite(now_s):
-                before_s = self.latency_s.get(node, now_s)
-                self.latency_s[node] = now_s + SMOOTHING * (before_s - now_s)
+        for node, now_s in ((n, s) for n, (s, _) in good.items() if isfinite(s)):
+            self.latency_s[node] = now_s + SMOOTHING * (self.latency_s.get(node, now_s) - now_s)
 
     def round_info(self) -> dict[str, Any]:
         limit_s = self.deadline_s or inf

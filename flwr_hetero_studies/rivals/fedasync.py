@@ -44,5 +44,4 @@ class FedAsync(Rule):
         return Shares(staleness_weights(started, self.version, self.exponent))
 
     def moved(self, context: Exchange, update: Update, reply: Message, scale: float) -> Message:
-        now = context.arrays
-        return with_update(reply, now, now, self.mixing * scale, ())
+        return with_update(reply, context.arrays, context.arrays, self.mixing * scale, ())

@@ -114,12 +114,11 @@ class FedAT(NodeMemory, Rule):
         return len(self.tier) * self.num_tiers // max(1, self.num_first)
 
     def _add(self, name: str, latency_s: float) -> None:
-        tier = self._filling()
+        self.tier[name] = tier = self._filling()
         if tier < self.num_tiers:
             self.slowest_s[tier] = latency_s
         else:
-            tier = int(np.searchsorted(self.slowest_s[:-1], latency_s))
-        self.tier[name] = tier
+            self.tier[name] = int(np.searchsorted(self.slowest_s[:-1], latency_s))
 
     def weigh(self, updates: list[Update], weights: list[float]) -> Shares:
         return Shares(np.ones(len(updates)), factors=np.ones(len(updates)))
@@ -153,12 +152,10 @@ class FedAT(NodeMemory, Rule):
         return super().round_info() | ({"tier": self._due} if self.updates else {})
 
     def state_dict(self) -> StateDict:
-        models = {
-            f"model/{tier}/{name}": array.numpy()
-            for tier, arrays in self.models.items()
-            for name, array in arrays.items()
-        }
-        return super().state_dict() | models
+        state = super().state_dict()
+        for tier, arrays in self.models.items():
+            state |= {f"model/{tier}/{name}": array.numpy() for name, array in arrays.items()}
+        return state
 
     def load_state_dict(self, state: StateDict) -> None:
         super().load_state_dict(state)

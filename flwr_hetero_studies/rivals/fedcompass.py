@@ -22,10 +22,8 @@ from flwr_hetero.server.client_support import STEPS
 from flwr_hetero.server.context import Exchange
 from flwr_hetero_studies.rivals.node_memory import NodeMemory
 
-SMOOTHING = 0.1
-"""Weight of the past in a node's time per step."""
-SLACK = 1.2
-"""A group is waited for until its expected time times this, from its begin."""
+SMOOTHING, SLACK = 0.1, 1.2
+"""Weight of the past in a node's time per step; how long a group is waited for, in its time."""
 
 
 @dataclass(eq=False)
@@ -159,10 +157,8 @@ class FedCompass(NodeMemory, Rule):
 
     def weigh(self, updates: list[Update], weights: list[float]) -> Shares:
         """Let each node's update count by its share of the examples of all in flight."""
-        self.weight |= {
-            self.identity(update.pending.node_id): weight
-            for update, weight in zip(updates, weights, strict=True)
-        }
+        names = (self.identity(update.pending.node_id) for update in updates)
+        self.weight |= dict(zip(names, weights, strict=True))
         in_flight = min(self.concurrency or inf, max(self._num_nodes, len(self.weight)))
         total = in_flight * sum(self.weight.values()) / len(self.weight)
         started = [update.pending.version for update in updates]

@@ -55,7 +55,6 @@ class NodeMemory(Wrapper):
     rng: np.random.Generator
 
     def on_start(self, run: Run) -> None:
-        """After a resume, ask nodes that are not known who they are."""
         if getattr(self, self.facts[0]):
             identify_nodes(self, run.exchange(run.round + 1), run.grid, run.timeout_s)
 

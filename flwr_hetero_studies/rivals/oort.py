@@ -14,13 +14,7 @@ from flwr_hetero.errors import check_count, check_number
 from flwr_hetero.records import read_number
 from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.selection import Outcome, Selection
-from flwr_hetero_studies.rivals.node_memory import (
-    NeedsLoss,
-    NodeMemory,
-    loss_support,
-    time_nodes,
-    training_loss,
-)
+from flwr_hetero_studies.rivals import node_memory
 
 CLIP = CUT_OFF = 0.95
 """Quantile above which utilities are equal; part of the k-th utility that is enough."""
@@ -58,7 +52,7 @@ def scores(
     return np.asarray(((clipped - clipped.min()) / width + uncertain) * slow)
 
 
-class Oort(NeedsLoss, NodeMemory, Selection):
+class Oort(node_memory.NeedsLoss, node_memory.NodeMemory, Selection):
     r"""Select nodes by what their samples teach and how long they take; try new ones meanwhile.
 
     .. math:: U_i = n_i \sqrt{\frac{1}{n_i} \sum_{k} l_k^2} \cdot (T / t_i)^{\alpha [t_i > T]}
@@ -77,7 +71,7 @@ class Oort(NeedsLoss, NodeMemory, Selection):
 
     name: ClassVar[str] = "oort"
     facts = "known", "profile_s", "gains", "pace", "new_share"
-    client_support = (loss_support("whose samples count as learnt"),)
+    client_support = (node_memory.loss_support("whose samples count as learnt"),)
 
     def __init__(
         self,
@@ -103,7 +97,8 @@ class Oort(NeedsLoss, NodeMemory, Selection):
 
     def select(self, context: Exchange, grid: Grid, online: Set[int]) -> list[int]:
         if self.profiling and not self.profile_s:
-            self.profile_s = time_nodes(self, context, grid, list(online), context.timeout_s)
+            how = grid, list(online), context.timeout_s
+            self.profile_s = node_memory.time_nodes(self, context, *how)
         new = [node for node in sorted(online) if self.identity(node) not in self.known]
         old = sorted(set(online) - set(new), key=context.fleet.nodes.sort_key)
         count = min(self.count, len(online))
@@ -145,10 +140,9 @@ class Oort(NeedsLoss, NodeMemory, Selection):
         new, weight_key = {self.identity(node) for node in self._new}, self._weight_key or ""
         for node, (latency_s, metrics) in good.items():
             square = read_number(metrics, keys.LOSS_RMS)
-            loss = training_loss(metrics) if isnan(square) else square
+            loss = node_memory.training_loss(metrics) if isnan(square) else square
             gain = read_number(metrics, weight_key, 1.0) * max(0.0, loss)
-            utility = 0.0 if isnan(loss) else min(gain, MOST)
-            self.known[node] = utility, latency_s, context.round
+            self.known[node] = 0.0 if isnan(loss) else min(gain, MOST), latency_s, context.round
         gains = [self.known[node][0] for node in good if node not in new]
         self.gains = [*self.gains[1 - 2 * WINDOW :], float(np.mean(gains)) if gains else 0.0]
         is_due = context.round % WINDOW == 0 and len(self.gains) == 2 * WINDOW

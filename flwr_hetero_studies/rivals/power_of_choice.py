@@ -12,15 +12,10 @@ from flwr_hetero.errors import check_count
 from flwr_hetero.records import read_number
 from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.selection import Outcome, Selection
-from flwr_hetero_studies.rivals.node_memory import (
-    NeedsLoss,
-    NodeMemory,
-    loss_support,
-    training_loss,
-)
+from flwr_hetero_studies.rivals import node_memory
 
 
-class PowerOfChoice(NeedsLoss, NodeMemory, Selection):
+class PowerOfChoice(node_memory.NeedsLoss, node_memory.NodeMemory, Selection):
     """Draw candidates by their examples, and train those whose last known loss is largest.
 
     Cho, Wang and Joshi, "Towards Understanding Biased Client Selection in Federated Learning",
@@ -33,7 +28,7 @@ class PowerOfChoice(NeedsLoss, NodeMemory, Selection):
 
     name: ClassVar[str] = "power_of_choice"
     facts = "examples", "loss"
-    client_support = (loss_support("which are selected again and again"),)
+    client_support = (node_memory.loss_support("which are selected again and again"),)
 
     def __init__(
         self,
@@ -48,8 +43,7 @@ class PowerOfChoice(NeedsLoss, NodeMemory, Selection):
         self.candidates = check_count("candidates", most, self.count, "that is clients_per_round")
         self.rng = np.random.default_rng(check_count("seed", seed))
         super().__init__(strategy, clients_per_round)
-        self.loss: dict[str, float] = {}
-        self.examples: dict[str, float] = {}
+        self.loss, self.examples = dict[str, float](), dict[str, float]()
 
     def select(self, context: Exchange, grid: Grid, online: Set[int]) -> list[int]:
         nodes = sorted(online)  # by id: what is known of identities differs after a resume
@@ -64,7 +58,7 @@ class PowerOfChoice(NeedsLoss, NodeMemory, Selection):
     def on_outcome(self, context: Exchange, good: dict[str, Outcome], failed: list[str]) -> None:
         for node, (_, metrics) in good.items():
             self.examples[node] = read_number(metrics, self._weight_key or "", 1.0)
-            if not isnan(loss := training_loss(metrics)):
+            if not isnan(loss := node_memory.training_loss(metrics)):
                 self.loss[node] = loss
 
     def round_info(self) -> dict[str, Any]:

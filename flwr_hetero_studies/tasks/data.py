@@ -1,6 +1,6 @@
 """The examples of a node and of the server, ready for torch, kept in memory between rounds."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -70,10 +70,8 @@ def data_shape(dataset: str, task: str = AUTO) -> tuple[tuple[int, ...], Outputs
 def hold_out(examples: Examples) -> tuple[Examples, Examples]:
     # at least one each; views, not copies
     cut = len(examples) - max(1, round(len(examples) * HELD_OUT_SHARE))
-    return (
-        replace(examples, inputs=examples.inputs[:cut], targets=examples.targets[:cut]),
-        replace(examples, inputs=examples.inputs[cut:], targets=examples.targets[cut:]),
-    )
+    inputs, targets, task = examples.inputs, examples.targets, examples.task
+    return Examples(inputs[:cut], targets[:cut], task), Examples(inputs[cut:], targets[cut:], task)
 
 
 @lru_cache(maxsize=16)

@@ -16,26 +16,20 @@ from flwr_hetero_studies.tasks.texts import CHARACTERS, PADDING
 
 Outputs: TypeAlias = int | tuple[int, ...]
 """Of a model for one example: logits of so many classes, or an array of this shape."""
-
+Values: TypeAlias = NDArray[Any]
 AUTO = "auto"
-HIGHEST_SMAPE = 2.0
-LARGEST = 700.0
-"""Loss whose exponential is still a float."""
+HIGHEST_SMAPE, LARGEST = 2.0, 700.0
+"""Of two positive series; a loss whose exponential is still a float."""
 
 
 class Task:
-    """Classification, from which other tasks derive; your own overrides some of this.
-
-    ``task = "package.module:Class"`` in the run-config names it.
-    """
+    """Classification, from which others derive and your own: ``task="package.module:Class"``."""
 
     window = 0
     """Texts and series are cut into windows of so many characters or values, an example each;
     0: a text is one example, of numbers of its words, and a series as well."""
 
-    def divide(
-        self, values: NDArray[Any], labels: NDArray[np.int64]
-    ) -> tuple[NDArray[Any], NDArray[Any]]:
+    def divide(self, values: Values, labels: NDArray[np.int64]) -> tuple[Values, Values]:
         """Divide what a data set holds, (examples, ...), into new inputs and targets."""
         return values, labels
 
@@ -65,9 +59,7 @@ class LanguageModel(Task):
 
     window = 65
 
-    def divide(
-        self, values: NDArray[Any], labels: NDArray[np.int64]
-    ) -> tuple[NDArray[Any], NDArray[Any]]:
+    def divide(self, values: Values, labels: NDArray[np.int64]) -> tuple[Values, Values]:
         if values.ndim != 2 or values.dtype.kind not in "iu":
             raise invalid("task", "language-model", "have texts to learn from")
         return np.ascontiguousarray(values[:, :-1]), np.ascontiguousarray(values[:, 1:])
@@ -107,9 +99,7 @@ class Forecasting(Task):
     inputs, horizon = 20, 6
     window = inputs + horizon
 
-    def divide(
-        self, values: NDArray[Any], labels: NDArray[np.int64]
-    ) -> tuple[NDArray[Any], NDArray[Any]]:
+    def divide(self, values: Values, labels: NDArray[np.int64]) -> tuple[Values, Values]:
         """Cut the horizon off; inputs get the shape (1, inputs)."""
         if values.ndim != 2 or values.dtype.kind != "f":
             raise invalid("task", "forecasting", "have series to learn from")
@@ -136,11 +126,8 @@ class Forecasting(Task):
 
 
 CLASSIFICATION = Classification()
-TASKS: dict[str, Task] = {
-    "classification": CLASSIFICATION,
-    "language-model": LanguageModel(),
-    "forecasting": Forecasting(),
-}
+TASKS: dict[str, Task] = {"classification": CLASSIFICATION, "language-model": LanguageModel(),
+                          "forecasting": Forecasting()}  # fmt: skip
 
 
 def is_path(name: str) -> bool:

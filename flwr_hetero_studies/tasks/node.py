@@ -1,7 +1,7 @@
 """What a node of the apps does with a message: train, profile or evaluate."""
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,10 +19,8 @@ from flwr_hetero_studies.tasks.models import model_from
 from flwr_hetero_studies.tasks.settings import Settings
 from flwr_hetero_studies.tasks.training import OnBatch, TrainResult, evaluate, train
 
-PROXIMAL_MU = "proximal-mu"
-"""Flower's own key in the instructions of its FedProx."""
-NUM_PARTITIONS = "num-partitions"
-"""Flower's own key in node_config."""
+PROXIMAL_MU, NUM_PARTITIONS = "proximal-mu", "num-partitions"
+"""Flower's own keys, in the instructions of its FedProx and in node_config."""
 
 
 @dataclass(frozen=True)
@@ -58,20 +56,19 @@ class NodeTask:
     def train(
         self, model: nn.Module, sampler: BatchSampler, on_batch: OnBatch | None = None
     ) -> TrainResult:
-        given = self.settings
+        names = ("optimizer", "momentum", "weight_decay", "amp", "device")
+        how: dict[str, Any] = {name: getattr(self.settings, name) for name in names}
+        how["lr"] = self.settings.lr_in(in_config(self.message, keys.SERVER_ROUND))
+        mu: Any = self.config.get(PROXIMAL_MU, self.settings.proximal_mu)
+        steps = self.num_steps(sampler)
         return train(
             model,
             self.examples,
             sampler,
-            num_steps=self.num_steps(sampler),
-            lr=given.lr_in(in_config(self.message, keys.SERVER_ROUND)),
-            optimizer=given.optimizer,
-            momentum=given.momentum,
-            weight_decay=given.weight_decay,
-            proximal=float(cast(float, self.config.get(PROXIMAL_MU, given.proximal_mu))),
-            amp=given.amp,
+            num_steps=steps,
+            proximal=float(mu),
             on_batch=on_batch,
-            device=given.device,
+            **how,
         )
 
     def work(self, num_steps: int, examples_processed: int) -> MetricRecord:
@@ -100,9 +97,8 @@ def open_node(message: Message, context: Context) -> NodeTask:
     partition_id = int(context.node_config[keys.PARTITION_ID])
     count = int(context.node_config[NUM_PARTITIONS])
     part = load_partition(settings.dataset, partition_id, count, **settings.partitioning)
-    return NodeTask(
-        message, settings, *hold_out(part), seed_of(message, settings.seed, partition_id)
-    )
+    seed = seed_of(message, settings.seed, partition_id)
+    return NodeTask(message, settings, *hold_out(part), seed)
 
 
 def seed_of(message: Message, seed: int, partition_id: int) -> int:

@@ -1,6 +1,7 @@
 """Which rows of a data set each node holds: drawn from the labels, NumPy only."""
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
 
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
@@ -12,10 +13,11 @@ QUANTITY_SHARES = (0.10, 0.15, 0.20, 0.25, 0.30)
 """TiFL, section 5.1: share of the data of each of five equal groups of nodes."""
 
 Rows = NDArray[np.int64]
+Weights = NDArray[np.float64]
 
 
 def partition_rows(
-    labels: NDArray[np.int64],
+    labels: Rows,
     num_partitions: int,
     partition: str = "iid",
     alpha: float = 0.5,
@@ -58,24 +60,18 @@ def check_partition(partition: str, alpha: float, classes_per_node: int) -> None
     check_count("classes_per_node", classes_per_node, 1)
 
 
-def dirichlet_parts(
-    labels: NDArray[np.int64], num_partitions: int, alpha: float, rng: np.random.Generator
-) -> list[Rows]:
+def dirichlet_parts(labels: Rows, count: int, alpha: float, rng: Generator) -> list[Rows]:
     # as Flower Datasets' DirichletPartitioner, which takes seconds to import in each process
     pieces = []
     for label in np.unique(labels):
         rows = np.flatnonzero(labels == label)
-        shares = rng.dirichlet(np.full(num_partitions, alpha))
-        cuts = (np.cumsum(shares)[:-1] * len(rows)).astype(np.int64)
-        pieces.append(np.split(rows, cuts))
+        shares = np.cumsum(rng.dirichlet(np.full(count, alpha)))
+        pieces.append(np.split(rows, (shares[:-1] * len(rows)).astype(np.int64)))
     return [np.concatenate(part) for part in zip(*pieces, strict=True)]
 
 
 def class_parts(
-    labels: NDArray[np.int64],
-    weights: NDArray[np.float64],
-    classes_per_node: int,
-    rng: np.random.Generator,
+    labels: Rows, weights: Weights, classes_per_node: int, rng: Generator
 ) -> list[Rows]:
     """Give each node a few classes, and split each class among the nodes that have it."""
     # Flower Datasets' PathologicalPartitioner ties classes to speeds, or may leave one to no node
@@ -96,7 +92,7 @@ def class_parts(
 
 
 def by_speed_parts(
-    labels: NDArray[np.int64], num_partitions: int, slow_classes: int, rng: np.random.Generator
+    labels: Rows, num_partitions: int, slow_classes: int, rng: Generator
 ) -> list[Rows]:
     """Give the last classes to the last nodes alone, which are the slowest of a named fleet."""
     classes = np.unique(labels)
@@ -113,8 +109,8 @@ def by_speed_parts(
 
 
 def assign_classes(
-    num_classes: int, num_partitions: int, classes_per_node: int, rng: np.random.Generator
-) -> NDArray[np.int64]:
+    num_classes: int, num_partitions: int, classes_per_node: int, rng: Generator
+) -> Rows:
     """Assign different classes to each node, all of them about equally often."""
     # random permutations, in which what the current node has already comes last
     flat: list[int] = []
@@ -127,7 +123,7 @@ def assign_classes(
     return assigned.reshape(num_partitions, classes_per_node)
 
 
-def _split(rows: Rows, weights: NDArray[np.float64]) -> list[Rows]:
+def _split(rows: Rows, weights: Weights) -> list[Rows]:
     cuts = np.rint(np.cumsum(weights)[:-1] / weights.sum() * len(rows)).astype(np.int64)
     return np.split(rows, cuts)
 

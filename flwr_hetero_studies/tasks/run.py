@@ -9,15 +9,7 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import (
-    FedAdam,
-    FedAvg,
-    FedAvgM,
-    FedMedian,
-    FedProx,
-    FedTrimmedAvg,
-    Strategy,
-)
+from flwr.serverapp import strategy as flower
 
 from flwr_hetero._flwr import log
 from flwr_hetero.report import RunDirectory
@@ -28,29 +20,26 @@ from flwr_hetero_studies.tasks.models import make_model, model_from
 from flwr_hetero_studies.tasks.settings import Settings
 from flwr_hetero_studies.tasks.training import evaluate
 
-INNER: dict[str, tuple[type[FedAvg], dict[str, float]]] = {
-    "fedavg": (FedAvg, {}),
-    "fedadam": (FedAdam, {}),
-    "fedavgm": (FedAvgM, {"server_momentum": 0.9}),
-    "fedprox": (FedProx, {"proximal_mu": 0.1}),
-    "fedmedian": (FedMedian, {}),
-    "fedtrimmedavg": (FedTrimmedAvg, {}),
-}
+INNER: dict[str, tuple[type[flower.FedAvg], dict[str, float]]] = {
+    "fedavg": (flower.FedAvg, {}), "fedadam": (flower.FedAdam, {}),
+    "fedavgm": (flower.FedAvgM, {"server_momentum": 0.9}),
+    "fedprox": (flower.FedProx, {"proximal_mu": 0.1}),
+    "fedmedian": (flower.FedMedian, {}), "fedtrimmedavg": (flower.FedTrimmedAvg, {}),
+}  # fmt: skip
 """Name to strategy, with what Flower leaves without a default."""
 
 
-def inner_strategy(name: str, settings: Settings, **more: Any) -> FedAvg:
+def inner_strategy(name: str, settings: Settings, **more: Any) -> flower.FedAvg:
     kind, given = INNER[name]
     # Flower leaves mu without a default
-    if kind is FedProx and settings.proximal_mu:
+    if kind is flower.FedProx and settings.proximal_mu:
         given = {"proximal_mu": settings.proximal_mu}
     arguments: dict[str, Any] = {"fraction_evaluate": 0.0, **given, **more}
     return kind(**arguments)
 
 
 def initial_arrays(settings: Settings) -> ArrayRecord:
-    model = make_model(settings.model, *settings.shape, settings.seed)
-    return ArrayRecord(model.state_dict())
+    return ArrayRecord(make_model(settings.model, *settings.shape, settings.seed).state_dict())
 
 
 def central_evaluate(settings: Settings) -> Callable[[int, ArrayRecord], MetricRecord]:
@@ -73,7 +62,7 @@ class StopEarly(Wrapper):
 
     name = "stop-early"
 
-    def __init__(self, strategy: Strategy, settings: Settings) -> None:
+    def __init__(self, strategy: flower.Strategy, settings: Settings) -> None:
         super().__init__(strategy)
         self.target, self.budget_s = settings.target_accuracy, settings.time_budget_s
 
@@ -91,7 +80,7 @@ class StopEarly(Wrapper):
 def run_app(
     app: str,
     settings: Settings,
-    strategy: Strategy,
+    strategy: flower.Strategy,
     grid: Grid,
     train_config: ConfigRecord | None = None,
 ) -> Path:

@@ -21,32 +21,22 @@ from flwr_hetero_studies.tasks.partitions import check_partition
 from flwr_hetero_studies.tasks.training import check_device, check_optimizer
 
 KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+SCHEDULES = EXPONENTIAL, COSINE = "exponential", "cosine"
+BOUNDS = {
+    "learning_rate": "(0, inf)", "lr_decay": "(0, 1]", "weight_decay": "[0, inf)",
+    "proximal_mu": "[0, inf)", "target_accuracy": "[0, 1]", "time_budget_s": "[0, inf)",
+}  # fmt: skip
+RUNS = "flwr-hetero-runs"
+"""Folder in the home directory for runs without an ``output-dir``."""
 
 
 def key_of(name: str) -> str:
     return name.replace("_", "-")
 
 
-COSINE = "cosine"
-SCHEDULES = ("exponential", COSINE)
-BOUNDS = {
-    "learning_rate": "(0, inf)",
-    "lr_decay": "(0, 1]",
-    "weight_decay": "[0, inf)",
-    "proximal_mu": "[0, inf)",
-    "target_accuracy": "[0, 1]",
-    "time_budget_s": "[0, inf)",
-}
-RUNS = "flwr-hetero-runs"
-"""Folder in the home directory for runs without an ``output-dir``."""
-
-
 @dataclass(frozen=True)
 class Settings:
-    """The run-config that all apps share; an app with keys of its own derives from it.
-
-    In the run-config names have dashes: ``num-server-rounds``.
-    """
+    """The run-config that all apps share, with dashes there; one with keys of its own derives."""
 
     num_server_rounds: int = 30
     dataset: str = "digits"
@@ -62,7 +52,7 @@ class Settings:
     local_epochs: int = 1
     batch_size: int = 16
     learning_rate: float = 0.1
-    lr_schedule: str = "exponential"
+    lr_schedule: str = EXPONENTIAL
     lr_decay: float = 1.0
     optimizer: str = "sgd"
     momentum: float = 0.0
@@ -126,11 +116,9 @@ class Settings:
     @classmethod
     @contextmanager
     def as_typed(cls) -> Iterator[None]:
-        """Let errors inside a ``with`` name settings as in the run-config, with dashes.
-
-        What Flower warns of there is a choice of the app's, such as not to evaluate on nodes.
-        """
+        """Let errors inside a ``with`` name settings as in the run-config, with dashes."""
         try:
+            # what Flower warns of is a choice of the app's, such as not to evaluate on nodes
             with quiet_strategies(WARNING):
                 yield
         except ValueError as error:

@@ -10,25 +10,20 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-LENGTH = 64
-"""Tokens of a text: more are cut off, fewer are padded with 0."""
-VOCABULARY = 4096
-"""Token numbers, with 0 for padding."""
-PADDING = 0
-CHARACTERS = 128
-"""Numbers of characters: those of ASCII, with 0 for padding."""
+LENGTH, VOCABULARY = 64, 4096
+"""Tokens of a text, cut off or padded with 0; numbers of tokens, with that 0."""
+PADDING, CHARACTERS = 0, 128
+"""Of tokens and characters alike; the numbers of characters, those of ASCII."""
+Rows = NDArray[np.int64]
 TOKEN = re.compile(r"[^\W_]+|[^\w\s]")
 """A word, divided at underscores, or a punctuation mark."""
 
 STDLIB = "stdlib"
-PACKAGES = (
-    "asyncio", "email", "http", "importlib", "logging",
-    "multiprocessing", "_pydecimal", "unittest", "urllib", "xml",
-)  # fmt: skip
+PACKAGES = ("asyncio", "email", "http", "importlib", "logging", "multiprocessing", "_pydecimal",
+            "unittest", "urllib", "xml")  # fmt: skip
 """Packages of CPython 3.11 to 3.13 with the most lines; the label is the position."""
-WINDOW = 3
-"""Lines of a text of the standard library."""
-TEXTS_PER_CLASS = 1000
+WINDOW, TEXTS_PER_CLASS = 3, 1000
+"""Lines of a text of the standard library, and how many texts."""
 
 
 def token_numbers(texts: Sequence[str]) -> NDArray[np.int64]:
@@ -42,9 +37,7 @@ def token_numbers(texts: Sequence[str]) -> NDArray[np.int64]:
     return numbers
 
 
-def character_windows(
-    texts: Sequence[str], length: int
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def character_windows(texts: Sequence[str], length: int) -> tuple[NDArray[np.uint8], Rows]:
     """Cut texts into windows of ASCII characters (count, length), padded; and the text of each."""
     windows, origin = [], []
     for number, text in enumerate(texts):
@@ -59,7 +52,7 @@ def character_windows(
     return np.concatenate([empty, *windows]), np.array(origin, dtype=np.int64)
 
 
-def stdlib_windows(length: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def stdlib_windows(length: int) -> tuple[NDArray[np.uint8], Rows]:
     """Cut the code of Python's standard library into windows; the label is the package."""
     found = []
     for package in PACKAGES:
@@ -69,9 +62,8 @@ def stdlib_windows(length: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     return np.concatenate([part[i] for part, i in zip(found, rows, strict=True)]), labels
 
 
-def stdlib_texts() -> tuple[list[str], NDArray[np.int64]]:
-    windows = [_windows(package) for package in PACKAGES]
-    rows, labels = _evenly(windows)
+def stdlib_texts() -> tuple[list[str], Rows]:
+    rows, labels = _evenly(windows := [*map(_windows, PACKAGES)])
     return [found[i] for found, part in zip(windows, rows, strict=True) for i in part], labels
 
 

@@ -17,12 +17,8 @@ OnBatch: TypeAlias = Callable[[nn.Module, NDArray[np.int64], Tensor], int | None
 """Called with model, indices and losses after each backward pass, before the step: gradients can
 be read or changed. Returns how many more examples it ran forward, or what costs as much, if any."""
 
-OPTIMIZERS = {
-    "sgd": torch.optim.SGD,
-    "rmsprop": torch.optim.RMSprop,
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-}
+OPTIMIZERS = {"sgd": torch.optim.SGD, "rmsprop": torch.optim.RMSprop,
+              "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}  # fmt: skip
 """Name to optimizer; the first two know momentum."""
 
 
@@ -58,9 +54,8 @@ def train(
 
     ``amp`` runs the model in bfloat16. The optimizer starts without state in each call.
     """
-    if sampler.num_samples != len(examples):
-        rule = f"be the number of examples, {len(examples)}"
-        raise invalid("sampler.num_samples", sampler.num_samples, rule)
+    if (count := sampler.num_samples) != len(examples):
+        raise invalid("sampler.num_samples", count, f"be the number of examples, {len(examples)}")
     check_count("num_steps", num_steps, 1)
     check_number("lr", lr, "(0, inf)")
     check_number("proximal", proximal, "[0, inf)")
@@ -71,9 +66,8 @@ def train(
     # FedProx pulls to where the round began
     start = [p.detach().clone() for p in params] if proximal else []
     check_optimizer(optimizer, momentum)
-    with_momentum = {"momentum": momentum} if momentum else {}
-    make: Any = OPTIMIZERS[optimizer]
-    steps = make(params, lr=lr, weight_decay=weight_decay, **with_momentum)
+    how: dict[str, Any] = {"momentum": momentum} if momentum else {}
+    steps = OPTIMIZERS[optimizer](params, lr=lr, weight_decay=weight_decay, **how)
     processed = scored = 0
     # of losses and of their squares
     total = torch.zeros(2, dtype=torch.float64, device=where)

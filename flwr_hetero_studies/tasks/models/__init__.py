@@ -9,15 +9,7 @@ from torch import Tensor, nn
 
 from flwr_hetero.errors import check_choice, invalid
 from flwr_hetero_studies.tasks.kinds import Outputs, imported, is_path
-from flwr_hetero_studies.tasks.models.images import (
-    LARGE,
-    ar_mlp,
-    cnn,
-    lenet,
-    mlp,
-    resnet18,
-    softmax,
-)
+from flwr_hetero_studies.tasks.models import images
 from flwr_hetero_studies.tasks.models.language import gpt, lstm_lm
 from flwr_hetero_studies.tasks.models.texts import bag, textcnn
 
@@ -26,24 +18,19 @@ Shape = tuple[int, ...]
 (length,) of a text."""
 Builder = Callable[..., nn.Module]
 """Takes the shape of an input and the outputs."""
-
-
 IMAGES, TEXTS, SERIES, LANGUAGE, FORECASTS = (3, 0), (1, 0), (2, 0), (1, 2), (2, 1)
 """Number of an input's dimensions and of an output's, 0 for logits of classes."""
 IMAGE_MODELS: dict[str, tuple[Builder, int]] = {
-    "softmax": (softmax, 1),
-    "mlp": (mlp, 1),
-    "cnn": (cnn, 2),
-    "lenet": (lenet, 12),
-    "resnet18": (resnet18, 8),
-}
+    "softmax": (images.softmax, 1), "mlp": (images.mlp, 1), "cnn": (images.cnn, 2),
+    "lenet": (images.lenet, 12), "resnet18": (images.resnet18, 8),
+}  # fmt: skip
 """Name to builder and the smallest height and width it can take; 1 fits rows of numbers too."""
 FITTING: dict[tuple[int, int], dict[str, Builder]] = {
     IMAGES: {name: build for name, (build, _) in IMAGE_MODELS.items()},
     TEXTS: {"bag": bag, "textcnn": textcnn},
-    SERIES: {"mlp": mlp, "softmax": softmax},
+    SERIES: {"mlp": images.mlp, "softmax": images.softmax},
     LANGUAGE: {"lstm-lm": lstm_lm, "gpt": gpt},
-    FORECASTS: {"ar-mlp": ar_mlp},
+    FORECASTS: {"ar-mlp": images.ar_mlp},
 }
 """Kind to the models that fit it, the first the one of ``auto``; of images it is by size."""
 MODELS = tuple(dict.fromkeys(name for models in FITTING.values() for name in models))
@@ -63,8 +50,9 @@ def _builder(name: str, shape: Shape, outputs: Outputs) -> Builder:
     kind = (len(shape), 0 if isinstance(outputs, int) else len(outputs))
     known = FITTING.get(kind, {})
     if name == "auto" and kind == IMAGES:
-        smallest = min(shape[1:])
-        return mlp if smallest == 1 else resnet18 if smallest >= LARGE else cnn
+        if (smallest := min(shape[1:])) == 1:
+            return images.mlp
+        return images.resnet18 if smallest >= images.LARGE else images.cnn
     if name == "auto" and known:
         return next(iter(known.values()))
     if name not in known:
@@ -87,8 +75,8 @@ def _build_own(path: str, shape: Shape, outputs: Outputs) -> nn.Module:
     """Build a user's model, and try it on inputs of zeros."""
     model = imported("model", path, "function")(shape, outputs)
     if not isinstance(model, nn.Module):
-        rule = f"return a torch.nn.Module (it returned {type(model).__name__})"
-        raise invalid("model", path, rule)
+        made = type(model).__name__
+        raise invalid("model", path, f"return a torch.nn.Module (it returned {made})")
     # two examples: a model that mixes them up gives another shape
     inputs = torch.zeros(2, *shape, dtype=torch.int64 if len(shape) == 1 else torch.float32)
     expected = (2, outputs) if isinstance(outputs, int) else (2, *outputs)

@@ -6,10 +6,8 @@ import torch
 from torch import Tensor, nn
 
 Shape = tuple[int, ...]
-SMALL = 16
-"""Images smaller than this are pooled once by ``cnn``, larger ones twice."""
-LARGE = 64
-"""Images from this size on get ``resnet18`` by ``auto``, and its original stem."""
+SMALL, LARGE = 16, 64
+"""Below it ``cnn`` pools images once; from it on ``auto`` takes ``resnet18``, with its own stem."""
 
 
 def softmax(shape: Shape, num_classes: int) -> nn.Module:
@@ -70,19 +68,15 @@ def _features(body: nn.Module, shape: Shape) -> int:
     return flat.shape[1]
 
 
-# --- series --------------------------------------------------------------------------------
-
-
 class AutoregressiveMLP(nn.Module):
     """Predict the next value from a window, then move the window on by what was predicted."""
 
     def __init__(self, steps: int, horizon: int, width: int = 64) -> None:
         super().__init__()
         self.horizon = horizon
-        self.layers = nn.Sequential(
-            nn.Linear(steps, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(),
-            nn.Linear(width, 1),
-        )  # fmt: skip
+        first, second = nn.Linear(steps, width), nn.Linear(width, width)
+        last = nn.Linear(width, 1)
+        self.layers = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), last)
 
     def forward(self, series: Tensor) -> Tensor:
         window, found = series.flatten(1), []

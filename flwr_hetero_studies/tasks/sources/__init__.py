@@ -1,7 +1,4 @@
-"""Data sets of images, texts, series or rows of numbers, with labels.
-
-Those of ``EMBEDDED`` need no download. Others are Parquet on this disk or a name on the Hub.
-"""
+"""Data sets with labels: those of ``EMBEDDED``, Parquet on this disk, or a name on the Hub."""
 
 import re
 from functools import lru_cache
@@ -23,23 +20,15 @@ from flwr_hetero_studies.tasks.sources.generated import SERIES, generated_series
 from flwr_hetero_studies.tasks.texts import STDLIB, stdlib_texts, stdlib_windows, token_numbers
 
 DIGITS, BREAST_CANCER = "digits", "breast-cancer"
-EMBEDDED = {
-    DIGITS: "classification",
-    BREAST_CANCER: "classification",
-    STDLIB: "classification",
-    SERIES: "forecasting",
-}
+EMBEDDED = {DIGITS: "classification", BREAST_CANCER: "classification",
+            STDLIB: "classification", SERIES: "forecasting"}  # fmt: skip
 """Data sets that need no download, and what they are for by ``auto``."""
 TEST_SHARE = 0.2
 """Share held out as test split where a data set has none of its own."""
-WHOLE_SERIES = 48
-"""Steps of a generated series where the task cuts no windows."""
-MEASURED_ROWS = 1024
-"""Training rows from which mean and standard deviation are measured."""
-USE = (
-    f"use {', '.join(EMBEDDED)}, the absolute path of a Parquet folder or file, "
-    "or a name on the Hub"
-)
+WHOLE_SERIES, MEASURED_ROWS = 48, 1024
+"""Steps of a generated series that is not cut; training rows that are measured to standardise."""
+USE = f"use {', '.join(EMBEDDED)}, the absolute path of a Parquet folder or file, "
+USE += "or a name on the Hub"
 
 
 class Split(NamedTuple):
@@ -85,8 +74,8 @@ def open_source(dataset: str, task: str = AUTO) -> DataSource:
     found = train.inputs.take(train.rows[sample.astype(np.int64)])
     shape, test_shape = found.shape[1:], test.inputs.take(test.rows[:1]).shape[1:]
     if test_shape != shape:
-        rule = f"have inputs of one shape (test {test_shape}, training {shape})"
-        raise invalid("dataset", dataset, rule)
+        shapes = f"test {test_shape}, training {shape}"
+        raise invalid("dataset", dataset, f"have inputs of one shape ({shapes})")
     num_classes = int(max(train.labels.max(), test.labels.max())) + 1
     inputs, targets = chosen.divide(found[:1], train.labels[:1])
     outputs = chosen.outputs(targets, num_classes)

@@ -85,10 +85,9 @@ class TableColumns(NamedTuple):
         types = {name: str(getattr(feature, "dtype", "")) for name, feature in features.items()}
         labels = [name for name, f in features.items() if type(f).__name__ == "ClassLabel"]
         images = [name for name, f in features.items() if type(f).__name__ == "Image"] or [
-            name
-            for name, feature in features.items()
-            if "binary" in types[name] or (isinstance(feature, dict) and "bytes" in feature)
-        ]
+            name for name, f in features.items()
+            if "binary" in types[name] or (isinstance(f, dict) and "bytes" in f)
+        ]  # fmt: skip
         # lists are told by Arrow's types: those of datasets differ from version to version
         arrow = {field.name: str(field.type) for field in table.data.schema}
         return cls(

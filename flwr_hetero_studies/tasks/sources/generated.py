@@ -4,13 +4,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 SERIES = "series"
-SEASONS = (4, 7, 12, 24)
-"""Steps of a season."""
-TRENDS = (0.0, 0.5)
-"""Growth over a window, as a share of the level."""
-NUM_PER_KIND = 500
-SERIES_NOISE = 0.1
-"""Standard deviation of the noise, as a share of the level."""
+SEASONS, TRENDS = (4, 7, 12, 24), (0.0, 0.5)
+"""Steps of a season; growth over a window, as a share of the level."""
+NUM_PER_KIND, SERIES_NOISE = 500, 0.1
+"""Series of a kind; standard deviation of the noise, as a share of the level."""
 
 
 def generated_series(length: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
