@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from flwr_hetero_studies.core import curves
-from flwr_hetero_studies.core.experiment import Curve
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.mercury.clock import StepCosts, costs
 from flwr_hetero_studies.papers.mercury.training import Sampling, TrainedRun, Workload, train
@@ -100,8 +99,3 @@ def written(ratio: float) -> str:
 def end_of(run: TrainedRun) -> str:
     """Write the accuracy at the plateau."""
     return f"{100 * plateau(run):.2f} %"
-
-
-def curve(run: TrainedRun, what: str) -> Curve:
-    """Return accuracy in percent against what was spent."""
-    return Curve(getattr(run, what), [100 * value for value in run.accuracy])

@@ -4,12 +4,11 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from flwr_hetero_studies.core.experiment import ENOUGH, Claim, Curve, Finding, times
+from flwr_hetero_studies.core.experiment import ENOUGH, Claim, Finding, times
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.mercury.clock import MBPS, costs, overlapped_s
 from flwr_hetero_studies.papers.mercury.race import (
     cell,
-    curve,
     end_of,
     gain,
     plateau,
@@ -125,10 +124,9 @@ def figure_12(options: Options) -> Finding:
               f"AdaComm {late:.2f} times Mercury's rounds", late > 1),
         uncompromised(tictac, mercury),
     ]  # fmt: skip
-    curves = {name: curve(run, "exchanges") for name, run in runs.items()}
     to = (f"rounds to {100 * goal:.1f} %" for goal in goals)
     head = ("method", *to, "seconds to it", "end accuracy", "paper")
-    return Finding(head, rows, claims, curves, ("communication rounds", "test accuracy, %"))
+    return Finding(head, rows, claims)
 
 
 def compare(
@@ -150,8 +148,7 @@ def compare(
         times(f"{name} is faster in total time", published[1], faster),
     ]  # fmt: skip
     head = ("method", "iterations, relative", "speedup", "paper", "seconds a step", "end accuracy")
-    curves = {each: curve(run, "seconds") for each, run in runs.items()}
-    return Finding(head, rows, claims, curves, ("seconds", "test accuracy, %"))
+    return Finding(head, rows, claims)
 
 
 def figure_13(options: Options) -> Finding:
@@ -243,14 +240,12 @@ def figure_17(options: Options) -> Finding:
 
 def figure_18(options: Options) -> Finding:
     """Train on non-IID data that stays where it is, without BACC."""
-    gains, rows, curves = {}, [], dict[str, Curve]()
+    gains, rows = {}, []
     for alpha, published in BY_ALPHA.items():
         task = cell(options, "images").changed(workers=12, alpha=alpha)
         base, run = task.train(RANDOM), task.train(GROUPWISE)
         gains[alpha] = gain(base, run, "steps")
         rows.append((alpha, end_of(base), end_of(run), written(gains[alpha]), f"{published:.2f}x"))
-        curves[f"Non-IS, alpha {alpha:g}"] = curve(base, "steps")
-        curves[f"Groupwise-IS, alpha {alpha:g}"] = curve(run, "steps")
     found = list(gains.values())
     texts = " / ".join(map(written, found))
     claims = [
@@ -263,7 +258,7 @@ def figure_18(options: Options) -> Finding:
               texts.replace(" /", ","), found[0] > found[1] > found[2]),
     ]  # fmt: skip
     head = ("alpha", "Non-IS: end", "Groupwise-IS: end", "gain in iterations", "paper")
-    return Finding(head, rows, claims, curves, ("iterations", "test accuracy, %"))
+    return Finding(head, rows, claims)
 
 
 Change = dict[str, Any]

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from math import inf, isfinite
+from math import inf
 
 import numpy as np
 
 from flwr_hetero_studies.core.curves import Columns, time_to
-from flwr_hetero_studies.core.experiment import Claim, Curve, Finding, times
+from flwr_hetero_studies.core.experiment import Claim, Finding, times
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.pgd.tasks import of_figure
 from flwr_hetero_studies.papers.pgd.workers import (
@@ -32,16 +32,9 @@ RATES = (0.03, 0.1, 0.3)
 LR = 0.1
 """Of the experiments on k and r."""
 TRIED = (0.001, 0.01, 0.05, 0.1, 0.3)
-WORK = "gradients of examples"
 HEAD = ["k", "r", "loss at the end", "rises / first loss", "gradients"]
 Pairs = Mapping[tuple[float, float], Columns]
 """Curves of PGD-A by k and r."""
-
-
-def curve_of(curve: Columns) -> Curve:
-    """Draw the loss over the work, as far as it is finite."""
-    pairs = ((x, y) for x, y in zip(curve["work"], curve["loss"], strict=True) if isfinite(y))
-    return Curve(*map(list, zip(*pairs, strict=True)))
 
 
 def eased(curve: Columns) -> list[float]:
@@ -87,14 +80,13 @@ def each_pair(options: Options, model: str, pairs: Sequence[tuple[float, float]]
     return found
 
 
-def shown(found: Pairs, of: str = "") -> tuple[list[list[str]], dict[str, Curve]]:
-    """Write a row and draw a curve per pair."""
-    rows, curves = [], {}
-    for (top, renewal), curve in found.items():
-        k, r, work = percent(top), percent(renewal), f"{curve['work'][-1]:.3g}"
-        rows.append([k, r, f"{final(curve):.4f}", f"{jumps(curve):.3f}", work])
-        curves[f"{of}k={k}, r={r}"] = curve_of(curve)
-    return rows, curves
+def written(found: Pairs) -> list[list[str]]:
+    """Write a row per pair."""
+    return [
+        [percent(top), percent(renewal), f"{final(curve):.4f}", f"{jumps(curve):.3f}",
+         f"{curve['work'][-1]:.3g}"]
+        for (top, renewal), curve in found.items()
+    ]  # fmt: skip
 
 
 def figure_6(options: Options) -> Finding:
@@ -115,8 +107,7 @@ def figure_6(options: Options) -> Finding:
         Claim("with r = 10% a too small k bumps: k = 0.1% rises more than k = 30%", "big bumps",
               f"{rough[0]:.4f} against {rough[1]:.4f}", rough[0] > rough[1]),
     ]  # fmt: skip
-    rows, curves = shown(found)
-    return Finding(HEAD, rows, claims, curves, (WORK, "loss"))
+    return Finding(HEAD, written(found), claims)
 
 
 def figure_7(options: Options) -> Finding:
@@ -136,8 +127,7 @@ def figure_7(options: Options) -> Finding:
               "are within a factor of 1.25", "slightly",
               ", ".join(f"{end:.4f}" for end in middle), max(middle) <= 1.25 * min(middle)),
     ]  # fmt: skip
-    rows, curves = shown(found)
-    return Finding(HEAD, rows, claims, curves, (WORK, "loss"))
+    return Finding(HEAD, written(found), claims)
 
 
 SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -155,13 +145,10 @@ def sides(measure: Callable[[Columns], float], found: Pairs) -> tuple[float, flo
 def figure_8(options: Options) -> Finding:
     """Vary k and r, together fixed."""
     pairs = [(BOTH * (1 - share), BOTH * share) for share in SHARES]
-    rows, curves, claims = list[list[str]](), dict[str, Curve](), list[Claim]()
-    bumps = list[tuple[float, float]]()
+    rows, claims, bumps = list[list[str]](), list[Claim](), list[tuple[float, float]]()
     for model in ("LR", "CNN"):
         found = each_pair(options, model.lower(), pairs)
-        own_rows, own_curves = shown(found, f"{model}, ")
-        rows += [[model, *row[:-1]] for row in own_rows]
-        curves |= own_curves
+        rows += [[model, *row[:-1]] for row in written(found)]
         less, more = sides(final, found)
         bumps.append(sides(jumps, found))
         claims.append(Claim(f"{model}: with r > k the loss ends lower than with r < k", "lower",
@@ -169,7 +156,7 @@ def figure_8(options: Options) -> Finding:
     less, more = bumps[0]
     claims.append(Claim("LR: with r < k it bumps more", "drastically",
                         f"{more:.4f} against {less:.4f}", more > less))  # fmt: skip
-    return Finding(["model", *HEAD[:-1]], rows, claims, curves, (WORK, "loss"))
+    return Finding(["model", *HEAD[:-1]], rows, claims)
 
 
 def figure_9(options: Options) -> Finding:
@@ -184,15 +171,16 @@ def figure_9(options: Options) -> Finding:
     # one loss for all r, that the worst has reached at its end
     goal = max(final(found[PGD_A, r]) for r in renewals)
     to_goal = [work_to(found[PGD_A, renewal], goal) for renewal in renewals]
-    rows, curves, gains = [], {}, []
+    gains = []
     for renewal in renewals:
         losses = eased(found[PGD_A, renewal])
         half = losses[len(losses) // 2]
         work = [work_to(found[method, renewal], half) for method in (PGD_A, PGD_S)]
         gains.append(work[1] / work[0])
-    for (method, renewal), curve in found.items():
-        rows.append([method, percent(renewal), f"{final(curve):.4f}", f"{jumps(curve):.3f}"])
-        curves[f"{method}, r={percent(renewal)}"] = curve_of(curve)
+    rows = [
+        [method, percent(renewal), f"{final(curve):.4f}", f"{jumps(curve):.3f}"]
+        for (method, renewal), curve in found.items()
+    ]
     claims = [
         Claim("to the loss at half of its run PGD-A needs at least 1.1 times less work than PGD-S, "
               "with any r", "1.1 to 6 times",
@@ -202,7 +190,7 @@ def figure_9(options: Options) -> Finding:
               "yes", ", ".join(f"{work:.3g}" for work in to_goal),
               all(b < a for a, b in pairwise(to_goal))),
     ]  # fmt: skip
-    return Finding(["method", *HEAD[1:-1]], rows, claims, curves, (WORK, "loss"))
+    return Finding(["method", *HEAD[1:-1]], rows, claims)
 
 
 def convergence(options: Options, model: str) -> Finding:
@@ -236,8 +224,7 @@ def convergence(options: Options, model: str) -> Finding:
     ]  # fmt: skip
     goals = (f"to SGD's at {part:.0%} (in steps)" for part in parts)
     head = ["method", "lr", "loss at the end", *goals, "paper"]
-    curves = {method: curve_of(own[0]) for method, own in found.items()}
-    return Finding(head, rows, claims, curves, (WORK, "training loss"))
+    return Finding(head, rows, claims)
 
 
 figure_10a = partial(convergence, model="mlp")
@@ -264,7 +251,7 @@ def round_s(model: str, workers: int, link_mbps: float) -> float:
 
 def figure_11(options: Options) -> Finding:
     """Time to one loss on 1 to 8 workers."""
-    rows, best, curves = [], {}, {}
+    rows, best = [], {}
     for model in COSTS:
         options.say(f"{model}: {', '.join(map(str, FLEETS))} workers")
         task, settings = of_figure(options, model), Ratios(0.01, 0.01, LR, options.pick(200, 2000))
@@ -278,7 +265,6 @@ def figure_11(options: Options) -> Finding:
             rows.append([model, f"{link:g} Mbit/s", *(f"{value:.1f}x" for value in speedups)])
             if link == LINKS[0]:
                 best[model] = speedups[-1]
-                curves[model] = Curve(list(map(float, FLEETS)), speedups)
         rows.append([model, "steps", *(f"{count:.0f}" for count in steps)])
     claims = [
         *(times(f"PGD scales linearly: 8 workers with the {model.upper()}", 8, value)
@@ -287,4 +273,4 @@ def figure_11(options: Options) -> Finding:
               f"{best['cnn']:.1f}x, {best['mlp']:.1f}x", best["cnn"] > best["mlp"]),
     ]  # fmt: skip
     head = ["model", "link", *(f"{n} workers" for n in FLEETS)]
-    return Finding(head, rows, claims, curves, ("workers", "speed-up"))
+    return Finding(head, rows, claims)

@@ -56,7 +56,7 @@ def figure_1b(options: Options) -> Finding:
     ]  # fmt: skip
     paper = {"non-IID(2), vanilla": "-18 points", "non-IID(5), vanilla": "a further -8 points"}
     paper |= {"non-IID(10), vanilla": "-6 points"}
-    return outcome(found, claims, paper, by_time=False)
+    return outcome(found, claims, paper)
 
 
 def figure_3a(options: Options) -> Finding:
@@ -108,7 +108,7 @@ def figure_4(options: Options) -> Finding:
         Claim("vanilla and uniform lose less than slow, random and fast (means)",
               "better resilience", f"{even:.1f} against {biased:.1f} points lost", even < biased),
     ]  # fmt: skip
-    return outcome(found, claims, by_time=False)
+    return outcome(found, claims)
 
 
 def figure_5(options: Options) -> Finding:
@@ -194,7 +194,7 @@ def figure_8(options: Options) -> Finding:
     plans = {f"non-IID({n})": Plan(partition=classes(n)) for n in LEVELS}
     found = compare(options, plans, (VANILLA, UNIFORM, ADAPTIVE))
     claims = [outperforms(name, "consistently outperforms", one) for name, one in found.items()]
-    return outcome(found, claims, by_time=False)
+    return outcome(found, claims)
 
 
 def figure_9(options: Options) -> Finding:

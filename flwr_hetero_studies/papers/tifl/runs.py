@@ -80,7 +80,7 @@ def classes(count: int) -> dict[str, str | int]:
 
 
 class Trained(NamedTuple):
-    """Means over seeds: seconds of training, final accuracy, accuracy by round and by time.
+    """Means over seeds: seconds of training, final accuracy, and accuracy by time.
 
     Profiling and evaluation take time too, ``all_s`` in all, which the paper does not count.
     """
@@ -88,7 +88,6 @@ class Trained(NamedTuple):
     seconds: float
     all_s: float
     accuracy: float
-    by_round: Curve
     by_time: Curve
 
 
@@ -98,8 +97,7 @@ def train(options: Options, plan: Plan, policy: str) -> Trained:
     runs = [_train(options, plan, policy, seed) for seed in seeds]
     seconds, all_s, percent = (np.mean(rows, axis=0).tolist() for rows in zip(*runs, strict=True))
     final = float(np.mean(percent[-max(1, len(percent) // 10) :]))
-    curves = Curve(range(len(percent)), percent), Curve(seconds, percent)
-    return Trained(seconds[-1], all_s[-1], final, *curves)
+    return Trained(seconds[-1], all_s[-1], final, Curve(seconds, percent))
 
 
 def _train(options: Options, plan: Plan, policy: str, seed: int) -> tuple[list[float], ...]:
@@ -148,22 +146,18 @@ def outcome(
     found: Mapping[str, Mapping[str, Trained]],
     claims: Sequence[Claim],
     paper: Mapping[str, str] | None = None,
-    *,
-    by_time: bool = True,
 ) -> Finding:
     """Make a table of settings and policies; ``paper`` says of "setting, policy" what it prints."""
-    rows, curves = [], {}
+    rows = []
     for setting, policies in found.items():
         for policy, one in policies.items():
-            name = f"{setting}, {policy}"
             faster = policies[VANILLA].seconds / one.seconds if VANILLA in policies else 1.0
             cells = f"{one.seconds:.1f}", f"{faster:.2f}x", f"{one.all_s:.1f}"
             percent = f"{one.accuracy:.2f}"
-            rows.append((setting, policy, *cells, percent, (paper or {}).get(name, "")))
-            curves[name] = one.by_time if by_time else one.by_round
+            printed = (paper or {}).get(f"{setting}, {policy}", "")
+            rows.append((setting, policy, *cells, percent, printed))
     head = ("setting", "policy", "training s", "faster", "in all s", "accuracy %", "paper")
-    axes = "virtual seconds" if by_time else "round", "accuracy, %"
-    return Finding(head, rows, claims, curves, axes)
+    return Finding(head, rows, claims)
 
 
 def speed(found: Mapping[str, Trained], policy: str, over: str = VANILLA) -> float:

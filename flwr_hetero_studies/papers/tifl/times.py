@@ -16,7 +16,7 @@ from flwr_hetero.server.rounds import Run
 from flwr_hetero.strategy import TiFL, Wrapper
 from flwr_hetero.tifl.algorithm import STATIC_POLICIES, VANILLA, policy_probs
 from flwr_hetero.tifl.tiers import paper_estimate
-from flwr_hetero_studies.core.experiment import Claim, Curve, Finding
+from flwr_hetero_studies.core.experiment import Claim, Finding
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.tifl.runs import CIFAR_CPUS, MODELS, PAPER, Plan
 from flwr_hetero_studies.tasks import data_shape, load_partition, make_model
@@ -50,9 +50,8 @@ def figure_1a(options: Options) -> Finding:
     # CPU shares are emulated, as in the fleet
     seconds = {f"{cpu:.2g} CPU": [one_s / cpu for one_s in taken[1:]] for cpu in STUDY_CPUS}
     rows = [(n, *(f"{own[i]:.3f}" for own in seconds.values())) for i, n in enumerate(amounts)]
-    curves = {name: Curve(amounts, own) for name, own in seconds.items()}
     head = ("examples", *(f"{name}, s" for name in seconds))
-    return Finding(head, rows, [claim], curves, ("examples", "seconds per round"))
+    return Finding(head, rows, [claim])
 
 
 def table_1(options: Options) -> Finding:
