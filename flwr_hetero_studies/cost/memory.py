@@ -51,7 +51,6 @@ def memory_mb(pid: int) -> dict[str, float]:
 
 
 def idle(fleet: RealFleet, process: str) -> dict[str, float]:
-    """Measure a process of a fleet that has nothing to do."""
     # until imports and handshakes are over
     time.sleep(10)
     supernode = fleet.file.nodes[0].pid

@@ -49,7 +49,6 @@ def drift(groups: dict[str, list[Line]]) -> str:
 
 
 def scale(lines: list[Line]) -> dict[str, Any]:
-    """Tabulate growth, for some of the nodes a round and for all."""
     every = [line for line in lines if line["case"]["cohort"] == line["case"]["nodes"]]
     some = [line for line in lines if line not in every]
     text, steepest = "", 0.0
@@ -66,7 +65,6 @@ def scale(lines: list[Line]) -> dict[str, Any]:
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
-    """Return the parts of the page."""
     groups = record.by(lines, "experiment")
     parts: dict[str, Any] = {f"{k}_versions": record.software(own) for k, own in groups.items()}
     if "scale" in groups:

@@ -50,7 +50,6 @@ STRATEGIES: dict[str, Callable[[int, float], Strategy]] = {
 
 
 def plan(rounds: int) -> Iterator[Trial]:
-    """Yield runs with some of the nodes a round, and with all."""
     jobs = [(name, COHORT, rounds) for name in SELECTED]
     jobs += [(name, 0, ALL_ROUNDS) for name in EVERYBODY]
     for nodes, (strategy, cohort, number) in product(SIZES, jobs):
@@ -72,11 +71,9 @@ class EchoFleet:
 
     @staticmethod
     def first() -> ArrayRecord:
-        """Make the initial model."""
         return ArrayRecord({"w": Array(np.zeros(DIM, np.float32))})
 
     def report(self, message: Message, context: Context) -> Message:
-        """Answer without a model."""
         metrics = MetricRecord({"num-examples": 10, "acc": random.random()})
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
@@ -96,7 +93,6 @@ class EchoFleet:
         return Message(content, reply_to=message)
 
     def visit(self, order: ConfigRecord, partition: int) -> ConfigRecord:
-        """Visit all units once and report on them."""
         if partition not in self.samplers:
             self.samplers[partition] = OrderedSampler(UNITS, 1, seed=partition, method="cd-grab")
         sampler = self.samplers[partition]
@@ -110,7 +106,6 @@ class EchoFleet:
 
 
 def resident_mb() -> float:
-    """Return the memory of this process now."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 

@@ -57,7 +57,6 @@ def run(folder: Path, work: float, rounds: int) -> Found:
 def real(
     fleet: RealFleet, folder: Path, engine: str, work: float, rounds: int
 ) -> tuple[History, float]:
-    """Run the toy app on real SuperNodes; return its history and model."""
     config = config_of(engine, rounds) | {"work": work, "timeout": 300.0}
     history = FleetRun(fleet, folder, **config).start().finish()
     return history, float(load_file(folder / "model.safetensors")["w"][0])

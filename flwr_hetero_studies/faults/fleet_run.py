@@ -41,7 +41,6 @@ class FleetRun:
         return self
 
     def history(self) -> History:
-        """Return the lines of history.jsonl so far."""
         return read_history(self.folder)
 
     def round(self) -> int:
@@ -49,7 +48,6 @@ class FleetRun:
         return max((record["round"] for record in self.history()), default=-1)
 
     def wait(self, what: str, ready: Callable[[], bool], timeout_s: float = 300.0) -> None:
-        """Wait until ``ready()``."""
         deadline_s = time.monotonic() + timeout_s
         while not ready():
             if time.monotonic() > deadline_s:
@@ -57,7 +55,6 @@ class FleetRun:
             time.sleep(0.1)
 
     def wait_round(self, number: int) -> None:
-        """Wait until a round is complete, or the run is over."""
         self.wait(f"round {number}", lambda: self.round() >= number or self.is_over())
 
     def is_over(self) -> bool:
@@ -65,7 +62,6 @@ class FleetRun:
         return self.process is not None and self.process.poll() is not None
 
     def finish(self, timeout_s: float = 900.0) -> History:
-        """Wait for the end of the run and return its history."""
         self.wait("the end of the run", self.is_over, timeout_s)
         return self.history()
 
@@ -75,17 +71,14 @@ class FleetRun:
         return [pid for pid in descendants(supernode) if "flwr-clientapp" in command_of(pid)]
 
     def server_app(self) -> list[int]:
-        """Return the processes of the ServerApp."""
         found = processes.find(self.fleet.folder)
         return [pid for pid in found if "flwr-serverapp" in command_of(pid)]
 
     def tail(self, characters: int = 3000) -> str:
-        """Return the end of what ``flwr run`` printed."""
         return self.log.read_text(errors="replace")[-characters:]
 
 
 def command_of(pid: int) -> str:
-    """Return a process's command line; empty if it is gone."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
     except OSError:

@@ -40,7 +40,6 @@ OURS = ("experiment", "name", "data", "nodes", "rows", "test-rows")
 
 
 def case(name: str, mbps: int, alpha: float | None, nodes: int = 4) -> Case:
-    """Describe a run by its cell and its method."""
     split = {"partition": "iid"} if alpha is None else {"partition": "dirichlet", "alpha": alpha}
     data = "IID" if alpha is None else f"Dirichlet {alpha:g}"
     experiment = f"{mbps} Mbit/s, {data}, {nodes} nodes"
@@ -60,7 +59,6 @@ def described() -> Iterator[Case]:
 
 
 def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
-    """Yield all runs."""
     for seed in options.seeds_or(range(3)):
         for one in described():
             yield Trial({"data": options.data, **options.settings} | one, seed)

@@ -20,8 +20,7 @@ from flwr_hetero_studies.core.curves import Vector
 from flwr_hetero_studies.core.experiment import ENOUGH, Claim, Finding
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.mercury.clock import MBPS, costs, overlapped_s
-from flwr_hetero_studies.papers.mercury.race import cell
-from flwr_hetero_studies.papers.mercury.training import RANDOM, Training
+from flwr_hetero_studies.papers.mercury.training import RANDOM, Training, cell
 
 FAST_LINKS = (1000, 10_000, 50_000)
 """Mbit/s of the networks of data centers."""
@@ -119,7 +118,6 @@ def figure_4(options: Options) -> Finding:
 
 
 def gradient_norms(training: Training, samples: NDArray[np.int64]) -> Vector:
-    """Return the norm of each example's own gradient."""
     params = [p for p in training.model.parameters() if p.requires_grad]
     found = []
     for sample in samples:
@@ -130,7 +128,6 @@ def gradient_norms(training: Training, samples: NDArray[np.int64]) -> Vector:
 
 
 def ranks(values: Vector) -> Vector:
-    """Return each value's rank, from 0 to 1."""
     return np.argsort(np.argsort(values)) / (len(values) - 1)
 
 

@@ -7,14 +7,6 @@ from typing import Any
 from flwr_hetero_studies.core.experiment import ENOUGH, Claim, Finding, times
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.mercury.clock import MBPS, costs, overlapped_s
-from flwr_hetero_studies.papers.mercury.race import (
-    cell,
-    end_of,
-    gain,
-    plateau,
-    spent,
-    written,
-)
 from flwr_hetero_studies.papers.mercury.training import (
     ADACOMM,
     FLAT,
@@ -22,6 +14,12 @@ from flwr_hetero_studies.papers.mercury.training import (
     RANDOM,
     Sampling,
     TrainedRun,
+    cell,
+    end_of,
+    gain,
+    plateau,
+    spent,
+    written,
 )
 
 PUBLISHED = {"images": 3.74, "numbers": 2.74, "texts": 1.85}
@@ -48,7 +46,6 @@ def on_link(run: TrainedRun, mbps: float, workers: int = 4) -> TrainedRun:
 
 
 def step_s(run: TrainedRun) -> float:
-    """Return the seconds of a step, mean over a run."""
     return run.seconds[-1] / run.steps[-1]
 
 
@@ -94,7 +91,6 @@ def figure_11(options: Options) -> Finding:
 
 
 def uncompromised(base: TrainedRun, run: TrainedRun) -> Claim:
-    """Claim that a run ends at the accuracy of the base."""
     more = plateau(run) - plateau(base)
     text = "Accuracy is not compromised (within half a point)"
     return Claim(text, "same", f"{100 * more:+.2f} points", more >= -0.005)
@@ -217,7 +213,6 @@ def figure_16(options: Options) -> Finding:
 
 
 def figure_17(options: Options) -> Finding:
-    """Use 4, 8 and 12 devices."""
     rows, found = [], dict[tuple[int, int], float]()
     links = options.pick((MBPS[0], MBPS[-1]), MBPS)
     for workers in (4, 8, 12):

@@ -54,7 +54,6 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
 
 
 def run(case: Case, seed: int, data: Data, **limit: float) -> dict[str, Any]:
-    """Run a case of any kind."""
     if case["experiment"] == "digits":
         return on_digits(case, seed, **limit)
     return mix(case, seed, data)

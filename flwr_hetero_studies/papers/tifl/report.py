@@ -45,18 +45,15 @@ def mean_curve(
 
 
 def time_to(target: float, time: Vector, curve: Vector) -> str:
-    """Return the first time at which the curve is at the target."""
     place = curves.reached(curve, target)
     return "never" if np.isnan(place) else f"{time[int(place)]:.2f}"
 
 
 def lengths(lines: Sequence[Line]) -> dict[int, float]:
-    """Return virtual seconds of each seed's run."""
     return {line["seed"]: line["curve"]["clock_s"][-1] for line in lines}
 
 
 def race(lines: Sequence[Line]) -> str:
-    """Compare runs with vanilla's: length, final accuracy and time to target."""
     vanilla, rows = record.of(lines, name=VANILLA), []
     target, unit_s = final_accuracy(vanilla) - TOLERANCE, lengths(vanilla)
     for name, mine in record.by(lines, "name").items():
@@ -70,7 +67,6 @@ def race(lines: Sequence[Line]) -> str:
 
 
 def draw_race(lines: Sequence[Line], path: Path) -> None:
-    """Draw accuracy against virtual time."""
     vanilla, drawn = record.of(lines, name=VANILLA), dict[str, tuple[Vector, Vector]]()
     for name, mine in record.by(lines, "name").items():
         time, curve = mean_curve(mine, lengths(vanilla))
@@ -88,7 +84,6 @@ def held(line: Line, name: str) -> Vector:
 
 
 def quarter(line: Line, name: str, number: int) -> float:
-    """Return the mean of a column over a quarter of the run's time."""
     return float(np.array_split(held(line, name), 4)[number - 1].mean())
 
 
@@ -130,7 +125,6 @@ def quarters(lines: Sequence[Line]) -> list[str]:
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
-    """Return the parts of the page; draw the figures."""
     groups = record.by(lines, "experiment")
     parts: dict[str, Any] = {"versions": record.software(lines, "flwr", "torch", "numpy")}
     if digits := groups.get("digits"):

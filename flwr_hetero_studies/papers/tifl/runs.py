@@ -16,21 +16,13 @@ from flwr_hetero_studies.core.experiment import Claim, Curve, Finding
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.tasks import Settings, evaluate_node, profile_node, train_node
 
-CIFAR_CPUS, MNIST_CPUS = (4.0, 2.0, 1.0, 0.5, 0.1), (2.0, 1.0, 0.75, 0.5, 0.25)
+CIFAR_CPUS = (4.0, 2.0, 1.0, 0.5, 0.1)
 EQUAL_CPUS = (2.0,)
 SPREAD, JITTER = 0.05, 0.03
 """Standard deviations of the logarithm of a device's speed, and of its time from round to round:
 real devices have both, and without the first equal ones could not be sorted into tiers."""
 ADAPTIVE, CAPPED = "adaptive", "adaptive, credits"
 """The paper's Algorithm 2: without a limit of credits, and with half as many from tier to tier."""
-UNIFORM, SLOW, FAST = "uniform", "slow", "fast"
-STATIC = (VANILLA, SLOW, UNIFORM, "random", FAST)
-COMBINED = {"partition": "quantity-classes", "classes-per-node": 5}
-QUANTITY = {"partition": "quantity"}
-LEVELS = (2, 5, 10)
-"""Classes per client."""
-ALIKE = 3.71
-"""Points of accuracy that the paper calls a very small difference (section 5.2.2)."""
 SHORT_MODEL, MODELS = "cnn", "flwr_hetero_studies.papers.tifl.models"
 PAPER: dict[str, Any] = {"optimizer": "rmsprop", "learning-rate": 0.001, "lr-decay": 0.995,
                          "batch-size": 10}  # fmt: skip
@@ -68,15 +60,9 @@ class Plan:
 
     @property
     def fleet(self) -> list[DeviceProfile]:
-        """Equal groups of nodes, one for each CPU share."""
         shares = [self.cpus[node * len(self.cpus) // self.nodes] for node in range(self.nodes)]
         spread = np.exp(SPREAD * np.random.default_rng(0).standard_normal(self.nodes))
         return [DeviceProfile(float(speed), jitter=JITTER) for speed in shares * spread]
-
-
-def classes(count: int) -> dict[str, str | int]:
-    """Partition so that each client has examples of so many classes."""
-    return {"partition": "classes", "classes-per-node": count}
 
 
 class Trained(NamedTuple):
@@ -92,7 +78,6 @@ class Trained(NamedTuple):
 
 
 def train(options: Options, plan: Plan, policy: str) -> Trained:
-    """Train with a policy, once for each seed."""
     seeds = range(options.seed, options.seed + options.pick(plan.fast_seeds, 5))
     runs = [_train(options, plan, policy, seed) for seed in seeds]
     seconds, all_s, percent = (np.mean(rows, axis=0).tolist() for rows in zip(*runs, strict=True))
@@ -132,7 +117,6 @@ APP.evaluate()(evaluate_node)
 def compare(
     options: Options, plans: Mapping[str, Plan], policies: Iterable[str]
 ) -> dict[str, dict[str, Trained]]:
-    """Train with every policy in every setting."""
     found: dict[str, dict[str, Trained]] = {}
     for setting, plan in plans.items():
         found[setting] = {}
@@ -158,27 +142,3 @@ def outcome(
             rows.append((setting, policy, *cells, percent, printed))
     head = ("setting", "policy", "training s", "faster", "in all s", "accuracy %", "paper")
     return Finding(head, rows, claims)
-
-
-def speed(found: Mapping[str, Trained], policy: str, over: str = VANILLA) -> float:
-    """Return how many times faster a policy is than another."""
-    return found[over].seconds / found[policy].seconds
-
-
-def percents(found: Mapping[str, Trained], policies: Iterable[str] = ()) -> dict[str, float]:
-    """Return the final accuracy of these policies, or of all."""
-    return {name: found[name].accuracy for name in (tuple(policies) or found)}
-
-
-def lowest(text: str, published: str, found: Mapping[str, Trained], policy: str) -> Claim:
-    """Claim that a policy has the lowest accuracy of all."""
-    own, others = found[policy].accuracy, min(v for n, v in percents(found).items() if n != policy)
-    here = f"{own:.2f}; others from {others:.2f}"
-    return Claim(f"{text} (the lowest accuracy)", published, here, own < others)
-
-
-def alike(text: str, published: str, values: Mapping[str, float]) -> Claim:
-    """Claim that accuracies differ by next to nothing."""
-    spread = max(values.values()) - min(values.values())
-    here = ", ".join(f"{name} {value:.1f}" for name, value in values.items())
-    return Claim(f"{text} (within {ALIKE} points)", published, here, spread <= ALIKE)

@@ -55,7 +55,6 @@ def figure_1a(options: Options) -> Finding:
 
 
 def table_1(options: Options) -> Finding:
-    """Compare the policies' probabilities with those printed."""
     ours = {policy: tuple(policy_probs(policy, 5).tolist()) for policy in STATIC_POLICIES}
     rows = [
         (policy, *(f"{value:g}" for value in ours[policy]), ", ".join(map(str, printed)))
@@ -144,18 +143,15 @@ class RoundTimes(Wrapper):
         self.ends_s: list[float] = []
 
     def on_round_end(self, run: Run, record: dict[str, Any]) -> None:
-        """Note the time."""
         self.ends_s.append(record["virtual_s"])
 
 
 def idle_strategy(policy: str, seed: int, per_round: int = 5) -> TiFL:
-    """Make TiFL as the paper has it."""
     phase: dict[str, Any] = {"profiling": "phase", "sync_rounds": 5, "warmup_rounds": 0}
     return TiFL(FedAvg(fraction_evaluate=0.0), per_round, policy=policy, seed=seed, **phase)
 
 
 def idle_run(policy: str, rounds: int, seed: int) -> TiFL:
-    """Run the rounds of a policy without training."""
     strategy = idle_strategy(policy, seed)
     start(strategy, rounds, seed)
     return strategy
