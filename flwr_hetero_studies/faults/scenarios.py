@@ -29,19 +29,11 @@ BAD_REPLIES = ("0:1:nan 1:1:raises 2:1:memory 1:2:shape 2:2:missing 3:2:extra "
                "0:3:pickle 3:3:weight 1:3:metric 2:4:latency")  # fmt: skip
 """Partition, round, fault; node-1 fails three times in a row, two good replies a round at least,
 but in round 3 of two good ones, of which one has a metric that the other has not."""
-KINDS = {
-    "nan": "reply holds NaN",
-    "raises": "ClientApp raises",
-    "memory": "ClientApp asks for more memory than there is",
-    "shape": "array of another shape",
-    "missing": "array is missing",
-    "extra": "array too many",
-    "pickle": "payload is a pickle",
-    "weight": "infinite number of examples",
-    "metric": "metric that the others have not",
-    "latency": "claims a latency of 1e6 s",
-    "steps": "claims 2**62 steps",
-}
+KINDS = {"nan": "reply holds NaN", "raises": "ClientApp raises", "shape": "array of another shape",
+         "memory": "ClientApp asks for more memory than there is",
+         "missing": "array is missing", "extra": "array too many", "pickle": "payload is a pickle",
+         "weight": "infinite number of examples", "metric": "metric that the others have not",
+         "latency": "claims a latency of 1e6 s", "steps": "claims 2**62 steps"}  # fmt: skip
 QUICK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}
 """Flower's executors look for work four times a second, so that a round takes 3 s and not 5."""
 

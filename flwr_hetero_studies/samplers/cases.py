@@ -68,21 +68,14 @@ TASKS: dict[str, dict[str, SamplerTask]] = {
         **{f"images{variant}": SamplerTask("mlp", 64, (0.1, 0.3, 0.6)) for variant in
            ("", ", 30 % wrong labels", ", rare classes", ", each five times")},
         "images, cnn": SamplerTask("cnn", 64, (0.1, 0.3), 2),
-        "60,000 images, cnn": SamplerTask(
-            "cnn", 64, (0.1, 0.3), 2, {"rows": 60000, "epochs": 5, "evaluations": 12},
-            "images, cnn",
-        ),
+        "60,000 images, cnn": SamplerTask("cnn", 64, (0.1, 0.3), 2,
+            {"rows": 60000, "epochs": 5, "evaluations": 12}, "images, cnn"),
     },
-    "cifar10": {
-        "photos, ResNet-18": SamplerTask(
-            "resnet18", 32, (0.03, 0.1), 2,
-            {"rows": 2400, "epochs": 10, "evaluations": 10, "test-rows": 500},
-        ),
-    },
-    "stdlib": {
-        "texts": SamplerTask("bag", 32, (0.6, 1.2, 2.4)),
-        "texts, cnn": SamplerTask("textcnn", 32, (0.1, 0.3, 0.6), 3),
-    },
+    "cifar10": {"photos, ResNet-18": SamplerTask(
+        "resnet18", 32, (0.03, 0.1), 2,
+        {"rows": 2400, "epochs": 10, "evaluations": 10, "test-rows": 500})},
+    "stdlib": {"texts": SamplerTask("bag", 32, (0.6, 1.2, 2.4)),
+               "texts, cnn": SamplerTask("textcnn", 32, (0.1, 0.3, 0.6), 3)},
     "synthetic": {n: SamplerTask("mlp", 32, (0.3, 0.6, 1.2)) for n in ("table", "table, rare")},
     "digits": {f"digits{variant}": SamplerTask("mlp", 16, (0.1, 0.3, 0.6)) for variant in
                ("", ", rare classes", ", 30 % wrong labels")},
@@ -258,10 +251,8 @@ def make_data(case: Case, seed: int, data: Data) -> tuple[Examples, Examples]:
     rng, classes = np.random.default_rng(5000 + seed), int(test.targets.max()) + 1
     if case["experiment"] == "grid":
         cut = len(train) * 5 // 6
-        train, test = (
-            Examples(train.inputs[part], train.targets[part])
-            for part in (slice(cut), slice(cut, None))
-        )
+        parts = slice(cut), slice(cut, None)
+        train, test = (Examples(train.inputs[part], train.targets[part]) for part in parts)
     index = np.arange(len(train))
     if case["task"].endswith("each five times"):
         index = np.tile(rng.permutation(index)[: len(index) // 5], 5)

@@ -22,8 +22,7 @@ FAST_CASES = ["100 Mbit/s, Dirichlet 1, 4 nodes/*"]
 
 UNIFORM, DEFAULT = "uniform", "bacc"
 METHODS: dict[str, dict[str, Any]] = {
-    UNIFORM: {"sampling": "uniform"},
-    DEFAULT: {"sampling": "bacc"},
+    UNIFORM: {"sampling": "uniform"}, DEFAULT: {"sampling": "bacc"},
     "free": {"sampling": "free"},
     "bacc, paper": {"sampling": "bacc", "estimator": "paper"},
     "adacomm": {"sampling": "uniform", "communication": "adacomm", "local-steps": 20,
@@ -73,10 +72,8 @@ def run(case: Case, seed: int, data: Data) -> dict[str, Any]:
     arrays = initial_arrays(settings)
     # compute and transfer in the paper's ratio, which the named fleets have for the small CNN
     size = sum(array.numpy().nbytes for array in arrays.values()) / CNN_BYTES
-    fleet = [
-        replace(device, seconds_per_example=size * device.seconds_per_example)
-        for device in named_fleet(settings.fleet, case["nodes"])
-    ]
+    devices = named_fleet(settings.fleet, case["nodes"])
+    fleet = [replace(d, seconds_per_example=size * d.seconds_per_example) for d in devices]
 
     def note(moment: Moment) -> dict[str, float]:
         stats = moment.record.get("sampler", {})

@@ -12,10 +12,8 @@ from flwr_hetero.client.device import (
     transfer_time_s,
 )
 
-BYTES, BATCH = 45e6, 32
-"""Of ResNet-18, and examples in a step."""
-SAMPLES = 50_000
-"""Of CIFAR-10, on all devices together."""
+BYTES, BATCH, SAMPLES = 45e6, 32, 50_000
+"""Of ResNet-18, examples in a step, and those of CIFAR-10, on all devices together."""
 MBPS = (10, 50, 100, 200)
 SMALL_CNN_BYTES = 4 * 20_490
 """Of the model for which the emulated Wi-Fi fleets give seconds per example."""
@@ -51,10 +49,8 @@ def costs(mbps: float, workers: int = 4) -> StepCosts:
     """Return the costs of the paper's model and data on so many of its devices."""
     per_example_s = WIFI_SECONDS_PER_EXAMPLE * BYTES / SMALL_CNN_BYTES
     device = DeviceProfile(1.0, mbps, mbps, seconds_per_example=per_example_s)
-    score_all_s = compute_time_s(device, 0, SAMPLES / workers)
-    return StepCosts(
-        compute_time_s(device, BATCH), transfer_time_s(device, BYTES, BYTES), score_all_s
-    )
+    a_step_s = compute_time_s(device, BATCH), transfer_time_s(device, BYTES, BYTES)
+    return StepCosts(*a_step_s, compute_time_s(device, 0, SAMPLES / workers))
 
 
 @lru_cache
@@ -70,10 +66,7 @@ def resnet18_layers() -> tuple[tuple[float, float], ...]:
 
 
 def overlapped_s(cost: StepCosts, layers: Sequence[tuple[float, float]] | None = None) -> float:
-    """Return the seconds of a step whose transfers overlap with computing, as TicTac's do.
-
-    A layer's gradient is exchanged when it is there. Layers are shares of work and of bytes.
-    """
+    """Return the seconds of a step if gradients leave, layer by layer, once there, as TicTac's."""
     layers = resnet18_layers() if layers is None else layers
     forward_s, backward_s = FORWARD_SHARE * cost.compute_s, (1 - FORWARD_SHARE) * cost.compute_s
     now, arrives, starts = 0.0, [0.0] * len(layers), []

@@ -26,10 +26,8 @@ FAST_LINKS = (1000, 10_000, 50_000)
 """Mbit/s of the networks of data centers."""
 MOMENTS = (0, 50, 100, 200)
 """Iterations after which importance is looked at."""
-MOST = 2000
-"""Samples whose own gradients are taken."""
-FEW = 0.15
-"""Part of the samples that counts as a small portion."""
+MOST, FEW = 2000, 0.15
+"""Samples whose own gradients are taken, and the part of all that counts as a small portion."""
 
 
 def figure_2(options: Options) -> Finding:

@@ -38,10 +38,8 @@ RESHARD_TIMES = 20
 SCORE_BATCH = 4096
 BELOW = (0.0025, 0.005, 0.01)
 """Targets: accuracy below the plateau of standard SGD; a gain is the geometric mean of three."""
-PLATEAU = 0.2
-"""Last part of a run, whose mean accuracy is its plateau."""
-WINDOW = 5
-"""Evaluations that are averaged before a crossing is looked for."""
+PLATEAU, WINDOW = 0.2, 5
+"""Last part of a run, its plateau; evaluations averaged before a crossing is looked for."""
 LONGER = 2
 """AdaComm is trained for so many times as many steps: it has fewer exchanges for them."""
 
@@ -133,8 +131,7 @@ class Training:
         self.task, self.method, self.cost = task, method, cost
         where = pick_device("auto")
         # the data are in random order already
-        every = load_partition(task.dataset, 0, 1)
-        first = slice(task.rows)
+        every, first = load_partition(task.dataset, 0, 1), slice(task.rows)
         part = replace(every, inputs=every.inputs[first], targets=every.targets[first])
         self.examples = part.to(where)
         self.test = load_test(task.dataset).to(where)
@@ -177,8 +174,7 @@ class Training:
 
     def advance(self) -> tuple[int, float]:
         """Train until gradients or models were exchanged; return steps and seconds."""
-        method, taken = self.method, self.local_steps
-        noise = 1.0
+        method, taken, noise = self.method, self.local_steps, 1.0
         if method.bandwidth_noise:
             noise = max(0.1, 1 + method.bandwidth_noise * float(self.noise.standard_normal()))
         cost = StepCosts(self.cost.compute_s, self.cost.exchange_s * noise, self.cost.score_all_s)

@@ -29,10 +29,7 @@ def final_accuracy(lines: Sequence[Line]) -> float:
 def mean_curve(
     lines: Sequence[Line], unit_s: Mapping[int, float], *, profiling: bool = False
 ) -> tuple[Vector, Vector]:
-    """Return smoothed accuracy against time, mean over seeds, each in its own unit of time.
-
-    A round's figure holds until the next; NaN where not every seed has one.
-    """
+    """Average smoothed accuracy against time, in a seed's own unit; NaN where one has none."""
     time, found = np.linspace(0, 1, STEPS), []
     for line in lines:
         shift_s = line["metrics"]["profiling_s"] if profiling else 0.0
@@ -88,10 +85,7 @@ def quarter(line: Line, name: str, number: int) -> float:
 
 
 def target_s(line: Line, base: Line, *, by_time: bool) -> float:
-    """Return when the accuracy is within a point of the base's in its last quarter.
-
-    It is averaged over the last ``WINDOW_S`` seconds, or over the last 5 rounds.
-    """
+    """Return when the accuracy of some seconds or rounds nears the base's in its last quarter."""
     target, curve = quarter(base, "accuracy", 4) - TOLERANCE, line["curve"]
     column, window = (held(line, "accuracy"), WINDOW_S) if by_time else (curve["accuracy"], SMOOTH)
     clock = np.arange(len(column)) if by_time else curve["virtual_s"]
