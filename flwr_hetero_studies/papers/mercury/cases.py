@@ -46,21 +46,15 @@ def case(name: str, mbps: int, alpha: float | None, nodes: int = 4) -> Case:
     return described | split | METHODS[name]
 
 
-def described() -> Iterator[Case]:
-    """Yield the cells: every link with every alpha (Figures 11 to 18), 12 nodes, all methods."""
-    for name in METHODS:
-        yield case(name, *USUAL)
-    for name in (UNIFORM, DEFAULT):
-        for mbps in MBPS:
-            for alpha in ALPHAS:
-                yield case(name, mbps, alpha)
-        yield case(name, 100, 1.0, nodes=12)
-
-
 def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
+    """Yield the cells: all methods, every link with every alpha (Figures 11 to 18), 12 nodes."""
+    cells = [case(name, *USUAL) for name in METHODS]
+    for name in (UNIFORM, DEFAULT):
+        cells += [case(name, mbps, alpha) for mbps in MBPS for alpha in ALPHAS]
+        cells.append(case(name, 100, 1.0, nodes=12))
     for seed in options.seeds_or(range(3)):
-        for one in described():
-            yield Trial({"data": options.data, **options.settings} | one, seed)
+        for cell in cells:
+            yield Trial({"data": options.data, **options.settings} | cell, seed)
 
 
 def run(case: Case, seed: int, data: Data) -> dict[str, Any]:

@@ -8,14 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import cross_entropy
 
-from flwr_hetero.mercury.algorithm import (
-    Groups,
-    draw_flat,
-    draw_two_level,
-    error_probability,
-    inverse_probs,
-    mixed_probs,
-)
+from flwr_hetero.mercury import algorithm
 from flwr_hetero_studies.core.curves import Vector
 from flwr_hetero_studies.core.experiment import ENOUGH, Claim, Finding
 from flwr_hetero_studies.core.plan import Options
@@ -59,7 +52,6 @@ def trained(options: Options, steps: int) -> tuple[Training, NDArray[np.int64]]:
 
 
 def figure_3(options: Options) -> Finding:
-    """Look at how unequal importance is as random training goes on."""
     training, samples = trained(options, 0)
     rows, halves, count = [], [], len(samples)
     for before, moment in zip((0, *MOMENTS), MOMENTS, strict=False):
@@ -83,15 +75,14 @@ def figure_3(options: Options) -> Finding:
 
 
 def figure_4(options: Options) -> Finding:
-    """Draw batches at random and by importance, and compare what they hold."""
     training, samples = trained(options, MOMENTS[-1])
     samples = samples[:MOST]
     losses, norms = training.all_losses(samples), gradient_norms(training, samples)
     ways = {"random": np.full(len(samples), 1.0 / len(samples))}
-    ways |= {"by loss (the paper)": mixed_probs(losses, 0.0)}
-    ways |= {"by gradient norm (Eq. 4)": mixed_probs(norms, 0.0)}
+    ways |= {"by loss (the paper)": algorithm.mixed_probs(losses, 0.0)}
+    ways |= {"by gradient norm (Eq. 4)": algorithm.mixed_probs(norms, 0.0)}
     package = "by error probability, half uniform (the package)"
-    ways[package] = mixed_probs(error_probability(losses), 0.5)
+    ways[package] = algorithm.mixed_probs(algorithm.error_probability(losses), 0.5)
     top = np.argsort(-losses)[: len(samples) // 10]
     # second moment of the gradient with the weights that keep it unbiased
     noise = {name: float((norms**2 / probs).mean()) / len(samples) for name, probs in ways.items()}
@@ -178,12 +169,14 @@ def bias(name: str, batches: int, seed: int) -> tuple[float, float]:
     found = []
     for number in range(batches):
         # every group is the latest in turn
-        groups = Groups(np.arange(bounds[-1]), bounds, number % len(SIZES), max(SIZES))
+        groups = algorithm.Groups(np.arange(bounds[-1]), bounds, number % len(SIZES), max(SIZES))
         if name == "paper":
-            drawn, weights = draw_two_level(gradients, groups, BATCH, 2, rng)
+            drawn, weights = algorithm.draw_two_level(gradients, groups, BATCH, 2, rng)
         else:
-            drawn = draw_flat(gradients, (1, BATCH), 0.5, rng)[0]
-            weights = inverse_probs(mixed_probs(gradients, 0.5, drawn), len(gradients))
+            drawn = algorithm.draw_flat(gradients, (1, BATCH), 0.5, rng)[0]
+            weights = algorithm.inverse_probs(
+                algorithm.mixed_probs(gradients, 0.5, drawn), len(gradients)
+            )
         found.append(float((weights * gradients[drawn]).mean()))
     truth = gradients.mean()
     return float(np.mean(found)) / truth - 1, float(np.std(found)) / np.sqrt(batches) / truth

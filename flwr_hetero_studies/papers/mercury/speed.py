@@ -96,7 +96,6 @@ def uncompromised(base: TrainedRun, run: TrainedRun) -> Claim:
 
 
 def figure_12(options: Options) -> Finding:
-    """Compare the curves of Mercury, TicTac and AdaComm over exchanges and over time."""
     task, one_s = cell(options, "images"), overlapped_s(costs(100))
     tictac, adacomm, mercury = (task.train(method) for method in (RANDOM, ADACOMM, MERCURY))
     # by its own clock; the accuracy is that of plain SGD
@@ -147,13 +146,11 @@ def compare(
 
 
 def figure_13(options: Options) -> Finding:
-    """Score a group per step, or all local data."""
     methods = {"all-inclusive": replace(GROUPWISE, share=1.0), "group-wise": GROUPWISE}
     return compare(options, methods, (1.2, 4.2))
 
 
 def figure_15(options: Options) -> Finding:
-    """Score during the exchange of gradients, or before each batch."""
     methods = {"sequential": replace(MERCURY, is_hidden=False), "BACC": MERCURY}
     return compare(options, methods, (1.05, 2.2))
 
@@ -168,7 +165,6 @@ RESHARDING = {
 
 
 def figure_14(options: Options) -> Finding:
-    """Move samples between devices at random, or important ones only and half as many."""
     iid = cell(options, "images")
     splits = {"IID": iid, "Dirichlet 0.5": iid.changed(alpha=0.5)}
     rows, ends = [], []
@@ -189,7 +185,6 @@ def figure_14(options: Options) -> Finding:
 
 
 def figure_16(options: Options) -> Finding:
-    """Let bandwidth vary, with and without adaptation to it."""
     task = cell(options, "images")
     base, rows, drops = task.train(RANDOM), [], []
     for mbps in MBPS:
@@ -233,7 +228,6 @@ def figure_17(options: Options) -> Finding:
 
 
 def figure_18(options: Options) -> Finding:
-    """Train on non-IID data that stays where it is, without BACC."""
     gains, rows = {}, []
     for alpha, published in BY_ALPHA.items():
         task = cell(options, "images").changed(workers=12, alpha=alpha)

@@ -62,7 +62,6 @@ def same_time(text: str, published: str, ratios: Sequence[float]) -> Claim:
 
 
 def figure_1b(options: Options) -> Finding:
-    """Train vanilla FL with 2, 5, 10 and all classes per client."""
     plans = {f"non-IID({count})": Plan(partition=classes(count), nodes=20) for count in LEVELS}
     found = compare(options, plans | {"IID": Plan(nodes=20)}, [VANILLA])
     percent = {setting: one[VANILLA].accuracy for setting, one in found.items()}
@@ -80,7 +79,6 @@ def figure_1b(options: Options) -> Finding:
 
 
 def figure_3a(options: Options) -> Finding:
-    """Compare the policies on devices of five speeds with IID data."""
     found = compare(options, {"resource": Plan(cpus=CIFAR_CPUS)}, STATIC)
     ours = found["resource"]
     by_then = {name: one.by_time.at(ours[FAST].seconds) for name, one in ours.items()}
@@ -98,7 +96,6 @@ def figure_3a(options: Options) -> Finding:
 
 
 def figure_3b(options: Options) -> Finding:
-    """Compare the policies on equal devices with 10 to 30 % of the data in each group."""
     found = compare(options, {"quantity": Plan(partition=QUANTITY)}, STATIC)
     ours = found["quantity"]
     best = max(speed(ours, policy) for policy in STATIC)
@@ -112,7 +109,6 @@ def figure_3b(options: Options) -> Finding:
 
 
 def figure_4(options: Options) -> Finding:
-    """Compare the policies on equal devices by the number of classes per client."""
     plans = {f"non-IID({n})": Plan(partition=classes(n), fast_seeds=1) for n in LEVELS}
     found = compare(options, plans | {"IID": Plan(fast_seeds=1)}, STATIC)
     iid, two = found["IID"], found["non-IID(2)"]
@@ -132,7 +128,6 @@ def figure_4(options: Options) -> Finding:
 
 
 def figure_5(options: Options) -> Finding:
-    """Compare policies that avoid the slowest tier more and more."""
     plan = Plan(MNIST_CPUS, classes(2), "mnist_cnn")
     policies = (VANILLA, UNIFORM, "fast1", "fast2", "fast3")
     found = compare(options, {"resource + non-IID(2)": plan}, policies)
@@ -149,7 +144,6 @@ def figure_5(options: Options) -> Finding:
 
 
 def figure_6a(options: Options) -> Finding:
-    """Compare the policies on devices of five speeds with 5 classes per client."""
     plans = {"resource": Plan(CIFAR_CPUS), "resource + non-IID(5)": Plan(CIFAR_CPUS, classes(5))}
     found = compare(options, plans, STATIC)
     even, skewed = found.values()
@@ -164,7 +158,6 @@ def figure_6a(options: Options) -> Finding:
 
 
 def figure_6b(options: Options) -> Finding:
-    """Compare the policies where speed, amount and classes of data are all unequal."""
     found = compare(options, {"combined": Plan(CIFAR_CPUS, COMBINED)}, STATIC)
     ours, both = found["combined"], (VANILLA, UNIFORM)
     by_then = [ours[name].by_time.at(ours[UNIFORM].seconds) for name in both]
@@ -191,7 +184,6 @@ def outperforms(setting: str, published: str, ours: Mapping[str, Trained]) -> Cl
 
 
 def figure_7(options: Options) -> Finding:
-    """Compare the adaptive policy where amounts, classes or everything is unequal."""
     plans = {"amount": Plan(partition=QUANTITY), "class": Plan(partition=classes(5))}
     plans["combine"] = Plan(CIFAR_CPUS, COMBINED)
     found = compare(options, plans, (VANILLA, UNIFORM, ADAPTIVE, CAPPED))
@@ -209,7 +201,6 @@ def figure_7(options: Options) -> Finding:
 
 
 def figure_8(options: Options) -> Finding:
-    """Compare the adaptive policy on equal devices by the number of classes per client."""
     plans = {f"non-IID({n})": Plan(partition=classes(n)) for n in LEVELS}
     found = compare(options, plans, (VANILLA, UNIFORM, ADAPTIVE))
     claims = [outperforms(name, "consistently outperforms", one) for name, one in found.items()]
@@ -217,7 +208,6 @@ def figure_8(options: Options) -> Finding:
 
 
 def figure_9(options: Options) -> Finding:
-    """Compare all policies on many small clients of unequal amounts and classes."""
     config = PAPER | {"optimizer": "sgd", "learning-rate": 0.004, "lr-decay": 1.0}
     partition = {"partition": "dirichlet", "alpha": 0.5}
     nodes, per_round = options.pick((60, 6), (182, 10))
