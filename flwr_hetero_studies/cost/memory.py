@@ -23,7 +23,6 @@ def plan(options: Options) -> Iterator[Trial]:
 
 
 def run(case: Case, data: Data) -> dict[str, float]:
-    """Start a fleet with one SuperNode and measure one of its processes."""
     with tempfile.TemporaryDirectory() as folder:
         fleet = RealFleet(Path(folder) / "fleet")
         fleet.up(named_fleet("uniform", 1))

@@ -32,7 +32,6 @@ def config_of(engine: str, rounds: int) -> Found:
 
 
 def run(folder: Path, work: float, rounds: int) -> Found:
-    """Measure the constants, predict both runs, and make them."""
     fleet, rows = RealFleet(folder / "fleet", QUICK), []
     fleet.up([DeviceProfile(share / max(SHARES)) for share in SHARES], cpu=max(SHARES))
     try:

@@ -81,7 +81,6 @@ def gained_by(own: list[Line], base: list[Line]) -> tuple[float, float]:
 
 
 def summary(lines: list[Line]) -> dict[str, Any]:
-    """Count the tasks on which a method gains enough, and loses too much; averaged models."""
     tasks = methods_by_task(lines).values()
     found = [{name: gained_by(own, t[BASE]) for name, own in t.items()} for t in tasks]
     cells: list[list[Any]] = []

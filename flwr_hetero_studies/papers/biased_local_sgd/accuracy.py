@@ -91,7 +91,6 @@ def table_2(options: Options) -> Finding:
 
 
 def bias(options: Options, nodes: Case, printed: Mapping[int, tuple[float, float]]) -> Finding:
-    """Compare unbiased and biased local SGD by the gap, in as many rounds."""
     cases, paper = {}, {}
     for slow_steps in GAPS:
         case = replace(nodes, slow_steps=slow_steps, as_long_as=nodes)

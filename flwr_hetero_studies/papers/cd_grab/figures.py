@@ -74,7 +74,6 @@ class Published(NamedTuple):
 def against_reshuffling(
     options: Options, task: OrderTask, settings: Schedule, seeds: int, published: Published
 ) -> Finding:
-    """Train with CD-GraB and with D-RR, and decide what the paper says of Figure 3."""
     runs = race(options, task, settings, (CD_GRAB, D_RR), seeds)
     digits, more_is_better = METRICS[task.metric]
     rows = []

@@ -71,9 +71,7 @@ def run(case: Case, seed: int, data: Data) -> dict[str, Any]:
 
     def note(moment: Moment) -> dict[str, float]:
         stats = moment.record.get("sampler", {})
-        kept = {key: round(stats[key], 4) for key in (keys.HIDDEN_SHARE,) if key in stats}
-        own = moment.record["global"]
-        return kept | ({"loss": own["loss"]} if own else {})
+        return {key: round(stats[key], 4) for key in (keys.HIDDEN_SHARE,) if key in stats}
 
     how: dict[str, Any] = {"arrays": arrays, "every": max(1, settings.num_server_rounds // 60)}
     if settings.local_steps:

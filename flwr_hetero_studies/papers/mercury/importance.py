@@ -24,7 +24,6 @@ MOST, FEW = 2000, 0.15
 
 
 def figure_2(options: Options) -> Finding:
-    """Overlap computing and exchanging, layer by layer, on links of every speed."""
     rows, cut = [], {}
     for mbps in (*MBPS, *FAST_LINKS):
         cost = costs(mbps)
@@ -125,7 +124,6 @@ CHANGES = {(1, 0.05): 0.5, (1, 0.1): 0.7, (10, 0.1): 0.65}
 
 
 def figure_6(options: Options) -> Finding:
-    """See how far samples' ranks of importance move within 1 and 10 iterations."""
     training, samples = trained(options, MOMENTS[1])
     moves: dict[int, list[Vector]] = {1: [], 10: []}
     for _ in range(10):

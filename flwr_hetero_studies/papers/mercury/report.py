@@ -37,7 +37,6 @@ Methods = Mapping[str, list[Line]]
 
 
 def end_accuracy(line: Line) -> float:
-    """Return what a run holds at its end: the mean of its last measurements."""
     return curves.last(line, "accuracy", SMOOTHING)
 
 
@@ -46,7 +45,6 @@ def smooth(line: Line) -> curves.Vector:
 
 
 def time_to(line: Line, target: float, clock: str, never: float = np.nan) -> float:
-    """Return when a run reached a target, between two measurements."""
     return curves.time_to(line["curve"][clock], smooth(line), target, never=never)
 
 

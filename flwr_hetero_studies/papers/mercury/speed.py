@@ -1,6 +1,7 @@
 """Figures 11 to 18, and under which conditions the gains appear."""
 
 from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -49,7 +50,6 @@ def step_s(run: TrainedRun) -> float:
 
 
 def figure_11(options: Options) -> Finding:
-    """Race Mercury, TicTac and AdaComm against SGD on every link."""
     kinds = list(PUBLISHED) if options.fast or not options.data else ["images"]
     rows, found = [], dict[tuple[str, int], tuple[float, ...]]()
     for kind in kinds:
@@ -126,7 +126,6 @@ def figure_12(options: Options) -> Finding:
 def compare(
     options: Options, methods: dict[str, Sampling], published: tuple[float, float]
 ) -> Finding:
-    """Compare the second method with the first: more iterations, and less time."""
     task = cell(options, "images")
     runs = {name: task.train(method) for name, method in methods.items()}
     (_, base), (name, _) = runs.items()
@@ -145,16 +144,16 @@ def compare(
     return Finding(head, rows, claims)
 
 
-def figure_13(options: Options) -> Finding:
-    methods = {"all-inclusive": replace(GROUPWISE, share=1.0), "group-wise": GROUPWISE}
-    return compare(options, methods, (1.2, 4.2))
-
-
-def figure_15(options: Options) -> Finding:
-    methods = {"sequential": replace(MERCURY, is_hidden=False), "BACC": MERCURY}
-    return compare(options, methods, (1.05, 2.2))
-
-
+figure_13 = partial(
+    compare,
+    methods={"all-inclusive": replace(GROUPWISE, share=1.0), "group-wise": GROUPWISE},
+    published=(1.2, 4.2),
+)
+figure_15 = partial(
+    compare,
+    methods={"sequential": replace(MERCURY, is_hidden=False), "BACC": MERCURY},
+    published=(1.05, 2.2),
+)
 RESHARDING = {
     "none": ("", 0.0, ""),
     "random, a third of the data": ("random", 1 / 3, "+1.84 points"),
@@ -269,7 +268,6 @@ CONDITIONS: dict[str, tuple[Change, Change, Change]] = {
 
 
 def section_6_2(options: Options) -> Finding:
-    """Change one condition of the paper's setting at a time."""
     cost, rows, claims = costs(10), list[tuple[str, ...]](), list[Claim]()
     bases: dict[str, TrainedRun] = {}
     for name, (of_task, of_base, of_run) in CONDITIONS.items():

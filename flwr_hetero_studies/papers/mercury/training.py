@@ -239,7 +239,6 @@ class Training:
         return batch_losses(model or self.model, self.examples, rows)
 
     def all_losses(self, rows: Rows) -> NDArray[np.float64]:
-        """Return the losses of many examples, by the model as it is."""
         with torch.no_grad():
             parts = np.array_split(rows, -(-len(rows) // SCORE_BATCH))
             found = torch.cat([self.losses(part) for part in parts])

@@ -49,7 +49,6 @@ def work_to(curve: Columns, goal: float, unit: str = "work") -> float:
 
 
 def part_of(curve: Columns, part: float) -> float:
-    """Return the loss at a part of a run."""
     losses = eased(curve)
     return losses[round(part * (len(losses) - 1))]
 
@@ -62,17 +61,14 @@ def gain(own: Sequence[Columns], base: Sequence[Columns], part: float, unit: str
 
 
 def factor(value: float, digits: int = 1) -> str:
-    """Write how many times; 0 and infinity are never."""
     return f"{value:.{digits}f}x" if 0 < value < inf else "never"
 
 
 def percent(ratio: float) -> str:
-    """Write a ratio as in the paper."""
     return f"{100 * ratio:g}%"
 
 
 def each_pair(options: Options, model: str, pairs: Sequence[tuple[float, float]]) -> Pairs:
-    """Train PGD-A with pairs of k and r."""
     task, steps, found = of_figure(options, model), options.pick(200, 10_000), {}
     for top, renewal in pairs:
         options.say(f"k = {percent(top)}, r = {percent(renewal)}")
@@ -81,7 +77,6 @@ def each_pair(options: Options, model: str, pairs: Sequence[tuple[float, float]]
 
 
 def written(found: Pairs) -> list[list[str]]:
-    """Write a row per pair."""
     return [
         [percent(top), percent(renewal), f"{final(curve):.4f}", f"{jumps(curve):.3f}",
          f"{curve['work'][-1]:.3g}"]
@@ -90,7 +85,6 @@ def written(found: Pairs) -> list[list[str]]:
 
 
 def figure_6(options: Options) -> Finding:
-    """Vary the top ratio k, with a small and a large renewal ratio."""
     small, large = 0.001, 0.1
     found = each_pair(options, "lr", [(k, r) for r in (small, large) for k in TRIED])
     diverged, start = final(found[0.001, small]), found[0.001, small]["loss"][0]
@@ -111,7 +105,6 @@ def figure_6(options: Options) -> Finding:
 
 
 def figure_7(options: Options) -> Finding:
-    """Vary the renewal ratio r, with a small and a large top ratio."""
     small, large = 0.01, 0.1
     found = each_pair(options, "lr", [(k, r) for k in (small, large) for r in TRIED])
     ends = {k: [final(found[k, r]) for r in TRIED] for k in (small, large)}
@@ -137,13 +130,11 @@ BOTH = 0.02
 
 
 def sides(measure: Callable[[Columns], float], found: Pairs) -> tuple[float, float]:
-    """Return the means where r > k and where r < k."""
     values = [measure(curve) for curve in found.values()]
     return float(np.mean(values[-2:])), float(np.mean(values[:2]))
 
 
 def figure_8(options: Options) -> Finding:
-    """Vary k and r, together fixed."""
     pairs = [(BOTH * (1 - share), BOTH * share) for share in SHARES]
     rows, claims, bumps = list[list[str]](), list[Claim](), list[tuple[float, float]]()
     for model in ("LR", "CNN"):
@@ -160,7 +151,6 @@ def figure_8(options: Options) -> Finding:
 
 
 def figure_9(options: Options) -> Finding:
-    """With aggressive updates and without."""
     task, renewals = of_figure(options, "cnn"), (0.005, 0.01, 0.02)
     settings, found = Ratios(0.01, 0.0, LR, options.pick(200, 5000)), {}
     for renewal in renewals:
@@ -194,7 +184,6 @@ def figure_9(options: Options) -> Finding:
 
 
 def convergence(options: Options, model: str) -> Finding:
-    """Compare PGD with SGD at its best learning rate, each method at its own best."""
     task = of_figure(options, model)
     settings = Ratios(0.01, 0.01, LR, options.pick(300, 5000))
     seeds = range(options.seed, options.seed + options.pick(1, 3))
@@ -250,7 +239,6 @@ def round_s(model: str, workers: int, link_mbps: float) -> float:
 
 
 def figure_11(options: Options) -> Finding:
-    """Time to one loss on 1 to 8 workers."""
     rows, best = [], {}
     for model in COSTS:
         options.say(f"{model}: {', '.join(map(str, FLEETS))} workers")

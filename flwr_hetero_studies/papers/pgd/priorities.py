@@ -82,7 +82,6 @@ def decrease(model: nn.Module, examples: Examples, gradient: dict[str, Tensor]) 
 
 
 def figure_1(options: Options) -> Finding:
-    """Distribution of priorities, and the part of the loss decrease that the top accounts for."""
     task = of_figure(options, "mlp-100")
     doubled = Examples(task.examples.inputs.double(), task.examples.targets)
     looks: dict[int, TopParts] = {}
@@ -123,7 +122,6 @@ FALLING = 5
 
 
 def figure_5(options: Options) -> Finding:
-    """Priorities of examples over the iterations."""
     falls, rows = list[Fall](), []
     for name in ("mlp", "cnn"):
         options.say(name)
@@ -161,7 +159,6 @@ class Fall(NamedTuple):
 
     @classmethod
     def of(cls, values: Vector) -> "Fall":
-        """Measure it."""
         # Eq. 11 takes logarithms of what is negative for many
         logs = np.log(np.abs(values) + 1e-300)
         change = np.abs(np.diff(logs, axis=0)) / EVERY

@@ -172,7 +172,6 @@ def figure_6b(options: Options) -> Finding:
 
 
 def better(ours: Mapping[str, Trained]) -> tuple[dict[str, float], str]:
-    """Return the points by which the adaptive policy is more accurate than others, and a text."""
     points = {name: ours[ADAPTIVE].accuracy - ours[name].accuracy for name in (VANILLA, UNIFORM)}
     return points, ", ".join(f"{value:+.2f} to {name}" for name, value in points.items())
 

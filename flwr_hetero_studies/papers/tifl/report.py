@@ -85,7 +85,7 @@ def quarter(line: Line, name: str, number: int) -> float:
 
 
 def target_s(line: Line, base: Line, *, by_time: bool) -> float:
-    """Return when the accuracy of some seconds or rounds nears the base's in its last quarter."""
+    """Return when the smoothed accuracy is within a point of the base's in its last quarter."""
     target, curve = quarter(base, "accuracy", 4) - TOLERANCE, line["curve"]
     column, window = (held(line, "accuracy"), WINDOW_S) if by_time else (curve["accuracy"], SMOOTH)
     clock = np.arange(len(column)) if by_time else curve["virtual_s"]
@@ -93,7 +93,6 @@ def target_s(line: Line, base: Line, *, by_time: bool) -> float:
 
 
 def mixes(lines: Sequence[Line]) -> str:
-    """Compare the rounds of each tier and what they are worth, at the same virtual time."""
     base, rows = record.of(lines, name="paced"), []
     for name, mine in record.by(lines, "name").items():
         tiers = np.mean([line["metrics"]["rounds"] for line in mine], axis=0)
@@ -112,7 +111,6 @@ def mixes(lines: Sequence[Line]) -> str:
 
 
 def quarters(lines: Sequence[Line]) -> list[str]:
-    """Return both accuracies in the second and last quarter: mean over seeds, and extremes."""
     columns = [(key, number) for key in ("accuracy", "slow") for number in (2, 4)]
     found = [[100 * quarter(line, *column) for line in lines] for column in columns]
     return [tables.extent(each, "{:.1f}") for each in found]

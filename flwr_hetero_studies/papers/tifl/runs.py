@@ -62,10 +62,7 @@ class Plan:
 
 
 class Trained(NamedTuple):
-    """Means over seeds: seconds of training, final accuracy, and accuracy by time.
-
-    Profiling and evaluation take time too, ``all_s`` in all, which the paper does not count.
-    """
+    """Means over seeds: seconds of training and in all, final accuracy, and accuracy by time."""
 
     seconds: float
     all_s: float

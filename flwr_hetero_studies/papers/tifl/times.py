@@ -32,7 +32,6 @@ STUDY_CPUS = (4.0, 2.0, 1.0, 1 / 3, 1 / 5)
 
 
 def figure_1a(options: Options) -> Finding:
-    """Time an epoch on this machine's CPU by the amount of data."""
     amounts = options.pick((100, 200, 500, 1000), (500, 1000, 2000, 5000))
     dataset = options.dataset("images")
     examples, shape = load_partition(dataset, 0, 1), data_shape(dataset)
@@ -67,7 +66,6 @@ def table_1(options: Options) -> Finding:
 
 
 def table_2(options: Options) -> Finding:
-    """Compare Eq. 6 with the time that rounds take, on nodes that do not train."""
     rounds, seeds = 500, range(options.seed, options.seed + 5)
     rows, errors = [], {}
     for policy, (paper_est, paper_act, paper_mape) in TABLE_2.items():
@@ -110,7 +108,6 @@ def mape(estimate: float, actual: float) -> float:
 
 
 def equation_3(options: Options) -> Finding:
-    """Count how often a round of random selection holds a node of the slowest level."""
     rounds = options.pick(500, 5000)
     found, rows = [], []
     for selected in (1, 2, 5, 10, 20):
