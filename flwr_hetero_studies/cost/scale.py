@@ -50,7 +50,6 @@ STRATEGIES: dict[str, Callable[[int, float], Strategy]] = {
 
 
 def plan(rounds: int) -> Iterator[Trial]:
-    """Yield runs with some of the nodes a round, and with all."""
     jobs = [(name, COHORT, rounds) for name in SELECTED]
     jobs += [(name, 0, ALL_ROUNDS) for name in EVERYBODY]
     for nodes, (strategy, cohort, number) in product(SIZES, jobs):
@@ -94,7 +93,6 @@ class EchoFleet:
         return Message(content, reply_to=message)
 
     def visit(self, order: ConfigRecord, partition: int) -> ConfigRecord:
-        """Visit all units once and report on them."""
         if partition not in self.samplers:
             self.samplers[partition] = OrderedSampler(UNITS, 1, seed=partition, method="cd-grab")
         sampler = self.samplers[partition]

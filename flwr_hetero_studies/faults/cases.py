@@ -1,8 +1,4 @@
-"""Faults done to real processes, what lies gain, and predicted run times.
-
-``scenarios.py``, ``outages.py`` and ``storage.py`` have the faults, ``influence.py`` the lies.
-``engines.py`` holds the emulated fleet against a real one.
-"""
+"""Faults of real processes (scenarios, storage), what lies gain, and predicted run times."""
 
 import os
 import tempfile
@@ -13,8 +9,7 @@ from typing import Any
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
 from flwr_hetero_studies.faults import engines, influence
-from flwr_hetero_studies.faults.outages import OWN_FLEET
-from flwr_hetero_studies.faults.scenarios import ON_A_FLEET, Found, own_fleet
+from flwr_hetero_studies.faults.scenarios import ON_A_FLEET, OWN_FLEET, Found, own_fleet
 from flwr_hetero_studies.faults.storage import ON_A_DISK
 
 SETTINGS = {"work": 1.0, "lies": 25, "updates": 4}
@@ -24,7 +19,6 @@ FAST_CASES = ["influence/FedAvg: *"]
 
 
 def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
-    """Yield all runs; real fleets are alone on the machine."""
     sizes = options.settings
     for name in (*ON_A_FLEET, *OWN_FLEET, *ON_A_DISK):
         yield Trial({"experiment": "process", "name": name}, alone=True)

@@ -18,10 +18,8 @@ from flwr_hetero_studies.faults.fleet_run import TOY_APP, FleetRun, History
 from flwr_hetero_studies.faults.scenarios import QUICK, Found
 
 SHARES = (0.3, 0.3, 0.15, 0.15, 0.075, 0.075)
-EXAMPLES = 100
-"""What a node of the toy app reports as its work."""
-IN_MERGE = 3
-"""Updates of a merge; a round has all six."""
+EXAMPLES, IN_MERGE = 100, 3
+"""What a node of the toy app reports as its work; updates of a merge, a round has all six."""
 GOAL = statistics.mean(range(len(SHARES)))
 """Where the model belongs: at the mean of the nodes' own goals."""
 
@@ -70,15 +68,13 @@ def constants(history: History) -> dict[str, float]:
     return {node: statistics.median(ages) for node, ages in sorted(found.items())}
 
 
-def emulated(
-    engine: str, work: float, rounds: int, constant_s: dict[str, float]
-) -> tuple[float, float]:
+def emulated(engine: str, work: float, rounds: int, idle_s: dict[str, float]) -> list[float]:
     """Return the seconds and the model of the same run on an emulated fleet."""
     sys.path.insert(0, str(TOY_APP))
     from toy_app import client_app, server_app  # type: ignore[import-not-found]
 
     # predicted before the real run is made
-    seconds = [work / share + constant_s[f"node-{i}"] for i, share in enumerate(SHARES)]
+    seconds = [work / share + idle_s[f"node-{i}"] for i, share in enumerate(SHARES)]
     profiles = [DeviceProfile(seconds_per_example=each / EXAMPLES) for each in seconds]
     settings = config_of(engine, rounds)
     config = {key.replace("_", "-"): value for key, value in settings.items()}
@@ -88,4 +84,4 @@ def emulated(
     start = ArrayRecord({"w": Array(np.zeros(server_app.SIZE, np.float32))})
     grid = LocalGrid(client_app.app, profiles, run_config=config)
     result = strategy.start(grid, start, settings["num_server_rounds"])
-    return clock_s[-1] - clock_s[0], float(result.arrays["w"].numpy()[0])
+    return [clock_s[-1] - clock_s[0], float(result.arrays["w"].numpy()[0])]

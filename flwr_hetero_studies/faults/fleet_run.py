@@ -48,7 +48,6 @@ class FleetRun:
         return max((record["round"] for record in self.history()), default=-1)
 
     def wait(self, what: str, ready: Callable[[], bool], timeout_s: float = 300.0) -> None:
-        """Wait until ``ready()``."""
         deadline_s = time.monotonic() + timeout_s
         while not ready():
             if time.monotonic() > deadline_s:
@@ -63,7 +62,6 @@ class FleetRun:
         return self.process is not None and self.process.poll() is not None
 
     def finish(self, timeout_s: float = 900.0) -> History:
-        """Wait for the end of the run and return its history."""
         self.wait("the end of the run", self.is_over, timeout_s)
         return self.history()
 

@@ -63,10 +63,8 @@ BY_LOSS = ("Oort", "PowerOfChoice", "AdaComm")
 
 
 def claimed(record: str, **claims: float) -> Lie:
-    def lie(content: RecordDict) -> None:
-        content[record].update({name.replace("_", "-"): value for name, value in claims.items()})
-
-    return lie
+    new = {name.replace("_", "-"): value for name, value in claims.items()}
+    return lambda content: content[record].update(new)
 
 
 def filled(value: float, dtype: type) -> Lie:

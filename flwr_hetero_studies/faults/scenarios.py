@@ -5,36 +5,35 @@ of the table per fault.
 """
 
 import signal
+import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-from flwr_hetero.fleet import DeviceProfile, RealFleet
+from flwr_hetero.fleet import DeviceProfile, RealFleet, certificates
 from flwr_hetero.fleet.throttle import descendants, send
 from flwr_hetero_studies.faults.fleet_run import FleetRun, durations, losses
 
 Found = dict[str, Any]
 
 EQUAL = (DeviceProfile(),) * 4
+ALL = tuple(f"node-{i}" for i in range(len(EQUAL)))
+SIZE, UPLINK_MBPS = 2_000_000, 4.0
+"""8 MB take 16 s to be pushed, so that a node can be killed in the middle."""
 BAD_REPLIES = ("0:1:nan 1:1:raises 2:1:memory 1:2:shape 2:2:missing 3:2:extra "
                "0:3:pickle 3:3:weight 1:3:metric 2:4:latency")  # fmt: skip
 """Partition, round, fault; node-1 fails three times in a row, two good replies a round at least,
 but in round 3 of two good ones, of which one has a metric that the other has not."""
-KINDS = {
-    "nan": "reply holds NaN",
-    "raises": "ClientApp raises",
-    "memory": "ClientApp asks for more memory than there is",
-    "shape": "array of another shape",
-    "missing": "array is missing",
-    "extra": "array too many",
-    "pickle": "payload is a pickle",
-    "weight": "infinite number of examples",
-    "metric": "metric that the others have not",
-    "latency": "claims a latency of 1e6 s",
-    "steps": "claims 2**62 steps",
-}
+KINDS = {"nan": "reply holds NaN", "raises": "ClientApp raises", "shape": "array of another shape",
+         "memory": "ClientApp asks for more memory than there is",
+         "missing": "array is missing", "extra": "array too many", "pickle": "payload is a pickle",
+         "weight": "infinite number of examples", "metric": "metric that the others have not",
+         "latency": "claims a latency of 1e6 s", "steps": "claims 2**62 steps"}  # fmt: skip
 QUICK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}
 """Flower's executors look for work four times a second, so that a round takes 3 s and not 5."""
 
@@ -74,7 +73,6 @@ def told(run: FleetRun, rounds: int, *rows: Found, **more: Any) -> Found:
 
 
 def fault(what: str, number: int, *nodes: str, **more: Any) -> Found:
-    """Name a fault, its round and the nodes that it struck."""
     return {"fault": what, "round": number, "nodes": nodes, **more}
 
 
@@ -172,3 +170,106 @@ def superlink_restarted(fleet: RealFleet, folder: Path) -> Found:
 
 EVERY = bad_replies, frozen_and_stopped, killed_and_joined, server_app_killed, superlink_restarted
 ON_A_FLEET = {scenario.__name__: scenario for scenario in EVERY}
+
+
+# --- scenarios that start a fleet of their own, with what it needs -------------------------------
+
+
+def killed_pushing(folder: Path) -> Found:
+    """Kill node-3 while it sends its model; start it again until it is taken."""
+    with own_fleet(folder, [*EQUAL[1:], DeviceProfile(uplink_mbps=UPLINK_MBPS)]) as fleet:
+        run = FleetRun(fleet, folder / "run", clients_per_round=4, num_server_rounds=6, size=SIZE)
+        run.start().wait_round(1)
+        log, node = fleet.folder / "logs" / "node-3.log", fleet.file.node("node-3")
+        sent = log.read_text().count("Sending: train")
+        run.wait("a push", lambda: log.read_text().count("Sending: train") > sent)
+        # a quarter of the push
+        time.sleep(4)
+        fleet.end_process(node.pid)
+        note = come_back(run, "node-3", after_round=2)
+        pushing = fault("SuperNode killed while it sends 8 MB", 2, "node-3", note=note)
+        return told(run, 6, pushing)
+
+
+def clock_jumps(what: str, days: int, nodes: tuple[str, ...], folder: Path) -> Found:
+    """Let the clocks of all machines, or of one, jump in the middle of a round."""
+    folder.mkdir(parents=True, exist_ok=True)
+    offset, library = folder / "offset", folder / "clock.so"
+    offset.write_text("0\n")
+    source = Path(__file__).with_name("clock.c")
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
+    faked = {"LD_PRELOAD": str(library), "CLOCK_OFFSET": str(offset)}
+    with own_fleet(folder, **(faked if nodes == ALL else {})) as fleet:
+        if nodes != ALL:
+            # the clock is preloaded when the process starts
+            fleet.settings |= faked
+            fleet.end_process(fleet.file.node(nodes[0]).pid, signal.SIGTERM)
+            fleet.start_node(nodes[0])
+            fleet.wait_online(list(ALL))
+        config = {"clients_per_round": 4, "num_server_rounds": 6, "work": 1.0, "timeout": 60.0}
+        run = FleetRun(fleet, folder / "run", **config)
+        run.start().wait_round(1)
+        run.wait("nodes at work", lambda: bool(run.client_app("node-1")))
+        offset.write_text(f"{days * 86_400}\n")
+        run.finish()
+        gone = [node.name for node in fleet.file.nodes if not fleet.is_alive(node.pid)]
+        note = f"ended: {', '.join(gone)}" if gone else "no SuperNode ended"
+        if (last := run.round()) < 6:
+            note += f"; the run ended after round {last}: `resume=true`"
+            run.start(resume=True)
+        jumped = fault(f"{what} in the middle of a round", 2, *nodes, note=note)
+        return told(run, 6, jumped)
+
+
+def certificate_expires(folder: Path) -> Found:
+    """Restart the SuperLink with a certificate that has expired, and then with the next one."""
+    with own_fleet(folder) as fleet:
+        run = FleetRun(fleet, folder / "run", clients_per_round=4, num_server_rounds=6)
+        run.start().wait_round(2)
+        reached = run.round()
+        keys, hosts = fleet.folder / "keys", ["127.0.0.1", "localhost"]
+        past = mock.Mock(now=lambda zone: datetime.now(UTC) - timedelta(days=9))
+        with mock.patch.object(certificates, "datetime", past):
+            certificates.make_server_certificate(keys, hosts, days=2)
+        start_s = time.monotonic()
+        fleet.end_process(fleet.file.superlink_pid)
+        fleet.start_superlink()
+        run.wait("the end of the old ServerApp", lambda: not run.server_app())
+        pids = [node.pid for node in fleet.file.nodes]
+        # Flower's SuperNodes give up on a certificate that they cannot trust
+        run.wait("the end of the SuperNodes", lambda: not any(map(fleet.is_alive, pids)))
+        logs = [(fleet.folder / "logs" / f"{name}.log").read_text() for name in ALL]
+        said = all("certificate has expired" in log for log in logs)
+        certificates.make_server_certificate(keys, hosts)
+        fleet.end_process(fleet.file.superlink_pid)
+        fleet.start_superlink()
+        run.wait("the SuperLink to give the old SuperNodes up", lambda: not fleet.online())
+        for name in ALL:
+            come_back(run, name)
+        why = "`certificate has expired`" if said else "no word of the certificate"
+        what = "SuperLink restarted with an expired certificate, then with a new one"
+        before = f"all SuperNodes ended, {why} in their logs; "
+        return resumed(run, what, reached, start_s, before) | {"said": said}
+
+
+def throttle_killed(folder: Path) -> Found:
+    """Kill the throttle in the middle of a run: the node behind its relay is cut off."""
+    with own_fleet(folder, [*EQUAL[1:], DeviceProfile(0.5, uplink_mbps=20.0)]) as fleet:
+        config = {"clients_per_round": 4, "num_server_rounds": 5, "timeout": 60.0}
+        run = FleetRun(fleet, folder / "run", **config)
+        run.start().wait_round(1)
+        fleet.end_process(fleet.file.throttle_pid)
+        run.finish()
+        note = f"online in the end: {', '.join(sorted(fleet.online()))}"
+        what = "throttle of `fleet up` killed, which is the relay of node-3"
+        return told(run, 5, fault(what, 2, "node-3", note=note))
+
+
+OWN_FLEET = {
+    "killed_pushing": killed_pushing,
+    "clocks_ahead": partial(clock_jumps, "all clocks a day ahead", 1, ALL),
+    "clocks_back": partial(clock_jumps, "all clocks a day back", -1, ALL),
+    "clock_ahead": partial(clock_jumps, "one node's clock a day ahead", 1, ("node-1",)),
+    "certificate_expires": certificate_expires,
+    "throttle_killed": throttle_killed,
+}

@@ -81,15 +81,11 @@ def gained_by(own: list[Line], base: list[Line]) -> tuple[float, float]:
 
 
 def summary(lines: list[Line]) -> dict[str, Any]:
-    found = [
-        {name: gained_by(own, methods[BASE]) for name, own in methods.items()}
-        for methods in methods_by_task(lines).values()
-    ]
+    tasks = methods_by_task(lines).values()
+    found = [{name: gained_by(own, t[BASE]) for name, own in t.items()} for t in tasks]
     cells: list[list[Any]] = []
     for name, methods in SUMMARY.items():
-        best = [
-            max(task[m] for m in methods if m in task) for task in found if {*methods} & {*task}
-        ]
+        best = [max(t[m] for m in methods if m in t) for t in found if {*methods} & {*t}]
         if best:
             gained = [gain for gain, _ in best]
             extent = f"{min(gained):.2f} to {max(gained):.2f}"
@@ -100,8 +96,7 @@ def summary(lines: list[Line]) -> dict[str, Any]:
     ahead = sum(own[0] >= t[MERCURY][0] for own, t in zip(sizes, found, strict=True))
     # the row of Mercury is the last
     parts: dict[str, Any] = {"mercury": {"mean": cells[-1][2], "extent": cells[-1][3]}}
-    parts |= {"enough": ENOUGH, "least": LEAST, "lower": LOWER, "ahead": ahead}
-    parts["tasks"] = len(found)
+    parts |= {"enough": ENOUGH, "least": LEAST, "lower": LOWER, "ahead": ahead, "tasks": len(found)}
     return parts | {"summary": tables.table(SUMMARY_HEAD, cells), **last_models(lines)}
 
 
@@ -116,13 +111,9 @@ def averaging(lines: list[Line]) -> dict[str, Any]:
         accuracies = ends(base, "accuracy"), ends(own, "averaged")
         right = [tables.extent(each, "{:.1f}") for each in accuracies]
         cells.append([task, *rates, *right, tables.extent(gained)])
-    counts: dict[str, Any] = {
-        "enough": count(found, ENOUGH),
-        "least": count(found, LEAST),
-        "tasks": len(found),
-    }
-    counts["table"] = tables.table(AVERAGING, cells)
-    return counts | {"mean": f"{geometric_mean(found):.1f}"}
+    parts = {"enough": count(found, ENOUGH), "least": count(found, LEAST), "tasks": len(found)}
+    made = {"table": tables.table(AVERAGING, cells), "mean": f"{geometric_mean(found):.1f}"}
+    return parts | made
 
 
 def last_models(lines: list[Line]) -> dict[str, str]:
@@ -133,9 +124,8 @@ def last_models(lines: list[Line]) -> dict[str, str]:
         usual, own = (mean(ends(methods[name], "accuracy")) for name in (BASE, MERCURY))
         if usual - own >= 1.0:
             lower.append(f"{usual - own:.1f} ({task})")
-    ends_of = {"last_extent": f"{min(gained):.2f} to {max(gained):.2f}"}
-    ends_of["last_lower"] = "; ".join(lower) or "0"
-    return ends_of | {"last_mean": f"{geometric_mean(gained):.2f}"}
+    mean_gain, extent = f"{geometric_mean(gained):.2f}", f"{min(gained):.2f} to {max(gained):.2f}"
+    return {"last_extent": extent, "last_lower": "; ".join(lower) or "0", "last_mean": mean_gain}
 
 
 def prices(lines: list[Line]) -> str:

@@ -5,36 +5,29 @@ from functools import partial
 from flwr_hetero_studies.core.experiment import Experiment
 from flwr_hetero_studies.papers.mercury import importance, speed
 
-CLOCK = (
-    "seconds are those of ResNet-18 on a Jetson TX1 behind Wi-Fi, as the emulated fleets have them"
-)
-RACE = (
-    f"training is real, in one process; {CLOCK}; of groups, 4 of 16 are drawn from with beta = 1, "
-    "of which the paper says nothing; a gain is the geometric mean over targets 0.25, 0.5 and 1 "
-    "point below the plateau of standard SGD; ResNet-18 on images wants a GPU"
-)
+CLOCK = ("seconds are those of ResNet-18 on a Jetson TX1 "
+         "behind Wi-Fi, as the emulated fleets have them")  # fmt: skip
+RACE = (f"training is real, in one process; {CLOCK}; of groups, 4 of 16 are "
+        "drawn from with beta = 1, of which the paper says nothing; a gain "
+        "is the geometric mean over targets 0.25, 0.5 and 1 point below "
+        "the plateau of standard SGD; ResNet-18 on images wants a GPU")  # fmt: skip
 SAME = "clock, groups, gains and models as in figure-11"
 SMALL = "digits, an MLP, batches of 8, 300 steps, mean of 4 seeds"
-CONDITIONS = (
-    "section-6.2 changes one condition at a time (gains on digits): fewer iterations need fresh "
-    "scores that cost nothing and a rate at which noise sets the pace, as Adam at 0.004 (2.2x); "
-    "less is left with old scores (1.4x) or five batches per exchange (1.6x), little by plain SGD "
-    "(1.2x), nothing at a tenth of the rate; as the study mercury has it, 1.04x"
-)
+CONDITIONS = ("section-6.2 changes one condition at a time (gains on digits): fewer "
+              "iterations need fresh scores that cost nothing and a rate at which noise "
+              "sets the pace, as Adam at 0.004 (2.2x); less is left with old scores "
+              "(1.4x) or five batches per exchange (1.6x), little by plain SGD (1.2x), "
+              "nothing at a tenth of the rate; as the study mercury has it, 1.04x")  # fmt: skip
 OLD = "a step of 12 devices sees a fifteenth of the digits, so that its noise is small"
-LOCAL = (
-    "where an exchange takes 7 to 140 steps, 20 local steps per exchange gain more than any choice "
-    "of the batch; the paper does not say how many its AdaComm takes"
-)
+LOCAL = ("where an exchange takes 7 to 140 steps, 20 local steps per exchange gain more than any "
+         "choice of the batch; the paper does not say how many its AdaComm takes")  # fmt: skip
 ONE_SEED = "digits and an MLP, one seed"
 _of = partial(Experiment, "mercury")
 
 EXPERIMENTS: tuple[Experiment, ...] = (
     _of("figure-2", "cost of computing and of exchanging gradients, overlapped or not",
-        importance.figure_2,
-        differs=f"computed, layer by layer; {CLOCK}", cut="nothing"),
-    _of("figure-3", "importance of samples as training goes on", importance.figure_3,
-        cut=ONE_SEED),
+        importance.figure_2, differs=f"computed, layer by layer; {CLOCK}", cut="nothing"),
+    _of("figure-3", "importance of samples as training goes on", importance.figure_3, cut=ONE_SEED),
     _of("figure-4", "batches drawn at random and by importance", importance.figure_4,
         differs="the paper's figure is a drawing: measured, on a model after 200 iterations",
         cut=ONE_SEED),

@@ -22,8 +22,7 @@ FAST_CASES = ["100 Mbit/s, Dirichlet 1, 4 nodes/*"]
 
 UNIFORM, DEFAULT = "uniform", "bacc"
 METHODS: dict[str, dict[str, Any]] = {
-    UNIFORM: {"sampling": "uniform"},
-    DEFAULT: {"sampling": "bacc"},
+    UNIFORM: {"sampling": "uniform"}, DEFAULT: {"sampling": "bacc"},
     "free": {"sampling": "free"},
     "bacc, paper": {"sampling": "bacc", "estimator": "paper"},
     "adacomm": {"sampling": "uniform", "communication": "adacomm", "local-steps": 20,
@@ -47,21 +46,15 @@ def case(name: str, mbps: int, alpha: float | None, nodes: int = 4) -> Case:
     return described | split | METHODS[name]
 
 
-def described() -> Iterator[Case]:
-    """Yield the cells: every link with every alpha (Figures 11 to 18), 12 nodes, all methods."""
-    for name in METHODS:
-        yield case(name, *USUAL)
-    for name in (UNIFORM, DEFAULT):
-        for mbps in MBPS:
-            for alpha in ALPHAS:
-                yield case(name, mbps, alpha)
-        yield case(name, 100, 1.0, nodes=12)
-
-
 def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
+    """Yield the cells: all methods, every link with every alpha (Figures 11 to 18), 12 nodes."""
+    cells = [case(name, *USUAL) for name in METHODS]
+    for name in (UNIFORM, DEFAULT):
+        cells += [case(name, mbps, alpha) for mbps in MBPS for alpha in ALPHAS]
+        cells.append(case(name, 100, 1.0, nodes=12))
     for seed in options.seeds_or(range(3)):
-        for one in described():
-            yield Trial({"data": options.data, **options.settings} | one, seed)
+        for cell in cells:
+            yield Trial({"data": options.data, **options.settings} | cell, seed)
 
 
 def run(case: Case, seed: int, data: Data) -> dict[str, Any]:
@@ -73,10 +66,8 @@ def run(case: Case, seed: int, data: Data) -> dict[str, Any]:
     arrays = initial_arrays(settings)
     # compute and transfer in the paper's ratio, which the named fleets have for the small CNN
     size = sum(array.numpy().nbytes for array in arrays.values()) / CNN_BYTES
-    fleet = [
-        replace(device, seconds_per_example=size * device.seconds_per_example)
-        for device in named_fleet(settings.fleet, case["nodes"])
-    ]
+    devices = named_fleet(settings.fleet, case["nodes"])
+    fleet = [replace(d, seconds_per_example=size * d.seconds_per_example) for d in devices]
 
     def note(moment: Moment) -> dict[str, float]:
         stats = moment.record.get("sampler", {})

@@ -12,10 +12,8 @@ from flwr_hetero.client.device import (
     transfer_time_s,
 )
 
-BYTES, BATCH = 45e6, 32
-"""Of ResNet-18, and examples in a step."""
-SAMPLES = 50_000
-"""Of CIFAR-10, on all devices together."""
+BYTES, BATCH, SAMPLES = 45e6, 32, 50_000
+"""Of ResNet-18, examples in a step, and those of CIFAR-10, on all devices together."""
 MBPS = (10, 50, 100, 200)
 SMALL_CNN_BYTES = 4 * 20_490
 """Of the model for which the emulated Wi-Fi fleets give seconds per example."""
@@ -44,10 +42,8 @@ class StepCosts:
 def costs(mbps: float, workers: int = 4) -> StepCosts:
     per_example_s = WIFI_SECONDS_PER_EXAMPLE * BYTES / SMALL_CNN_BYTES
     device = DeviceProfile(1.0, mbps, mbps, seconds_per_example=per_example_s)
-    score_all_s = compute_time_s(device, 0, SAMPLES / workers)
-    return StepCosts(
-        compute_time_s(device, BATCH), transfer_time_s(device, BYTES, BYTES), score_all_s
-    )
+    a_step_s = compute_time_s(device, BATCH), transfer_time_s(device, BYTES, BYTES)
+    return StepCosts(*a_step_s, compute_time_s(device, 0, SAMPLES / workers))
 
 
 @lru_cache

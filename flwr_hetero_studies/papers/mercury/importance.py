@@ -8,29 +8,19 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import cross_entropy
 
-from flwr_hetero.mercury.algorithm import (
-    Groups,
-    draw_flat,
-    draw_two_level,
-    error_probability,
-    inverse_probs,
-    mixed_probs,
-)
+from flwr_hetero.mercury import algorithm
 from flwr_hetero_studies.core.curves import Vector
 from flwr_hetero_studies.core.experiment import ENOUGH, Claim, Finding
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.mercury.clock import MBPS, costs, overlapped_s
-from flwr_hetero_studies.papers.mercury.race import cell
-from flwr_hetero_studies.papers.mercury.training import RANDOM, Training
+from flwr_hetero_studies.papers.mercury.training import RANDOM, Training, cell
 
 FAST_LINKS = (1000, 10_000, 50_000)
 """Mbit/s of the networks of data centers."""
 MOMENTS = (0, 50, 100, 200)
 """Iterations after which importance is looked at."""
-MOST = 2000
-"""Samples whose own gradients are taken."""
-FEW = 0.15
-"""Part of the samples that counts as a small portion."""
+MOST, FEW = 2000, 0.15
+"""Samples whose own gradients are taken, and the part of all that counts as a small portion."""
 
 
 def figure_2(options: Options) -> Finding:
@@ -88,10 +78,10 @@ def figure_4(options: Options) -> Finding:
     samples = samples[:MOST]
     losses, norms = training.all_losses(samples), gradient_norms(training, samples)
     ways = {"random": np.full(len(samples), 1.0 / len(samples))}
-    ways |= {"by loss (the paper)": mixed_probs(losses, 0.0)}
-    ways |= {"by gradient norm (Eq. 4)": mixed_probs(norms, 0.0)}
+    ways |= {"by loss (the paper)": algorithm.mixed_probs(losses, 0.0)}
+    ways |= {"by gradient norm (Eq. 4)": algorithm.mixed_probs(norms, 0.0)}
     package = "by error probability, half uniform (the package)"
-    ways[package] = mixed_probs(error_probability(losses), 0.5)
+    ways[package] = algorithm.mixed_probs(algorithm.error_probability(losses), 0.5)
     top = np.argsort(-losses)[: len(samples) // 10]
     # second moment of the gradient with the weights that keep it unbiased
     noise = {name: float((norms**2 / probs).mean()) / len(samples) for name, probs in ways.items()}
@@ -126,7 +116,6 @@ def gradient_norms(training: Training, samples: NDArray[np.int64]) -> Vector:
 
 
 def ranks(values: Vector) -> Vector:
-    """Return each value's rank, from 0 to 1."""
     return np.argsort(np.argsort(values)) / (len(values) - 1)
 
 
@@ -178,12 +167,14 @@ def bias(name: str, batches: int, seed: int) -> tuple[float, float]:
     found = []
     for number in range(batches):
         # every group is the latest in turn
-        groups = Groups(np.arange(bounds[-1]), bounds, number % len(SIZES), max(SIZES))
+        groups = algorithm.Groups(np.arange(bounds[-1]), bounds, number % len(SIZES), max(SIZES))
         if name == "paper":
-            drawn, weights = draw_two_level(gradients, groups, BATCH, 2, rng)
+            drawn, weights = algorithm.draw_two_level(gradients, groups, BATCH, 2, rng)
         else:
-            drawn = draw_flat(gradients, (1, BATCH), 0.5, rng)[0]
-            weights = inverse_probs(mixed_probs(gradients, 0.5, drawn), len(gradients))
+            drawn = algorithm.draw_flat(gradients, (1, BATCH), 0.5, rng)[0]
+            weights = algorithm.inverse_probs(
+                algorithm.mixed_probs(gradients, 0.5, drawn), len(gradients)
+            )
         found.append(float((weights * gradients[drawn]).mean()))
     truth = gradients.mean()
     return float(np.mean(found)) / truth - 1, float(np.std(found)) / np.sqrt(batches) / truth

@@ -8,14 +8,6 @@ from typing import Any
 from flwr_hetero_studies.core.experiment import ENOUGH, Claim, Finding, times
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.mercury.clock import MBPS, costs, overlapped_s
-from flwr_hetero_studies.papers.mercury.race import (
-    cell,
-    end_of,
-    gain,
-    plateau,
-    spent,
-    written,
-)
 from flwr_hetero_studies.papers.mercury.training import (
     ADACOMM,
     FLAT,
@@ -23,14 +15,19 @@ from flwr_hetero_studies.papers.mercury.training import (
     RANDOM,
     Sampling,
     TrainedRun,
+    cell,
+    end_of,
+    gain,
+    plateau,
+    spent,
+    written,
 )
 
 PUBLISHED = {"images": 3.74, "numbers": 2.74, "texts": 1.85}
 """Most that Mercury gains on CIFAR-10, on speech commands and on AG News."""
 BY_LINK = dict(zip(MBPS, (3.74, 3.64, 3.62, 3.48), strict=True))
-"""On CIFAR-10."""
 FIXED_BY_LINK = dict(zip(MBPS, (3.43, 3.38, 3.33, 3.25), strict=True))
-"""The same without adaptation to the bandwidth."""
+"""On CIFAR-10, with and without adaptation to the bandwidth."""
 BY_ALPHA = {10.0: 2.75, 1.0: 2.5, 0.5: 2.41}
 NOISE = 0.1
 """By so much bandwidth varies on the paper's testbed."""
@@ -264,10 +261,8 @@ CONDITIONS: dict[str, tuple[Change, Change, Change]] = {
     "Adam, a tenth of the rate": ({"rate": 0.0004}, {}, {}),
     "plain SGD, rate 0.1": ({"optimizer": "sgd", "rate": 0.1}, {}, {}),
     "as in flwr_hetero_studies/papers/mercury": (
-        {"optimizer": "sgd", "rate": 0.1},
-        {"sampling": "reshuffle", "local_steps": 5},
-        {"sampling": "flat", "local_steps": 5, "share": 0.1},
-    ),
+        {"optimizer": "sgd", "rate": 0.1}, {"sampling": "reshuffle", "local_steps": 5},
+        {"sampling": "flat", "local_steps": 5, "share": 0.1}),
 }  # fmt: skip
 """What is other than in the paper: of the task, of standard SGD, of Mercury."""
 

@@ -17,13 +17,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         cut=SMALL),
     _of("equation-3", "how often a straggler is in a round (Eq. 2 to 5)", times.equation_3,
         differs="the paper derives it and does not measure it: counted in rounds of 50 emulated "
-        "clients",
-        cut="500 rounds instead of 5000"),
+        "clients", cut="500 rounds instead of 5000"),
     _of("table-1", "probabilities of the policies", times.table_1, cut="cuts nothing"),
     _of("table-2", "estimated and actual training time", times.table_2,
         differs="nodes report the work of 100 examples without training, which changes no time; "
-        + FLEET,
-        cut="cuts nothing",
+        + FLEET, cut="cuts nothing",
         why="Eq. 6 takes a tier's typical latency where a round waits for the slowest of 5 nodes: "
         "too little by what the devices of a tier differ, 5 % here. Random draws the slowest tier "
         "in 1 of 20 rounds, so that chance moves its time by some percent more."),
@@ -35,8 +33,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         differs=BOTH, cut=CUT.format(30, "1 seed")),
     _of("figure-5", "MNIST and Fashion-MNIST: unequal resources and data", figures.figure_5,
         differs=f"{BOTH}, of which this is one column; two classes per client are dealt, not "
-        "shards",
-        cut=SMALL,
+        "shards", cut=SMALL,
         why="With two classes per client accuracies are far from their ends after few rounds."),
     _of("figure-6a", "unequal resources, 5 classes per client", figures.figure_6a,
         differs=BOTH, cut=SMALL),

@@ -54,9 +54,8 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
 
 
 def run(case: Case, seed: int, data: Data, **limit: float) -> dict[str, Any]:
-    if case["experiment"] == "digits":
-        return on_digits(case, seed, **limit)
-    return mix(case, seed, data)
+    is_digits = case["experiment"] == "digits"
+    return on_digits(case, seed, **limit) if is_digits else mix(case, seed, data)
 
 
 def on_digits(case: Case, seed: int, budget_s: float = inf) -> dict[str, Any]:

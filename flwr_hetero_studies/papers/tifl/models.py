@@ -7,10 +7,7 @@ from flwr_hetero_studies.tasks.models.images import Shape
 
 
 def cifar_cnn(shape: Shape, num_classes: int) -> nn.Module:
-    """Four convolutions and two linear layers, dropout 0.25 (TiFL, section 5.2).
-
-    The paper has no widths: these are the ones of the Keras example for CIFAR-10.
-    """
+    """Four convolutions, two linear layers, dropout 0.25 (section 5.2); Keras' own widths."""
     body = nn.Sequential(
         *(nn.Conv2d(shape[0], 32, 3, padding=1), nn.ReLU()),
         *(nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.25)),

@@ -29,10 +29,7 @@ def final_accuracy(lines: Sequence[Line]) -> float:
 def mean_curve(
     lines: Sequence[Line], unit_s: Mapping[int, float], *, profiling: bool = False
 ) -> tuple[Vector, Vector]:
-    """Return smoothed accuracy against time, mean over seeds, each in its own unit of time.
-
-    A round's figure holds until the next; NaN where not every seed has one.
-    """
+    """Average smoothed accuracy against time, in a seed's own unit; NaN where one has none."""
     time, found = np.linspace(0, 1, STEPS), []
     for line in lines:
         shift_s = line["metrics"]["profiling_s"] if profiling else 0.0

@@ -16,38 +16,26 @@ from flwr_hetero_studies.core.experiment import Claim, Curve, Finding
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.tasks import Settings, evaluate_node, profile_node, train_node
 
-CIFAR_CPUS, MNIST_CPUS = (4.0, 2.0, 1.0, 0.5, 0.1), (2.0, 1.0, 0.75, 0.5, 0.25)
+CIFAR_CPUS = (4.0, 2.0, 1.0, 0.5, 0.1)
 EQUAL_CPUS = (2.0,)
 SPREAD, JITTER = 0.05, 0.03
 """Standard deviations of the logarithm of a device's speed, and of its time from round to round:
 real devices have both, and without the first equal ones could not be sorted into tiers."""
 ADAPTIVE, CAPPED = "adaptive", "adaptive, credits"
 """The paper's Algorithm 2: without a limit of credits, and with half as many from tier to tier."""
-UNIFORM, SLOW, FAST = "uniform", "slow", "fast"
-STATIC = (VANILLA, SLOW, UNIFORM, "random", FAST)
-COMBINED = {"partition": "quantity-classes", "classes-per-node": 5}
-QUANTITY = {"partition": "quantity"}
-LEVELS = (2, 5, 10)
-"""Classes per client."""
-ALIKE = 3.71
-"""Points of accuracy that the paper calls a very small difference (section 5.2.2)."""
 SHORT_MODEL, MODELS = "cnn", "flwr_hetero_studies.papers.tifl.models"
 PAPER: dict[str, Any] = {"optimizer": "rmsprop", "learning-rate": 0.001, "lr-decay": 0.995,
                          "batch-size": 10}  # fmt: skip
 """With the paper's 0.01, RMSprop without state in each round leaves the models at chance."""
-OPTIMIZER = (
-    "torch's RMSprop starts without state in each round and has a learning rate of 0.001, for with "
-    "the paper's 0.01 the models stay at chance; --data gives the data set"
-)
-FLEET = (
-    "CPU shares are emulated: time in proportion to examples and 1 / share, 5 % spread, 3 % "
-    "jitter; as in the paper, profiling and evaluation do not count, but in the column 'in all'"
-)
+OPTIMIZER = ("torch's RMSprop starts without state in each round and "
+             "has a learning rate of 0.001, for with the paper's 0.01 "
+             "the models stay at chance; --data gives the data set")  # fmt: skip
+FLEET = ("CPU shares are emulated: time in proportion to examples and 1 "
+         "/ share, 5 % spread, 3 % jitter; as in the paper, profiling "
+         "and evaluation do not count, but in the column 'in all'")  # fmt: skip
 BOTH = f"{FLEET}; {OPTIMIZER}"
-CREDITS = (
-    "the paper does not print ChangeProbs, credits and the interval: ranks, no limit or half as "
-    "many credits from tier to tier, and every 10 rounds"
-)
+CREDITS = ("the paper does not print ChangeProbs, credits and the interval: ranks, "
+           "no limit or half as many credits from tier to tier, and every 10 rounds")  # fmt: skip
 CUT = "the digits of scikit-learn, a small CNN, {} rounds, {}; tiers are measured every 5"
 SMALL = CUT.format(30, "2 seeds")
 
@@ -71,10 +59,6 @@ class Plan:
         shares = [self.cpus[node * len(self.cpus) // self.nodes] for node in range(self.nodes)]
         spread = np.exp(SPREAD * np.random.default_rng(0).standard_normal(self.nodes))
         return [DeviceProfile(float(speed), jitter=JITTER) for speed in shares * spread]
-
-
-def classes(count: int) -> dict[str, str | int]:
-    return {"partition": "classes", "classes-per-node": count}
 
 
 class Trained(NamedTuple):
@@ -151,23 +135,3 @@ def outcome(
             rows.append((setting, policy, *cells, percent, printed))
     head = ("setting", "policy", "training s", "faster", "in all s", "accuracy %", "paper")
     return Finding(head, rows, claims)
-
-
-def speed(found: Mapping[str, Trained], policy: str, over: str = VANILLA) -> float:
-    return found[over].seconds / found[policy].seconds
-
-
-def percents(found: Mapping[str, Trained], policies: Iterable[str] = ()) -> dict[str, float]:
-    return {name: found[name].accuracy for name in (tuple(policies) or found)}
-
-
-def lowest(text: str, published: str, found: Mapping[str, Trained], policy: str) -> Claim:
-    own, others = found[policy].accuracy, min(v for n, v in percents(found).items() if n != policy)
-    here = f"{own:.2f}; others from {others:.2f}"
-    return Claim(f"{text} (the lowest accuracy)", published, here, own < others)
-
-
-def alike(text: str, published: str, values: Mapping[str, float]) -> Claim:
-    spread = max(values.values()) - min(values.values())
-    here = ", ".join(f"{name} {value:.1f}" for name, value in values.items())
-    return Claim(f"{text} (within {ALIKE} points)", published, here, spread <= ALIKE)

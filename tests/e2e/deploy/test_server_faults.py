@@ -4,7 +4,7 @@ import pytest
 from flwr.app import Array, ArrayRecord
 
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
-from flwr_hetero_studies.faults import outages, scenarios
+from flwr_hetero_studies.faults import scenarios
 from flwr_hetero_studies.faults.fleet_run import TOY_APP
 
 pytestmark = [pytest.mark.deploy, pytest.mark.nightly]
@@ -44,6 +44,6 @@ def test_restarted_superlink_resumes_the_run(fleet, tmp_path, monkeypatch):
 
 
 def test_run_goes_on_after_an_expired_certificate(tmp_path):
-    result = outages.certificate_expires(tmp_path)
+    result = scenarios.certificate_expires(tmp_path)
     assert result["survived"]
     assert result["said"]

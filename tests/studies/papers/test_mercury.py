@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from flwr_hetero_studies.core.plan import Options
-from flwr_hetero_studies.papers.mercury import importance, race, speed
+from flwr_hetero_studies.papers.mercury import importance, speed, training
 from flwr_hetero_studies.papers.mercury.clock import StepCosts, costs, overlapped_s
-from flwr_hetero_studies.papers.mercury.race import gain, mean_of, spent
 from flwr_hetero_studies.papers.mercury.training import (
     ADACOMM,
     FLAT,
@@ -20,7 +19,9 @@ from flwr_hetero_studies.papers.mercury.training import (
     TrainedRun,
     Training,
     Workload,
-    train,
+    gain,
+    mean_of,
+    spent,
 )
 
 COST = StepCosts(compute_s=1.0, exchange_s=4.0, score_all_s=16.0)
@@ -29,7 +30,7 @@ TINY = Workload("digits", "softmax", 8, 12, 6, rows=120)
 
 @pytest.fixture
 def tiny(monkeypatch):
-    monkeypatch.setattr(race, "FAST", dict.fromkeys(race.FAST, (TINY, 1)))
+    monkeypatch.setattr(training, "FAST", dict.fromkeys(training.FAST, (TINY, 1)))
     return Options(fast=True)
 
 
@@ -64,7 +65,7 @@ def test_gain_is_the_ratio_of_what_is_spent_0_if_the_plateau_is_not_reached():
     assert spent(base, 0.5) == pytest.approx(6.0)
     assert gain(base, twice) == pytest.approx(2.0)
     assert gain(base, twice, "steps") == pytest.approx(1.0)
-    assert (spent(worse, 0.8), gain(base, worse), race.written(0.0)) == (inf, 0.0, "never")
+    assert (spent(worse, 0.8), gain(base, worse), training.written(0.0)) == (inf, 0.0, "never")
 
 
 def test_means_are_taken_over_seeds():
@@ -75,7 +76,7 @@ def test_means_are_taken_over_seeds():
 
 @pytest.mark.parametrize("method", [RANDOM, MERCURY, FLAT, ADACOMM], ids=["r", "m", "f", "a"])
 def test_the_same_seed_gives_the_same_run(method):
-    one, other = (train(TINY, method, COST, 3) for _ in range(2))
+    one, other = (Training(TINY, method, COST, 3).run() for _ in range(2))
     assert one == other
     assert one.steps == [2, 4, 6, 8, 10, 12] or method is ADACOMM
     assert len(one.accuracy) == 6
@@ -83,7 +84,7 @@ def test_the_same_seed_gives_the_same_run(method):
 
 @pytest.mark.parametrize("sampling", SAMPLERS)
 def test_seconds_are_steps_at_their_cost(sampling):
-    run = train(TINY, Sampling(sampling, share=0.25), COST, 0)
+    run = Training(TINY, Sampling(sampling, share=0.25), COST, 0).run()
     assert run.seconds[-1] == pytest.approx(12 * 5.0)
 
 
@@ -118,7 +119,7 @@ def test_resharding_moves_samples_and_loses_none(which):
 
 def test_bandwidth_noise_changes_seconds_and_adaptive_groups():
     noisy = [replace(MERCURY, bandwidth_noise=0.1, is_adaptive=on) for on in (True, False)]
-    adaptive, fixed = (train(TINY, method, COST, 0).seconds[-1] for method in noisy)
+    adaptive, fixed = (Training(TINY, method, COST, 0).run().seconds[-1] for method in noisy)
     assert adaptive < fixed, "a fixed group is too large when the link is fast"
 
 
@@ -153,5 +154,5 @@ def test_without_overlapping_nothing_is_saved(monkeypatch):
 
 
 def test_cells_have_seeds_of_their_own():
-    one, other = (race.cell(Options(fast=True, seeds=[seed]), "images") for seed in (0, 1))
+    one, other = (training.cell(Options(fast=True, seeds=[seed]), "images") for seed in (0, 1))
     assert not set(one.seeds) & set(other.seeds)
