@@ -65,6 +65,18 @@ def app_of(train, mods=(), profile: dict | None = None, spread=0.0) -> ClientApp
     return app
 
 
+def altered(change, when=lambda partition, number: partition == 0):
+    """Make a mod that updates the metrics of a reply when ``when(partition, round)``."""
+
+    def mod(message, context, call_next):
+        reply = call_next(message, context)
+        if when(partition_of(context), message.content["config"].get("server-round", 0)):
+            next(iter(reply.content.metric_records.values())).update(change)
+        return reply
+
+    return mod
+
+
 def toy_app(*, profile: bool = True, mods=(timing,)) -> ClientApp:
     """Make a ClientApp whose node i pulls the model halfway to ``target(i)``."""
 

@@ -19,12 +19,8 @@ from flwr_hetero.client import work as work_module
 from flwr_hetero.client.handler import current_handler
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import StepLoader, hetero
-from flwr_hetero.sampler import (
-    UniformSampler,
-)
+from flwr_hetero.sampler import UniformSampler
 from flwr_hetero.strategy import LocalSteps
-
-# --- what the reply says, and local epochs ------------------------------------------------------
 
 
 class Endless:
@@ -144,9 +140,6 @@ def test_epochs_go_on_in_one_pass_over_the_data():
     assert sorted(seen[:NUM]) == sorted(seen[NUM:]) == list(range(NUM))
 
 
-# --- the server ---------------------------------------------------------------------------------
-
-
 def metrics_of(own=None, claim=None):
     """Return what LocalSteps notes of an app that reports metrics of its own; ``claim``: steps."""
 
@@ -178,9 +171,6 @@ def test_the_server_takes_the_work_for_the_metrics():
 def test_nonsense_is_no_report(value):
     with pytest.raises(RuntimeError, match="num-steps"):
         metrics_of(claim=value)
-
-
-# --- without a mod ------------------------------------------------------------------------------
 
 
 NUMBERS = TensorDataset(torch.arange(10.0)[:, None], torch.arange(10))

@@ -216,9 +216,6 @@ def test_what_cannot_follow_is_refused(method, sent, reason):
     Node(lambda msg, context: follow(baseline, msg, context)).ask()
 
 
-# --- put in place by hetero ----------------------------------------------------------------------
-
-
 def train_with(sampler=None, epochs=1, batches=hetero.batches, loader=plain, **how):
     """Make a training function whose batches a sampler draws; it returns sampler and loss."""
 

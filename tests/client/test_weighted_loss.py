@@ -38,9 +38,6 @@ def images(count=20):
     return torch.randn(count, 1, 8, 8), torch.randint(0, 3, (count,))
 
 
-# --- scores of samples -----------------------------------------------------------------
-
-
 def test_gradient_norm_is_softmax_minus_label():
     torch.manual_seed(0)
     outputs, targets = 3 * torch.randn(50, 7), torch.randint(0, 7, (50,))
@@ -62,9 +59,6 @@ def test_scoring_leaves_model_as_it_was_and_no_batch_counts():
     assert all(p.grad is None for p in model.parameters())
     by_hand = each(model.eval()(inputs), targets).detach()
     np.testing.assert_allclose(whole, by_hand, rtol=1e-5)
-
-
-# --- the criterion ---------------------------------------------------------------------
 
 
 class Weighted(UniformSampler):
@@ -112,9 +106,6 @@ def test_weighted_mean_and_scores(learns_from):
 def test_other_samplers_and_reduced_losses_are_refused(arguments, match):
     with pytest.raises(ValueError, match=match):
         WeightedLoss(*arguments)
-
-
-# --- losses that people pass ---------------------------------------------------------------
 
 
 def one_batch(loss_fn, outputs, targets, learns_from="loss"):
@@ -200,8 +191,6 @@ def test_evaluation_is_refused():
     with pytest.raises(IndexError, match="in training only"):
         criterion(*NOTHING)
 
-
-# --- however far ahead batches are drawn -----------------------------------------------------
 
 NUM, BATCH = 50, 4
 INPUTS = torch.randn(NUM, 6, generator=torch.manual_seed(0))

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 from flwr.serverapp import strategy as flower
 from recording import Folder, history, killed_and_resumed, timeless
-from toy import toy_app, toy_arrays
+from toy import altered, toy_app, toy_arrays
 
 from flwr_hetero.fleet import DeviceProfile, LocalGrid, named_fleet
-from flwr_hetero.keys import SERVER_ROUND
 from flwr_hetero.report import RunDirectory
 from flwr_hetero.strategy import FedBuff, Recorded, Wrapper
 
@@ -21,16 +20,8 @@ def fedavg(**settings):
     return flower.FedAvg(**NO_EVALUATION, **settings)
 
 
-def altered(change):
-    """Make a mod by which node 0 changes its metrics after round 3."""
-
-    def mod(message, context, call_next):
-        reply = call_next(message, context)
-        if context.node_config["partition-id"] == 0 and message.content["config"][SERVER_ROUND] > 3:
-            reply.content["metrics"].update(change)
-        return reply
-
-    return [mod]
+def late(partition, number):
+    return partition == 0 and number > 3
 
 
 RUNS = {
@@ -40,8 +31,8 @@ RUNS = {
     "FedAdagrad": (lambda: flower.FedAdagrad(**NO_EVALUATION), 15, ()),
     "FedAvgM": (lambda: flower.FedAvgM(server_momentum=0.9, **NO_EVALUATION), 15, ()),
     "sampling by Flower": (lambda: fedavg(fraction_train=0.3), 15, ()),
-    "the usual metrics": (fedavg, 2, altered({"odd": 1.0})),
-    "what nodes said first": (fedavg, 4, altered({"num-examples": 900})),
+    "the usual metrics": (fedavg, 2, [altered({"odd": 1.0}, late)]),
+    "what nodes said first": (fedavg, 4, [altered({"num-examples": 900}, late)]),
 }
 
 

@@ -16,11 +16,7 @@ from flwr_hetero import strategy as ours
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mercury.strategy import SAMPLES
 from flwr_hetero.mod import hetero
-from flwr_hetero.server.client_support import (
-    STEP_LINES,
-    MissingClientSupportError,
-    step_lines,
-)
+from flwr_hetero.server.client_support import STEP_LINES, MissingClientSupportError, step_lines
 from flwr_hetero_studies.rivals import AdaComm
 
 NEEDS = [  # wrapper, what it needs, and a line that brings it
@@ -91,11 +87,8 @@ def test_few_nodes_are_enough_where_there_are_no_more(make, key, nodes):
         run(make(), [without(key, range(5))], nodes)
 
 
-METRICS_OF_ALL = "train-loss"
-"""Replies with fewer of the app's own metrics than the others are dropped anyway."""
-
-
-@pytest.mark.parametrize(("kind", "key", "line"), [n for n in NEEDS if n[1] != METRICS_OF_ALL])
+# replies with fewer of the app's own metrics than the others are dropped anyway
+@pytest.mark.parametrize(("kind", "key", "line"), [n for n in NEEDS if n[1] != "train-loss"])
 def test_nodes_without_support_are_named(kind, key, line, caplog):
     records = run(kind(), [without(key, {1, 3})])
     assert f"{kind.__name__}: no {key!r} (" in caplog.text
@@ -115,8 +108,6 @@ def test_two_nodes_never_end_a_run(kind, key, count, caplog):
     assert [len(record["weights"]) for record in records[1:]] == [count] * 3 + [5]
     assert f"from {count} of 5 nodes" in caplog.text
 
-
-# --- replies that none of the strategies can use -----------------------------------------------
 
 OUTER = {
     "TiFL": lambda: ours.TiFL(clients_per_round=3, num_tiers=1),
@@ -153,22 +144,6 @@ def test_a_hostile_node_does_not_hide_the_reason():
         run(ours.Wrapper(), mods)
 
 
-# --- the lines -------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def loaded(monkeypatch):
-    """Give a function that makes this process one that has loaded these frameworks."""
-
-    def load(*names):
-        for name in ("transformers", "lightning", "pytorch_lightning", "torch", "sklearn"):
-            monkeypatch.delitem(sys.modules, name, raising=False)
-        for name in names:
-            monkeypatch.setitem(sys.modules, name, object())
-
-    return load
-
-
 @pytest.mark.parametrize(
     ("names", "line"),
     [
@@ -180,8 +155,11 @@ def loaded(monkeypatch):
         ([], "for _ in range(hetero.num_steps("),
     ],
 )
-def test_lines_are_of_the_framework_at_hand(names, line, loaded):
-    loaded(*names)
+def test_lines_are_of_the_framework_at_hand(names, line, monkeypatch):
+    for name in ("transformers", "lightning", "pytorch_lightning", "torch", "sklearn"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    for name in names:
+        monkeypatch.setitem(sys.modules, name, object())
     assert line in step_lines()
     assert "app = ClientApp(mods=[hetero])" in step_lines()
 

@@ -21,9 +21,6 @@ def grid_so_that_messages_can_be_made():
     return LocalGrid(toy_app(), [DeviceProfile()])
 
 
-COSTS = ("bytes_down", "bytes_up", "device_s")
-
-
 def sent(name, node=1):
     """Make an instruction of 8 bytes that has been sent."""
     message = Message(RecordDict({"config": ConfigRecord({"x": 1})}), node, "train")
@@ -116,10 +113,8 @@ SPEEDS = [8.0, 4.1, 4.0, 1.0, 0.9, 0.3]
 def test_all_that_nodes_did_is_in_the_history(make, rounds, timeout_s, faults):
     history, grid = History(make()), Counted(SPEEDS, faults=faults)
     models(history, grid, rounds, timeout=timeout_s)
-    found = {key: sum(record[key] for record in history.records) for key in COSTS}
+    sums = (sum(r[key] for r in history.records) for key in ("bytes_down", "bytes_up", "device_s"))
     began_s, over_s = np.array(list(grid.work.values())).T
     end_s = grid.virtual_time_s  # what has not come by then counts up to the time-out
     worked_s = np.where(over_s <= end_s, over_s, np.minimum(began_s + timeout_s, end_s)) - began_s
-    assert found["bytes_down"] == grid.down
-    assert found["bytes_up"] == grid.up
-    assert found["device_s"] == pytest.approx(worked_s.sum(), rel=1e-6)
+    assert tuple(sums) == (grid.down, grid.up, pytest.approx(worked_s.sum(), rel=1e-6))

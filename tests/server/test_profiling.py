@@ -60,9 +60,6 @@ def test_means_over_the_nodes_grouped_by_name(by_node, expected):
     assert strategy.round_info() == expected
 
 
-# --- profiling without a handler ---------------------------------------------------------
-
-
 def test_one_node_is_asked_whether_there_is_a_handler(caplog):
     rounds = []
 

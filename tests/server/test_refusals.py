@@ -39,8 +39,6 @@ def run(strategy, grid, rounds=3):
     return strategy.start(grid, toy_arrays(), rounds)
 
 
-# --- what ends a run in its first round -------------------------------------------------------
-
 OLDER = (older_app(), "fitins", "grid=OlderClients(grid), ...)")
 SECAGG = (toy_app(mods=[secaggplus_mod]), "secaggplus_configs", "take the mod out")
 
@@ -86,16 +84,6 @@ def test_every_cure_is_for_one_symptom():
     assert not any(map(cure_for, others))
 
 
-# --- strategies of the older API --------------------------------------------------------------
-
-
-def older_strategies():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from flwr.server import strategy as older
-    return older
-
-
 @pytest.mark.parametrize(
     ("make", "hint"),
     [
@@ -107,12 +95,13 @@ def older_strategies():
     ],
 )
 def test_what_is_no_strategy_of_today(make, hint):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from flwr.server import strategy as older
     with pytest.raises(ValueError, match=r"^strategy must be a flwr\.serverapp") as caught:
-        ours.TiFL(make(older_strategies()))
+        ours.TiFL(make(older))
     assert hint in str(caught.value)
 
-
-# --- Krum and Bulyan --------------------------------------------------------------------------
 
 TRUSTS_FEW = [
     (flower.Krum, 1, 5),
@@ -160,9 +149,6 @@ def test_too_few_nodes_are_refused_before_the_first_update(kind):
     assert models == [0]
 
 
-# --- selections and types ----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("make", "argument"),
     [
@@ -195,8 +181,6 @@ def test_start_refuses_wrong_types(kind, change, reason):
         kind().start(**given | change)
 
 
-# --- packages -----------------------------------------------------------------------------------
-
 WITHOUT_TORCH = """
 import sys
 class No:
@@ -218,13 +202,3 @@ def test_only_samplers_need_torch():
     )
     assert "the samplers of flwr_hetero.sampler work in PyTorch's DataLoader" in done.stdout
     assert "pip install torch, or in a checkout" in done.stdout
-
-
-def test_a_run_directory_names_the_packages_that_are_missing(tmp_path, monkeypatch):
-    from importlib import util
-
-    known = util.find_spec
-    gone = ("plotly", "jinja2")
-    monkeypatch.setattr(util, "find_spec", lambda name: None if name in gone else known(name))
-    with pytest.raises(ModuleNotFoundError, match="pip install jinja2 plotly, or in a checkout"):
-        ours.Recorded(run_dir=str(tmp_path / "run"))

@@ -106,9 +106,6 @@ def test_outermost_weights_are_the_ones(inner, outside):
     assert set(result.train_metrics_clientapp[1]) == {"train-loss"}
 
 
-# --- a wrapped strategy's own methods and attributes -----------------------------------------
-
-
 class WithFolder(flower.FedAvg):
     """A strategy of a user's own."""
 
@@ -144,9 +141,6 @@ def test_methods_and_attributes_of_the_wrapped_strategy(nest, way):
     names = " > ".join(type(each).__name__ for each in strategy.chain())
     with pytest.raises(AttributeError, match=f"'set_foldr' is no attribute .* in {names}$"):
         strategy.set_foldr("results")
-
-
-# --- a start of its own ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("nest", NESTS.values(), ids=NESTS)
