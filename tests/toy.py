@@ -7,6 +7,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
 
+from flwr_hetero import keys
 from flwr_hetero.mod import timing
 
 FLOWER_STRATEGIES = {
@@ -88,3 +89,21 @@ def toy_app(*, profile: bool = True, mods=(timing,)) -> ClientApp:
         return reply_with(message, {"num-examples": 100, "train-loss": loss}, new)
 
     return app_of(train, mods, {"num-examples": 100} if profile else None, spread=0.01)
+
+
+class InMemoryGrid:
+    """Flower's simulation, as a strategy sees it; nodes report their time, or do not."""
+
+    def __init__(self, grid, report=True):
+        self.grid, self.report = grid, report
+
+    def __getattr__(self, name):
+        if name == "virtual_time_s":
+            raise AttributeError(name)
+        return getattr(self.grid, name)
+
+    def pull_messages(self, message_ids):
+        replies = self.grid.wait_for(message_ids)
+        for reply in replies if not self.report else ():
+            del reply.content[keys.TIMING]
+        return replies

@@ -7,12 +7,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 from node_toy import BATCH, NUM, Node, plain, report
 from quadratics import fedavg, start
 from recording import History
 from torch.utils.data import DataLoader, TensorDataset
+from toy import reply_with
 
 from flwr_hetero import keys
 from flwr_hetero.client import work as work_module
@@ -150,9 +151,8 @@ def metrics_of(own=None, claim=None):
 
     def train(msg, context):
         list(hetero.batches(plain(), msg))
-        metrics = MetricRecord({"num-examples": NUM, **(own or {})})
-        content = RecordDict({"arrays": msg.content["arrays"], "metrics": metrics})
-        return Message(content, reply_to=msg)
+        metrics = {"num-examples": NUM, **(own or {})}
+        return reply_with(msg, metrics, dict(msg.content["arrays"]))
 
     app, run = ClientApp(mods=[spoil, hetero]), History(LocalSteps(fedavg(), fast_steps=3))
     app.train()(train)

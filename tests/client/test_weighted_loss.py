@@ -25,19 +25,6 @@ each = partial(cross_entropy, reduction="none")
 by_scores = pytest.mark.parametrize("learns_from", ["loss", "importance"])
 
 
-def small_model():
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(), nn.Flatten(),
-        nn.Linear(4 * 36, 3),
-    )  # fmt: skip
-
-
-def images(count=20):
-    torch.manual_seed(1)
-    return torch.randn(count, 1, 8, 8), torch.randint(0, 3, (count,))
-
-
 def test_gradient_norm_is_softmax_minus_label():
     torch.manual_seed(0)
     outputs, targets = 3 * torch.randn(50, 7), torch.randint(0, 7, (50,))
@@ -46,7 +33,10 @@ def test_gradient_norm_is_softmax_minus_label():
 
 
 def test_scoring_leaves_model_as_it_was_and_no_batch_counts():
-    model, (inputs, targets) = small_model(), images()
+    torch.manual_seed(0)
+    layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(), nn.Flatten()
+    model = nn.Sequential(*layers, nn.Linear(4 * 36, 3))
+    inputs, targets = torch.randn(20, 1, 8, 8), torch.randint(0, 3, (20,))
     model[1].eval()  # a user's frozen BatchNorm stays frozen
     before, modes = copy.deepcopy(model.state_dict()), [m.training for m in model.modules()]
     whole = score_batches(model, [(inputs, targets)])

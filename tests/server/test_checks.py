@@ -4,7 +4,7 @@ import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import strategy as flower
 from recording import History
-from toy import altered, toy_app, toy_arrays
+from toy import InMemoryGrid, altered, toy_app, toy_arrays
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import be_server_task, set_message_id
@@ -143,21 +143,6 @@ def test_replies_left_without_examples_are_dropped():
     assert result.arrays["w"].numpy().tolist() == [0] * 4
     assert "num-examples is 0" in record["failures"][0]["reason"]
     assert sorted(record["latency"]) == ["node-1"]  # failed nodes have none
-
-
-class InMemoryGrid:
-    """Flower's simulation, as a strategy sees it: no clock to be read, all replies come."""
-
-    def __init__(self, grid):
-        self.grid = grid
-
-    def __getattr__(self, name):
-        if name == "virtual_time_s":
-            raise AttributeError(name)
-        return getattr(self.grid, name)
-
-    def pull_messages(self, message_ids):
-        return self.grid.wait_for(message_ids)
 
 
 def test_simulation_takes_the_time_of_local_grid():

@@ -6,10 +6,11 @@ import textwrap
 import numpy as np
 import pytest
 from composition_toy import composition_app
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from recording import History
+from toy import reply_with
 
 from flwr_hetero import keys
 from flwr_hetero import strategy as ours
@@ -29,7 +30,6 @@ NEEDS = [  # wrapper, what it needs, and a line that brings it
     (ours.Resharding, keys.RESHARDING, "shard.close(reply, context"),
 ]
 ALONE = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
-IDS = [f"{kind.__name__}-{key}" for kind, key, _ in NEEDS]
 
 
 def without(key, partitions, kind="train"):
@@ -65,7 +65,7 @@ class First(ours.Wrapper):
         return sorted(messages, key=lambda m: m.metadata.dst_node_id)[:count]
 
 
-@pytest.mark.parametrize(("kind", "key", "line"), NEEDS, ids=IDS)
+@pytest.mark.parametrize(("kind", "key", "line"), NEEDS)
 def test_without_any_support_the_run_stops(kind, key, line):
     with pytest.raises(MissingClientSupportError) as stop:
         run(kind(), [without(key, range(5))])
@@ -189,9 +189,8 @@ def test_the_lines_for_samples_work():
             "num_classes": 3,
             "choose": lambda count, by_importance: np.arange(count),
         }
-        metrics = MetricRecord({"num-examples": 4})
-        content = RecordDict({"arrays": msg.content["arrays"], "metrics": metrics})
-        own |= {"msg": msg, "context": context, "reply": Message(content, reply_to=msg)}
+        reply = reply_with(msg, {"num-examples": 4}, dict(msg.content["arrays"]))
+        own |= {"msg": msg, "context": context, "reply": reply}
         exec(textwrap.dedent(SAMPLES.lines), own)
         held[node] = own["targets"].tolist()
         return own["reply"]

@@ -6,9 +6,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from quadratics import app, models
 from recording import History
-from toy import toy_app
 
 from flwr_hetero import keys
+from flwr_hetero._flwr import be_server_task, set_message_id
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
 from flwr_hetero.records import payload_bytes
 from flwr_hetero.server.context import Costs
@@ -16,15 +16,11 @@ from flwr_hetero.strategy import FedBuff, LocalSteps, TiFL
 from flwr_hetero_studies.rivals import DeadlineSelection
 
 
-@pytest.fixture(autouse=True)
-def grid_so_that_messages_can_be_made():
-    return LocalGrid(toy_app(), [DeviceProfile()])
-
-
 def sent(name, node=1):
     """Make an instruction of 8 bytes that has been sent."""
+    be_server_task(1, 1, 1)
     message = Message(RecordDict({"config": ConfigRecord({"x": 1})}), node, "train")
-    message.metadata.__dict__["_message_id"] = name
+    set_message_id(message, name)
     return message
 
 

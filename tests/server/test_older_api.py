@@ -131,11 +131,6 @@ def test_clipping_on_nodes(mod, private):
     assert len(result.evaluate_metrics_clientapp) == 1
 
 
-def test_metrics_that_are_no_numbers_are_left_out():
-    result, _ = run(ours.Wrapper(), older_grid())
-    assert set(result.train_metrics_clientapp[1]) == {"train-loss"}
-
-
 def ask(grid, **records):
     """Make an instruction to the first node and send it, twice at once."""
     message = Message(

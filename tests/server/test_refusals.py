@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import warnings
+from itertools import product
 
 import numpy as np
 import pytest
@@ -39,32 +40,26 @@ def run(strategy, grid, rounds=3):
     return strategy.start(grid, toy_arrays(), rounds)
 
 
-OLDER = (older_app(), "fitins", "grid=OlderClients(grid), ...)")
-SECAGG = (toy_app(mods=[secaggplus_mod]), "secaggplus_configs", "take the mod out")
-
-
-@pytest.mark.parametrize("app", [OLDER, SECAGG], ids=["older API", "SecAgg+"])
-@pytest.mark.parametrize("name", LOOPS)
-def test_a_fault_of_the_app_ends_every_loop_at_once(name, app, caplog):
-    client_app, symptom, cure = app
-    with pytest.raises(RuntimeError, match=symptom) as caught:
-        run(LOOPS[name](), LocalGrid(client_app, FLEET))
-    assert cure in str(caught.value)
-    assert "[ROUND 2/3]" not in caplog.text
+FAULTS = [  # app, whether its grid is in OlderClients, symptom, cure
+    (older_app(), False, "fitins", "grid=OlderClients(grid), ...)"),
+    (toy_app(mods=[secaggplus_mod]), False, "secaggplus_configs", "take the mod out"),
+]
+FAULTS_OF_ONE = [
+    (toy_app(), True, "", "there is no OlderClients"),
+    (older_app(mods=[secaggplus_mod]), True, "", "take the mod out"),
+    (toy_app(mods=[fixedclipping_mod]), False, "", "ClientSideFixedClipping(FedAvg(), "),
+    (ClientApp(), False, "", "@app.train()"),
+]
 
 
 @pytest.mark.parametrize(
-    ("grid", "cure"),
-    [
-        (OlderClients(LocalGrid(toy_app(), FLEET)), "there is no OlderClients"),
-        (OlderClients(LocalGrid(older_app(mods=[secaggplus_mod]), FLEET)), "take the mod out"),
-        (LocalGrid(toy_app(mods=[fixedclipping_mod]), FLEET), "ClientSideFixedClipping(FedAvg(), "),
-        (LocalGrid(ClientApp(), FLEET), "@app.train()"),
-    ],
+    ("name", "fault"), [*product(LOOPS, FAULTS), *product(["TiFL"], FAULTS_OF_ONE)]
 )
-def test_a_fault_of_the_app_is_said_with_its_cure(grid, cure, caplog):
-    with pytest.raises(RuntimeError) as caught:
-        run(ours.TiFL(clients_per_round=3, num_tiers=1), grid)
+def test_a_fault_of_the_app_ends_every_loop_at_once_with_its_cure(name, fault, caplog):
+    app, older, symptom, cure = fault
+    grid = LocalGrid(app, FLEET)
+    with pytest.raises(RuntimeError, match=symptom) as caught:
+        run(LOOPS[name](), OlderClients(grid) if older else grid)
     assert cure in str(caught.value)
     assert "[ROUND 2/3]" not in caplog.text
 
@@ -137,15 +132,10 @@ def test_too_few_updates_are_refused_at_construction(make, argument):
 
 @pytest.mark.parametrize("kind", [ours.Wrapper, ours.FedBuff, ours.LocalSteps])
 def test_too_few_nodes_are_refused_before_the_first_update(kind):
-    models = []
+    models, grid = [], LocalGrid(toy_app(), FLEET)
     strategy = kind(flower.Bulyan(num_malicious_nodes=1, min_available_nodes=2))
     with pytest.raises(ValueError, match=r"nodes asked must be at least 7 around Bulyan.*got [35]"):
-        strategy.start(
-            LocalGrid(toy_app(), FLEET),
-            toy_arrays(buffer=False),
-            3,
-            evaluate_fn=lambda number, arrays: models.append(number),
-        )
+        strategy.start(grid, toy_arrays(buffer=False), 3, evaluate_fn=lambda n, _: models.append(n))
     assert models == [0]
 
 

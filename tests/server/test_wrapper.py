@@ -32,8 +32,7 @@ def test_no_fault_stops_a_run(name):
     assert (failures[1] >= len(CORRUPTIONS), failures[2] >= 3) == (True, True)
 
 
-def run(strategy, nodes=3, rounds=1, **settings):
-    faults = settings.pop("faults", ())
+def run(strategy, nodes=3, rounds=1, faults=(), **settings):
     grid = LocalGrid(toy_app(), [DeviceProfile()] * nodes, faults=faults)
     return strategy.start(grid, toy_arrays(), rounds, **settings)
 
@@ -109,9 +108,7 @@ def test_outermost_weights_are_the_ones(inner, outside):
 class WithFolder(flower.FedAvg):
     """A strategy of a user's own."""
 
-    def __init__(self, **settings):
-        super().__init__(**settings)
-        self.folder = None
+    folder = None
 
     def set_folder(self, folder):
         self.folder = folder
@@ -127,8 +124,6 @@ NESTS = {
     "in others": lambda own: Wrapper(LocalSteps(own)),
     "with privacy": lambda own: LocalSteps(private(own)),
 }
-
-
 WAYS = [lambda s: s, copy.copy, copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))]
 
 
