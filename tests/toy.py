@@ -49,10 +49,7 @@ def reply_with(message, metrics: dict, arrays: dict | None = None) -> Message:
 
 
 def app_of(train, mods=(), profile: dict | None = None, spread=0.0) -> ClientApp:
-    """Make a ClientApp that trains by a function.
-
-    ``profile``: metrics of its answer to profiling, if any; ``spread``: of the nodes' accuracies.
-    """
+    """Make a ClientApp; ``profile``: what it answers to that, ``spread``: of nodes' accuracies."""
     app = ClientApp(mods=list(mods))
     app.train()(train)
     if profile is not None:
@@ -66,16 +63,25 @@ def app_of(train, mods=(), profile: dict | None = None, spread=0.0) -> ClientApp
     return app
 
 
-def altered(change, when=lambda partition, number: partition == 0):
-    """Make a mod that updates the metrics of a reply when ``when(partition, round)``."""
+def rewriting(change):
+    """Make a mod that lets ``change(partition, message, reply)`` alter replies."""
 
     def mod(message, context, call_next):
         reply = call_next(message, context)
-        if when(partition_of(context), message.content["config"].get("server-round", 0)):
-            next(iter(reply.content.metric_records.values())).update(change)
+        change(partition_of(context), message, reply)
         return reply
 
     return mod
+
+
+def altered(change, when=lambda partition, number: partition == 0):
+    """Make a mod that updates the metrics of a reply when ``when(partition, round)``."""
+
+    def update(partition, message, reply):
+        if when(partition, message.content["config"].get("server-round", 0)):
+            next(iter(reply.content.metric_records.values())).update(change)
+
+    return rewriting(update)
 
 
 def toy_app(*, profile: bool = True, mods=(timing,)) -> ClientApp:

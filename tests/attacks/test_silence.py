@@ -24,8 +24,7 @@ def run(strategy, faults, rounds, path=None):
 
     def watch(messages):
         messages = list(messages)
-        found = [message.metadata.dst_node_id - 1000 for message in messages]
-        sent.extend((grid.virtual_time_s, node) for node in found)
+        sent.extend((grid.virtual_time_s, m.metadata.dst_node_id - 1000) for m in messages)
         return push(messages)
 
     grid.push_messages = watch

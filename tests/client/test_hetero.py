@@ -13,7 +13,7 @@ from node_toy import BATCH, NUM, Node, plain, report
 from quadratics import fedavg, start
 from recording import History
 from torch.utils.data import DataLoader, TensorDataset
-from toy import reply_with
+from toy import reply_with, rewriting
 
 from flwr_hetero import keys
 from flwr_hetero.client import work as work_module
@@ -144,17 +144,18 @@ def test_epochs_go_on_in_one_pass_over_the_data():
 def metrics_of(own=None, claim=None):
     """Return what LocalSteps notes of an app that reports metrics of its own; ``claim``: steps."""
 
-    def spoil(message, context, call_next):
-        reply = call_next(message, context)
+    def spoil(partition, message, reply):
         reply.content[keys.WORK].update({} if claim is None else {"num-steps": claim})
-        return reply
 
     def train(msg, context):
         list(hetero.batches(plain(), msg))
         metrics = {"num-examples": NUM, **(own or {})}
         return reply_with(msg, metrics, dict(msg.content["arrays"]))
 
-    app, run = ClientApp(mods=[spoil, hetero]), History(LocalSteps(fedavg(), fast_steps=3))
+    app, run = (
+        ClientApp(mods=[rewriting(spoil), hetero]),
+        History(LocalSteps(fedavg(), fast_steps=3)),
+    )
     app.train()(train)
     run.start(LocalGrid(app, [DeviceProfile()] * 3), start(np.zeros(2)), num_rounds=2)
     return run.records[-1]["train"]

@@ -107,9 +107,8 @@ def test_private_metrics_of_some_nodes_are_dropped():
 
 
 def test_duplicate_and_stale_replies_are_dropped():
-    wrapper, seen = Wrapper(), []
+    wrapper, seen, rounds = Wrapper(), [], []
     grid = LocalGrid(toy_app(), [DeviceProfile()] * 2)
-    rounds = []
     for number in (1, 2):
         context = Exchange(wrapper.fleet, number, toy_arrays())
         how = number, toy_arrays(), ConfigRecord(), grid, context

@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from recording import History
-from toy import reply_with
+from toy import reply_with, rewriting
 
 from flwr_hetero import keys
 from flwr_hetero import strategy as ours
@@ -35,16 +35,12 @@ ALONE = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1
 def without(key, partitions, kind="train"):
     """Make a mod that takes a record or a metric out of some nodes' replies."""
 
-    def mod(message, context, call_next):
-        reply = call_next(message, context)
-        is_hit = message.metadata.message_type == kind
-        if is_hit and context.node_config["partition-id"] in partitions:
-            reply.content.pop(key, None)
-            for metrics in reply.content.metric_records.values():
-                metrics.pop(key, None)
-        return reply
+    def take(partition, message, reply):
+        if message.metadata.message_type == kind and partition in partitions:
+            for record in (reply.content, *reply.content.metric_records.values()):
+                record.pop(key, None)
 
-    return mod
+    return rewriting(take)
 
 
 def run(strategy, mods=(), nodes=5, num_rounds=2):

@@ -133,9 +133,8 @@ def test_clipping_on_nodes(mod, private):
 
 def ask(grid, **records):
     """Make an instruction to the first node and send it, twice at once."""
-    message = Message(
-        RecordDict({"config": ConfigRecord({"server-round": 1})} | records), 1000, "train"
-    )
+    content = RecordDict({"config": ConfigRecord({"server-round": 1})} | records)
+    message = Message(content, 1000, "train")
     (message_id,) = grid.push_messages([message, message])
     (reply,) = grid.wait_for([message_id])
     return message, reply

@@ -115,14 +115,11 @@ class WithFolder(flower.FedAvg):
         return self
 
 
-def private(strategy):
-    return flower.DifferentialPrivacyServerSideFixedClipping(strategy, 0.1, 1.0, 3)
-
-
+PRIVATE = flower.DifferentialPrivacyServerSideFixedClipping
 NESTS = {
     "alone": lambda own: Wrapper(own),
     "in others": lambda own: Wrapper(LocalSteps(own)),
-    "with privacy": lambda own: LocalSteps(private(own)),
+    "with privacy": lambda own: LocalSteps(PRIVATE(own, 0.1, 1.0, 3)),
 }
 WAYS = [lambda s: s, copy.copy, copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))]
 
