@@ -58,8 +58,9 @@ FAULTS_OF_ONE = [
 def test_a_fault_of_the_app_ends_every_loop_at_once_with_its_cure(name, fault, caplog):
     app, older, symptom, cure = fault
     grid = LocalGrid(app, FLEET)
-    with pytest.raises(RuntimeError, match=symptom) as caught:
+    with pytest.raises(RuntimeError) as caught:
         run(LOOPS[name](), OlderClients(grid) if older else grid)
+    assert symptom in str(caught.value)
     assert cure in str(caught.value)
     assert "[ROUND 2/3]" not in caplog.text
 
