@@ -30,14 +30,8 @@ from flwr_hetero.errors import invalid
 
 TRIED_WITH = "1.41.0"
 """Version of flwr that all of this was tried with."""
-CLIENT_APP_RAISED = 2
-"""Code of the error reply when a ClientApp raised, also for want of a handler."""
-MESSAGE_UNAVAILABLE = 3
-"""Code of the error reply for a message that has ended, or is not known."""
-NODE_UNAVAILABLE = 5
-"""Code of the error reply for a node that went away."""
-_STRATEGIES = str(Path("flwr", "serverapp", "strategy"))
-"""Folder of Flower whose modules log every round."""
+CLIENT_APP_RAISED, MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE = 2, 3, 5
+"""Codes of error replies: an app raised or has no handler, a message has ended, a node is away."""
 NUMPY = SType.NUMPY
 """Serialisation of an Array: npy without pickle."""
 
@@ -86,7 +80,6 @@ def is_simulation_grid(grid: Grid) -> bool:
 
 
 # --- the older API: fit and evaluate of a NumPyClient ----------------------------------------
-
 _OLDER_REPLY = {"train": "fitres", "evaluate": "evaluateres"}
 OLDER_OK = 0
 """Status of a client that has done what it was asked."""
@@ -120,8 +113,7 @@ def older_content(category: str, arrays: ArrayRecord, config: dict[str, Any]) ->
         write, kind = convert.fitins_to_recorddict, kinds.FitIns
     else:
         write, kind = convert.evaluateins_to_recorddict, kinds.EvaluateIns
-    content: RecordDict = write(kind(parameters, config), keep_input=True)
-    return content
+    return write(kind(parameters, config), keep_input=True)  # type: ignore[no-any-return]
 
 
 def older_metrics(content: RecordDict) -> dict[str, Any]:
@@ -153,11 +145,6 @@ def read_older(content: RecordDict, category: str) -> OlderReply:
 
 
 # --- strategies ------------------------------------------------------------------------------
-
-RENAMED = "fraction_fit is fraction_train there; initial_parameters, evaluate_fn go to start()"
-"""What whoever changes from the older API to today's must know."""
-
-
 def check_strategy(strategy: Any) -> Strategy:
     """Refuse what is no strategy; say of one of the older API what it is called today."""
     if isinstance(strategy, Strategy):
@@ -167,7 +154,8 @@ def check_strategy(strategy: Any) -> Strategy:
     older = [k.__name__ for k in kind.__mro__ if k.__module__.startswith("flwr.server.strategy")]
     if older:
         own = next((name for name in older if hasattr(serverapp_strategy, name)), "Strategy")
-        hint = f"from flwr.serverapp.strategy import {own}; {RENAMED}"
+        hint = f"from flwr.serverapp.strategy import {own}; fraction_fit is fraction_train there; "
+        hint += "initial_parameters, evaluate_fn go to start()"
         strategy = f"{kind.__module__}.{kind.__name__}"
     raise invalid("strategy", strategy, "be a flwr.serverapp.strategy.Strategy", hint)
 
@@ -215,9 +203,10 @@ def clips_on_nodes(strategy: Strategy) -> bool:
 @contextmanager
 def quiet_strategies(most: int = logging.INFO) -> Iterator[None]:
     """Log at DEBUG what Flower's strategies say, up to a level."""
+    folder = str(Path("flwr", "serverapp", "strategy"))
 
     def lower(record: logging.LogRecord) -> bool:
-        if record.levelno <= most and _STRATEGIES in record.pathname:
+        if record.levelno <= most and folder in record.pathname:
             record.levelno, record.levelname = logging.DEBUG, logging.getLevelName(logging.DEBUG)
         return True
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection
 from difflib import get_close_matches
-from math import inf, isfinite
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -45,13 +45,12 @@ def check_number(argument: str, value: Any, bounds: str, hint: str = "") -> floa
     ValueError: t_max must be a number in (0, inf), got 0.
     """
     low, high = (float(bound) for bound in bounds[1:-1].split(","))
-    number = isinstance(value, (int, float, np.integer, np.floating)) and value is not True
     if not (
-        number
-        and value is not False
+        isinstance(value, (int, float, np.integer, np.floating))
+        and not isinstance(value, bool)
         and isfinite(value)
-        and (low < value or (bounds[0] == "[" and value == low))
-        and (value < high or (bounds[-1] == "]" and value == high) or high == inf)
+        and (low <= value if bounds[0] == "[" else low < value)
+        and (value <= high if bounds[-1] == "]" else value < high)
     ):
         raise invalid(argument, value, f"be a number in {bounds}", hint)
     return float(value)
@@ -70,9 +69,6 @@ def last_line(text: str | None) -> str:
     return (lines[-1] if lines else "no reason given")[:200]
 
 
-# --- packages that are not installed ---------------------------------------------------------
-
-
 def install_hint(extra: str, *packages: str) -> str:
     """Say how to install what an extra of this package asks for."""
     checkout = f"in a checkout of flwr-hetero: pip install -e '.[{extra}]'"
@@ -80,54 +76,46 @@ def install_hint(extra: str, *packages: str) -> str:
 
 
 # --- errors of nodes whose cause is known ----------------------------------------------------
-
-CURES = (
-    (
-        r"(fit|evaluate)ins\.(parameters|config)",
+CURES = {
+    r"(fit|evaluate)ins\.(parameters|config)": (
         "The ClientApp is of Flower's older API (client_fn, NumPyClient). In the ServerApp:\n"
         "    from flwr_hetero.older import OlderClients\n"
-        "    strategy.start(grid=OlderClients(grid), ...)",
+        "    strategy.start(grid=OlderClients(grid), ...)"
     ),
-    (
-        r"(KeyError\W+|Message: )'(arrays|config)'",
+    r"(KeyError\W+|Message: )'(arrays|config)'": (
         "The ClientApp reads a record that the message does not have. Around a ClientApp with\n"
         "@app.train() there is no OlderClients, and the strategy names its records as it does:\n"
-        '    strategy.start(grid=grid, ...)  # FedAvg(arrayrecord_key="arrays") inside',
+        '    strategy.start(grid=grid, ...)  # FedAvg(arrayrecord_key="arrays") inside'
     ),
-    (
-        r"fit\(\) returned \d+ arrays, the model has",
+    r"fit\(\) returned \d+ arrays, the model has": (
         "initial_arrays must be the list that the client takes and returns, in its order:\n"
-        "    initial_arrays = ArrayRecord(get_weights(model))",
+        "    initial_arrays = ArrayRecord(get_weights(model))"
     ),
-    (
-        "secaggplus_configs",
+    "secaggplus_configs": (
         "SecAgg+ needs the workflow of Flower's older server, which runs no strategy of today's:\n"
         "take the mod out. Differential privacy goes with every strategy:\n"
         "    ClientApp(...)  # without mods=[secaggplus_mod]\n"
-        "    DifferentialPrivacyServerSideFixedClipping(FedAvg(), ...)  # as the strategy inside",
+        "    DifferentialPrivacyServerSideFixedClipping(FedAvg(), ...)  # as the strategy inside"
     ),
-    (
-        "(fixed|adaptive)clipping_mod requires the key",
+    "(fixed|adaptive)clipping_mod requires the key": (
         "The mod works with its own strategy, inside that of this package:\n"
-        "    DifferentialPrivacyClientSideFixedClipping(FedAvg(), ...)  # or ...AdaptiveClipping",
+        "    DifferentialPrivacyClientSideFixedClipping(FedAvg(), ...)  # or ...AdaptiveClipping"
     ),
-    (
-        "No train function registered with name 'default'",
+    "No train function registered with name 'default'": (
         "The ClientApp has no function for training:\n"
         "    @app.train()\n"
-        "    def train(msg: Message, context: Context) -> Message: ...",
+        "    def train(msg: Message, context: Context) -> Message: ..."
     ),
-    (
-        "No module named '?flwr_hetero",
-        "The nodes need this package too, in the environment in which their ClientApp runs.",
+    "No module named '?flwr_hetero": (
+        "The nodes need this package too, in the environment in which their ClientApp runs."
     ),
-)
+}
 """What errors of nodes say, as regular expressions, and what cures them."""
 
 
 def cure_for(reason: str) -> str:
     """Return what cures an error of a node whose cause is known; empty for all others."""
-    return next((cure for symptom, cure in CURES if re.search(symptom, reason)), "")
+    return next((cure for symptom, cure in CURES.items() if re.search(symptom, reason)), "")
 
 
 def with_cure(text: str) -> str:

@@ -1,15 +1,12 @@
 """Every name that flwr-hetero puts on the wire, with its unit.
 
-What a wrapper adds to an instruction or a mod adds to a reply travels in a
-``ConfigRecord`` of its own. Flower's strategies look at the one ``ArrayRecord``
-and the one ``MetricRecord`` of a reply and pass over ``ConfigRecord`` entries, so
-nodes with and without mods of this package can be mixed under any strategy.
+What a wrapper adds to an instruction or a mod adds to a reply is a ``ConfigRecord`` of its own.
+Flower's strategies look at the one ``ArrayRecord`` and the one ``MetricRecord`` of a reply and pass
+over these, so nodes with and without mods of this package can be mixed under any strategy.
 """
 
 PREFIX = "flwr-hetero."
 """Of every record below, so that none is taken for an app's own; entries of records have none."""
-
-# --- message types -----------------------------------------------------------------
 PROFILE_MESSAGE = "train.profile"
 """Ask a node to do its usual local training and report the time only (TiFL)."""
 
@@ -76,7 +73,7 @@ REPLIED_AT = "replied-at"
 EXAMPLES_HIDDEN = PREFIX + "examples-hidden"
 """Metric: examples scored after training, while the update is on the network."""
 
-# --- resharding: a ConfigRecord each way; RAW SAMPLES ARE IN IT -------------------------
+# --- resharding: a ConfigRecord each way, lists as INDICES; RAW SAMPLES ARE IN IT ----------
 RESHARDING = PREFIX + "resharding"
 """In an instruction: SHARE .. RECEIVED and what the node holds. In a reply: what it offers."""
 SHARE = "share"
@@ -88,8 +85,7 @@ BUDGET = "budget-bytes"
 RECEIVED = "received"
 """Offers that the server has taken from the node."""
 SLOTS = "slots"
-"""In an instruction: slots that hold another node's sample. In a reply: slots offered.
-Bytes of little-endian int32, as all lists here."""
+"""Slots with another node's sample, in a reply those offered: bytes of little-endian int32."""
 VERSIONS = "versions"
 """Number of the sample in each of SLOTS; another one means other content."""
 SENT = "sent"

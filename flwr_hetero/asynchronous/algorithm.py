@@ -26,16 +26,12 @@ from flwr_hetero.errors import check_choice, check_number
 Floats = NDArray[np.float64]
 _Item = TypeVar("_Item")
 
-MEMORY = 10
-"""Replies of a node over which its means are taken."""
-PRIOR = 5
-"""Idle times of a node that the mean of all nodes counts as much as."""
-OUTLIER = 10.0
-"""Mean intervals that a single one counts at most."""
+MEMORY, PRIOR = 10, 5
+"""Replies over which a node's means are taken; idle times that the mean of all nodes stands for."""
+OUTLIER, SHORTEST_S = 10.0, 1e-3
+"""What an interval between two replies counts at most, in mean ones, and at least, in seconds."""
 OUTLYING = 2.0
 """Largest weight of an update, in weights that a tenth of the nodes reach."""
-SHORTEST_S = 1e-3
-"""Shortest interval between two replies of a node."""
 
 
 class Shares(NamedTuple):
@@ -61,8 +57,7 @@ def draw_nodes(idle: Sequence[int], room: int, rng: np.random.Generator) -> list
     if room >= len(idle):
         return list(idle)
     # Alg. 1, l. 1 and 5: start idle nodes, drawn uniformly
-    drawn = rng.choice(len(idle), room, replace=False)
-    return [idle[i] for i in sorted(drawn.tolist())]
+    return [idle[i] for i in sorted(rng.choice(len(idle), room, replace=False).tolist())]
 
 
 def staleness_weights(started: ArrayLike, version: int, exponent: float = 0.5) -> Floats:
@@ -185,8 +180,7 @@ class ReplyMeans:
     def interval_s(self, idle_s: float) -> float:
         """Return the time from reply to reply; ``idle_s`` is the mean of all nodes."""
         # idle nodes are drawn uniformly: a few of a node's own idle times are but noise
-        mean_s = (PRIOR * idle_s + self.starts * self.idle_s) / (PRIOR + self.starts)
-        return self.age_s + mean_s
+        return self.age_s + (PRIOR * idle_s + self.starts * self.idle_s) / (PRIOR + self.starts)
 
 
 class RateCorrection:
@@ -229,8 +223,7 @@ class RateCorrection:
     def mean_discount(self) -> float:
         """Return the mean discount of stale updates over all replies."""
         every = [means.discount for means in self.means.values()]
-        replies_per_s = [1 / interval_s for interval_s in self._intervals_s().values()]
-        return float(np.average(every, weights=replies_per_s))
+        return float(np.average(every, weights=[1 / s for s in self._intervals_s().values()]))
 
     def _intervals_s(self) -> dict[str, float]:
         """Return the mean time between each node's replies."""
@@ -240,8 +233,7 @@ class RateCorrection:
 
     def to_str(self) -> str:
         """Write what was learnt as JSON."""
-        means = {node: asdict(each) for node, each in self.means.items()}
-        return json.dumps([means, self.last_reply_s])
+        return json.dumps([{n: asdict(m) for n, m in self.means.items()}, self.last_reply_s])
 
     def load_str(self, text: str) -> None:
         """Take up what :meth:`to_str` wrote."""

@@ -264,6 +264,5 @@ def joined_rounds(before: rounds.Record, after: rounds.Record, count: int) -> ro
     for name in ("train", "weights"):
         old, new = before[name], after[name]
         numbers = [key for key, value in (old | new).items() if not isinstance(value, list)]
-        mean = {key: (1 - share) * old.get(key, 0.0) + share * new.get(key, 0.0) for key in numbers}
-        record[name] = mean
+        record[name] = {k: (1 - share) * old.get(k, 0.0) + share * new.get(k, 0.0) for k in numbers}
     return record

@@ -10,7 +10,7 @@ from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.server.composition import check_enough_updates
-from flwr_hetero.server.context import Exchange
+from flwr_hetero.server.context import Exchange, Messages
 from flwr_hetero.server.rounds import late_replies, showing
 from flwr_hetero.server.wrapper import Wrapper
 
@@ -21,7 +21,10 @@ class OverSelect(Wrapper):
     To take 5 of 7 nodes, write ``OverSelect(RandomSelection(clients_per_round=7), take=5)``. A
     node that is not waited for has not failed. It is left out of training and evaluation until
     it has answered, or until the time-out of its round is over. Bonawitz et al., "Towards Federated
-    Learning at Scale: System Design", MLSys 2019, asks 130 % of the devices needed.
+    Learning at Scale: System Design", MLSys 2019, asks 130 % of the devices needed. ValueError for
+    a setting out of range, or a strategy inside that times nodes while they train.
+
+    >>> strategy = OverSelect(take=5)
 
     Parameters
     ----------
@@ -30,21 +33,11 @@ class OverSelect(Wrapper):
     take : int
         Replies to wait for; those with an error do not count.
 
-    Raises
-    ------
-    ValueError
-        If ``take`` is out of range, or a strategy inside times nodes while they train.
-
     Notes
     -----
     The first to answer are the fast ones: on a fleet of unequal devices their data count more,
     but not within a tier of TiFL. Nodes that are mostly in flight are hardly ever evaluated. After
     a resume all nodes count as free: it goes on, but not with the same numbers.
-
-    Examples
-    --------
-    >>> from flwr_hetero.strategy import TiFL
-    >>> strategy = OverSelect(TiFL(clients_per_round=7, profiling="phase"), take=5)
     """
 
     name: ClassVar[str] = "over_select"
@@ -65,29 +58,26 @@ class OverSelect(Wrapper):
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, *more: Any
-    ) -> list[Message]:
+    ) -> Messages:
         """Hide nodes in flight since an earlier round; wait for one if there is no other."""
         if self._in_flight:
             replies = list(grid.pull_messages(list(self._in_flight)))
             self.fleet.costs.answered(replies, self.fleet.clock.virtual_s)
             self._finish(replies)
         while not self._free(grid) and self._in_flight:
-            until_s = min(until_s for _, until_s in self._in_flight.values())
-            left_s = until_s - self.fleet.clock.virtual_s
+            left_s = min(job[1] for job in self._in_flight.values()) - self.fleet.clock.virtual_s
             self._finish(late_replies(grid, self.fleet, set(self._in_flight), left_s))
         ask = partial(super().configure_train, server_round, arrays, config)
         return self._of_free_nodes(ask, grid, *more)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, *more: Any
-    ) -> list[Message]:
+    ) -> Messages:
         """Hide nodes that are in flight since this round or an earlier one."""
         ask = partial(super().configure_evaluate, server_round, arrays, config)
         return self._of_free_nodes(ask, grid, *more)
 
-    def _of_free_nodes(
-        self, ask: Callable[..., list[Message]], grid: Grid, *more: Any
-    ) -> list[Message]:
+    def _of_free_nodes(self, ask: Callable[..., Messages], grid: Grid, *more: Any) -> Messages:
         free = self._free(grid)
         if not self._in_flight:
             return ask(grid, *more)
@@ -104,14 +94,12 @@ class OverSelect(Wrapper):
         for reply in replies:
             self._in_flight.pop(reply.metadata.reply_to_message_id, None)
 
-    def on_instructions(
-        self, context: Exchange, messages: list[Message], grid: Grid
-    ) -> list[Message]:
+    def on_instructions(self, context: Exchange, messages: Messages, grid: Grid) -> Messages:
         """Set how many replies are enough."""
         context.enough = self.take
         return messages
 
-    def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
+    def on_replies(self, context: Exchange, replies: Messages) -> Messages:
         """Note which nodes are still in flight; evaluation waits for all that are asked."""
         until_s = self.fleet.clock.virtual_s - context.virtual_s + context.timeout_s
         for metadata in (message.metadata for message in context.surplus):

@@ -120,9 +120,8 @@ class Rule(Selection):
         shares = self.weigh(updates, super().weights(context, replies))
         # Alg. 1, l. 4 and 7: the wrapped strategy's mean of w + a(s) d_i is w + sum / K
         scales = (shares.step * shares.scales).tolist()
-        self._factors = None
-        if shares.factors is not None:
-            self._factors = dict(zip(ids, shares.factors.tolist(), strict=True))
+        factors = shares.factors
+        self._factors = None if factors is None else dict(zip(ids, factors.tolist(), strict=True))
         added = [update for i, update in self.updates.items() if i in ids]
         self._info = {
             "nodes": [self.identity(update.pending.node_id) for update in added],
@@ -131,8 +130,7 @@ class Rule(Selection):
             "step": shares.step,
             "clipped_share": shares.clipped_share,
         }
-        moving = zip(updates, replies, scales, strict=True)
-        return [self.moved(context, *each) for each in moving]
+        return [self.moved(context, *each) for each in zip(updates, replies, scales, strict=True)]
 
     def weights(self, context: Exchange, replies: list[Message]) -> list[float]:
         """Return by what the updates are weighted in their mean."""
@@ -164,7 +162,10 @@ class FedBuff(Rule):
               \frac{w_i - w_{start}}{\sqrt{1 + s_i}}
 
     No round waits for its slowest node; ``num_rounds`` of ``start`` counts server updates. Nguyen
-    et al., "Federated Learning with Buffered Asynchronous Aggregation", AISTATS 2022.
+    et al., "Federated Learning with Buffered Asynchronous Aggregation", AISTATS 2022. ValueError
+    for a setting out of range, or a strategy that selects nodes, trains trees or needs rounds.
+
+    >>> paper = FedBuff(concurrency=100, buffer_size=10, weighting="equal")
 
     Parameters
     ----------
@@ -186,22 +187,11 @@ class FedBuff(Rule):
     seed : int
         Of the draw of nodes.
 
-    Raises
-    ------
-    ValueError
-        If a setting is out of range, or the strategy selects nodes, trains trees or needs rounds.
-
     Notes
     -----
     A node whose reply is bad or does not come is backed off, longer each time; a run ends when all
     have failed six times in a row. Nodes evaluate when they are idle next, in a tenth of the time
     at most, and at the end. After a resume what was in flight is asked with the newest model.
-
-    Examples
-    --------
-    >>> from flwr_hetero.strategy import LocalSteps
-    >>> strategy = FedBuff(LocalSteps(fast_steps=20, budget="slice"), concurrency=10)
-    >>> paper = FedBuff(concurrency=100, buffer_size=10, weighting="equal")
     """
 
     def __init__(

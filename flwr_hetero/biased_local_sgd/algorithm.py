@@ -5,6 +5,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+Floats: TypeAlias = NDArray[np.float64]
 Indices: TypeAlias = NDArray[np.int64]
 
 SAME_CLASS_RATIO = 1.5
@@ -76,9 +77,7 @@ def timed_steps(
     return _whole(left_s / np.asarray(step_times_s, np.float64), max_steps)
 
 
-def correction_scales(
-    num_steps: ArrayLike, mean_steps: float, step_correction: float
-) -> NDArray[np.float64]:
+def correction_scales(num_steps: ArrayLike, mean_steps: float, step_correction: float) -> Floats:
     r"""Compute the factors of updates that undo a power of the nodes' steps; not in the paper.
 
     .. math:: s_i = (\bar\tau / \tau_i)^q
@@ -91,7 +90,7 @@ def correction_scales(
     return np.asarray((mean_steps / np.asarray(num_steps, np.float64)) ** step_correction)
 
 
-def _whole(steps: NDArray[np.float64], most: int) -> Indices:
+def _whole(steps: Floats, most: int) -> Indices:
     # so that 0.29 * 100 is 29 steps and not 28
     whole = np.floor(steps * (1 + 1e-9))
     return np.asarray(np.clip(np.nan_to_num(whole, nan=1), 1, most), np.int64)

@@ -10,16 +10,16 @@ import numpy as np
 from flwr.app import ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
-from numpy.typing import NDArray
 
 from flwr_hetero import keys
-from flwr_hetero.biased_local_sgd.algorithm import SAME_CLASS_RATIO, correction_scales, fast_class
+from flwr_hetero.biased_local_sgd import algorithm
+from flwr_hetero.biased_local_sgd.algorithm import SAME_CLASS_RATIO, Floats, Indices
 from flwr_hetero.errors import check_number
 from flwr_hetero.records import Latency, config_of, read_number
 from flwr_hetero.server.aggregate import with_update
 from flwr_hetero.server.client_support import STEPS
 from flwr_hetero.server.composition import check_unscaled
-from flwr_hetero.server.context import Exchange
+from flwr_hetero.server.context import Exchange, Messages
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
@@ -29,10 +29,8 @@ SMOOTHING = 0.5
 """Weight of the past in a node's measured times."""
 QUICK_SHARE = 0.1
 """Of the nodes measured, those quicker than the one that a deadline is made for."""
-LONGEST_S = 1e9
-"""Times are kept within 1/LONGEST_S and LONGEST_S: a node may report anything."""
-MOST_PASSES = 1_000
-"""Local epochs of a message that are believed."""
+LONGEST_S, MOST_PASSES = 1e9, 1_000
+"""What is believed of a node: times within 1/LONGEST_S and LONGEST_S, and local epochs."""
 
 
 class Job(NamedTuple):
@@ -76,7 +74,7 @@ class NodeSpeeds:
         # less than a third of the nodes are no class: they count as a little faster than a third
         least_s = _third(self.step_s.values()) / SAME_CLASS_RATIO
         step_s = [max(time_s, least_s) for time_s in self.step_s.values()]
-        fast, gamma = fast_class(step_s)
+        fast, gamma = algorithm.fast_class(step_s)
         return {node for node, is_fast in zip(self.step_s, fast, strict=True) if is_fast}, gamma
 
     def quick_round_s(self, num_steps: int, *, with_link: bool = True) -> float:
@@ -104,8 +102,7 @@ def divided(reply: Message, latency: Latency, steps: int, seen_s: float) -> tupl
     compute_s, fixed_s = latency.seconds, 0.0
     work = reply.content.config_records.get(keys.WORK, ConfigRecord())
     if latency.emulated:
-        timing = reply.content.config_records[keys.TIMING]
-        fixed_s = read_number(timing, keys.TRANSFER_TIME, 0.0)
+        fixed_s = read_number(reply.content.config_records[keys.TIMING], keys.TRANSFER_TIME, 0.0)
         compute_s -= fixed_s
     elif (step_s := read_number(work, keys.STEP_TIME, 0.0)) > 0:
         compute_s = min(steps * step_s, latency.seconds)
@@ -145,23 +142,19 @@ class MeasuredSteps(Wrapper):
         self.usual_steps: dict[str, tuple[float, float]] = {}  # and weight, of every node seen
         self._assigned: dict[str, int] = {}
 
-    def num_steps(self, nodes: Sequence[str]) -> NDArray[np.int64]:
+    def num_steps(self, nodes: Sequence[str]) -> Indices:
         """Return the steps of each node; shape (len(nodes),)."""
         raise NotImplementedError
 
-    def scales(
-        self, replies: list[Message], steps: NDArray[np.int64], weights: list[float]
-    ) -> NDArray[np.float64]:
+    def scales(self, replies: Messages, steps: Indices, weights: list[float]) -> Floats:
         """Return the scale of each update: mean steps of all nodes seen, over its own."""
         for reply, count, weight in zip(replies, steps.tolist(), weights, strict=True):
             self.usual_steps[self.identity(reply.metadata.src_node_id)] = (count, weight)
         known, weight_of = np.array(list(self.usual_steps.values())).T
         mean_steps = float(np.average(known, weights=weight_of))
-        return correction_scales(steps, mean_steps, self.step_correction)
+        return algorithm.correction_scales(steps, mean_steps, self.step_correction)
 
-    def on_instructions(
-        self, context: Exchange, messages: list[Message], grid: Grid
-    ) -> list[Message]:
+    def on_instructions(self, context: Exchange, messages: Messages, grid: Grid) -> Messages:
         """Write each node's steps into its own config."""
         steps = self.num_steps([self.identity(m.metadata.dst_node_id) for m in messages])
         # one for each local epoch, at least
@@ -185,7 +178,7 @@ class MeasuredSteps(Wrapper):
             return None
         return f"claims {claim!r} steps instead of 1 to {assigned}"
 
-    def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
+    def on_replies(self, context: Exchange, replies: Messages) -> Messages:
         """Learn the nodes' speeds from the steps that count, and undo a power of these."""
         self._assigned = {}
         for reply in replies:
@@ -201,7 +194,7 @@ class MeasuredSteps(Wrapper):
                 self.speeds.learn(context, reply, metrics, steps)
         return self._corrected(context, replies) if self.step_correction else replies
 
-    def _corrected(self, context: Exchange, replies: list[Message]) -> list[Message]:
+    def _corrected(self, context: Exchange, replies: Messages) -> Messages:
         """Scale each node's update by a power of its steps."""
         start, weights = context.arrays, self.top.weights(context, replies)
         if not any(weights):
@@ -209,13 +202,10 @@ class MeasuredSteps(Wrapper):
         # who reports no steps is scaled least
         steps = np.array([self.steps_of(context, reply) for reply in replies])
         steps[steps == 0] = steps.max(initial=1)
-        scales = self.scales(replies, steps, weights).tolist()
-        return [
-            reply if scale == 1.0 else with_update(reply, start, start, scale)
-            for reply, scale in zip(replies, scales, strict=True)
-        ]
+        scaled = zip(replies, self.scales(replies, steps, weights).tolist(), strict=True)
+        return [r if s == 1.0 else with_update(r, start, start, s) for r, s in scaled]
 
-    def on_profile_replies(self, context: Exchange, replies: list[Message]) -> None:
+    def on_profile_replies(self, context: Exchange, replies: Messages) -> None:
         """Learn from another wrapper's profiling how fast nodes are that report their steps."""
         for reply in replies:
             for metrics in reply.content.metric_records.values():

@@ -7,14 +7,10 @@ from flwr.app import ConfigRecord, Message
 from numpy.typing import NDArray
 
 from flwr_hetero import keys
-from flwr_hetero.biased_local_sgd.algorithm import (
-    Indices,
-    epoch_sizes,
-    fast_allocation,
-    fast_share,
-    slow_allocation,
-)
+from flwr_hetero.biased_local_sgd import algorithm
+from flwr_hetero.biased_local_sgd.algorithm import Indices, epoch_sizes
 from flwr_hetero.errors import check_count
+from flwr_hetero.server.context import Messages
 from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_str
 
 NONE: Indices = np.empty(0, np.int64)
@@ -59,9 +55,7 @@ class SharedSamples:
         self._taken = NONE
         self._assigned: dict[int, Indices] = {}
 
-    def assign(
-        self, messages: Sequence[Message], num_steps: Sequence[int], fast: Sequence[bool]
-    ) -> None:
+    def assign(self, messages: Messages, num_steps: Sequence[int], fast: Sequence[bool]) -> None:
         """Add the samples of its node to each instruction."""
         self._assigned = {}
         for message, indices in zip(messages, self.draw(num_steps, fast), strict=True):
@@ -74,11 +68,10 @@ class SharedSamples:
             return []
         # N_F and N_S follow from the steps of this round
         by_loss = [is_fast and self.high_loss_fraction is not None for is_fast in fast]
-        share = self.share if self.share and any(by_loss) else fast_share(num_steps, by_loss)
-        return [
-            self._take(steps * self.batch_size, is_fast, share)
-            for steps, is_fast in zip(num_steps, by_loss, strict=True)
-        ]
+        given = self.share if any(by_loss) else None
+        share = given or algorithm.fast_share(num_steps, by_loss)
+        pools = zip(num_steps, by_loss, strict=True)
+        return [self._take(steps * self.batch_size, pool, share) for steps, pool in pools]
 
     def _take(self, count: int, by_loss: bool, share: float) -> Indices:
         indices, draw = NONE, self._draw_fast if by_loss else self._draw_slow
@@ -94,7 +87,7 @@ class SharedSamples:
         num_fast, _ = epoch_sizes(len(self.losses), share)
         # l. 3 to 5
         fraction = self.high_loss_fraction or 0.0
-        self._taken = fast_allocation(self.losses, num_fast, fraction, self.rng)
+        self._taken = algorithm.fast_allocation(self.losses, num_fast, fraction, self.rng)
         if self.unified:
             # what the slow nodes had left may be the fast nodes' now
             self._pools[False] = NONE
@@ -104,7 +97,7 @@ class SharedSamples:
         # l. 6; with share=1 there would be none
         num_slow = max(1, epoch_sizes(len(self.losses), share)[1])
         taken = self._taken if self.unified and len(self._taken) < len(self.losses) else None
-        return slow_allocation(len(self.losses), num_slow, self.rng, taken)
+        return algorithm.slow_allocation(len(self.losses), num_slow, self.rng, taken)
 
     def why_bad(self, reply: Message) -> str | None:
         """Return why the losses of a reply cannot be right."""

@@ -8,21 +8,16 @@ import numpy as np
 from flwr.app import Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Strategy
-from numpy.typing import NDArray
 
 from flwr_hetero import keys
-from flwr_hetero.biased_local_sgd.algorithm import (
-    correction_scales,
-    fast_share,
-    gamma_steps,
-    timed_steps,
-)
+from flwr_hetero.biased_local_sgd import algorithm
+from flwr_hetero.biased_local_sgd.algorithm import Floats, Indices
 from flwr_hetero.biased_local_sgd.node_speeds import MeasuredSteps, assigned_steps
 from flwr_hetero.biased_local_sgd.shared_data import SharedSamples
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 from flwr_hetero.records import config_of
 from flwr_hetero.server.aggregate import normalised
-from flwr_hetero.server.context import Exchange
+from flwr_hetero.server.context import Exchange, Messages
 from flwr_hetero.state_dict import StateDict, entries_below
 
 TRAFFIC = 0.5
@@ -36,7 +31,10 @@ class LocalSteps(MeasuredSteps):
 
     The number is ``num-steps`` in the node's own config. Of what it reports as ``num-steps`` in its
     metrics, at most the number assigned counts. Lim et al., "Biased Local SGD for Efficient Deep
-    Learning on Heterogeneous Systems", section 4.1.
+    Learning on Heterogeneous Systems", section 4.1. ValueError for a setting out of range or not of
+    the kind of budget; MissingClientSupportError in the first round, if no node reports its steps.
+
+    >>> strategy = LocalSteps(fast_steps=32, budget="deadline", deadline_s=60.0)
 
     Parameters
     ----------
@@ -60,23 +58,11 @@ class LocalSteps(MeasuredSteps):
         :math:`(\bar\tau / \tau_i)^q`. 0: a node's data count by its steps. 1: as in FedAvg, but
         few steps are magnified, with their noise.
 
-    Raises
-    ------
-    ValueError
-        If a setting is out of range or does not go with the kind of budget.
-    MissingClientSupportError
-        In the first round, if no node reports its steps.
-
     Notes
     -----
     A node that was never measured gets one step: the first round of a new fleet is its profiling.
     Less than a third of the nodes cannot move a measured gamma, or a default deadline by more than
     2: give gamma where fewer are fast.
-
-    Examples
-    --------
-    >>> from flwr.serverapp.strategy import FedAdam
-    >>> strategy = LocalSteps(FedAdam(), fast_steps=32, budget="deadline", deadline_s=60.0)
     """
 
     name: ClassVar[str] = "local_steps"
@@ -106,14 +92,14 @@ class LocalSteps(MeasuredSteps):
         self.gamma, self.deadline_s = gamma, deadline_s
         super().__init__(strategy, step_correction)
 
-    def num_steps(self, nodes: Sequence[str]) -> NDArray[np.int64]:
+    def num_steps(self, nodes: Sequence[str]) -> Indices:
         """Return the steps of each node; shape (len(nodes),)."""
         step_s = np.array([self.speeds.step_s.get(node, nan) for node in nodes])
         if self.budget != "two-class":
             link_s = np.array([self.speeds.link_s.get(node, nan) for node in nodes])
             limit_s = self.deadline_s or self.speeds.quick_round_s(self.fast_steps)
             traffic = TRAFFIC if self.budget == "slice" else 1.0
-            return timed_steps(limit_s, step_s, link_s, self.max_steps, traffic)
+            return algorithm.timed_steps(limit_s, step_s, link_s, self.max_steps, traffic)
         fast, measured = self.speeds.classes()
         slow_gamma = measured if self.gamma is None else self.gamma
         gammas = np.array([1.0 if node in fast else slow_gamma for node in nodes])
@@ -121,7 +107,7 @@ class LocalSteps(MeasuredSteps):
         if self.gamma != 1:
             gammas[np.isnan(step_s)] = nan
         # Alg. 1, l. 1
-        return gamma_steps(gammas, self.fast_steps, self.max_steps)
+        return algorithm.gamma_steps(gammas, self.fast_steps, self.max_steps)
 
     def fast_nodes(self) -> set[str]:
         """Return the nodes of the fast class."""
@@ -135,7 +121,10 @@ class BiasedLocalSGD(LocalSteps):
 
     Nodes choose their samples with a :class:`~flwr_hetero.sampler.TopLossSampler`. Strategies that
     do not weight (median, trimmed mean, Krum) get the steps only. Lim et al., "Biased Local SGD for
-    Efficient Deep Learning on Heterogeneous Systems", Algorithm 1.
+    Efficient Deep Learning on Heterogeneous Systems", Algorithm 1. ValueError for a setting out of
+    range, or a strategy that cannot weight by steps.
+
+    >>> strategy = BiasedLocalSGD(fast_steps=32, high_loss_fraction=0.3)
 
     Parameters
     ----------
@@ -157,16 +146,6 @@ class BiasedLocalSGD(LocalSteps):
     batch_size, unified, seed
         For shared data: examples per step; whether slow nodes get what the fast ones left
         (Table 6); of the server's generator.
-
-    Raises
-    ------
-    ValueError
-        If a setting is out of range, or the strategy cannot weight by steps.
-
-    Examples
-    --------
-    >>> from flwr.serverapp.strategy import FedAdam
-    >>> strategy = BiasedLocalSGD(FedAdam(), fast_steps=32, high_loss_fraction=0.3)
     """
 
     name: ClassVar[str] = "biased_local_sgd"
@@ -217,9 +196,7 @@ class BiasedLocalSGD(LocalSteps):
             rule = "be without a privacy accountant, which asks for equal weights"
             raise invalid("strategy", leaf, rule, hint)
 
-    def on_instructions(
-        self, context: Exchange, messages: list[Message], grid: Grid
-    ) -> list[Message]:
+    def on_instructions(self, context: Exchange, messages: Messages, grid: Grid) -> Messages:
         """Write each node's steps, and what it needs to choose its samples."""
         # l. 1: tau_S <- gamma tau_F; the nodes do l. 8 to 13
         messages = super().on_instructions(context, messages, grid)
@@ -236,7 +213,7 @@ class BiasedLocalSGD(LocalSteps):
             self.shared.assign(asked, steps, fast)
         elif self.high_loss_fraction is not None and asked:
             # l. 3 to 6 are the nodes' own: TopLossSampler needs N_F / N and lambda
-            share = self.share or fast_share(steps, fast) or 1.0
+            share = self.share or algorithm.fast_share(steps, fast) or 1.0
             for message, is_fast in zip(asked, fast, strict=True):
                 config = config_of(message)
                 config[keys.FAST], config[keys.FAST_SHARE] = is_fast, share
@@ -248,14 +225,14 @@ class BiasedLocalSGD(LocalSteps):
         reason = super().why_bad(context, reply)
         return reason or (self.shared.why_bad(reply) if self.shared else None)
 
-    def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
+    def on_replies(self, context: Exchange, replies: Messages) -> Messages:
         """Learn the nodes' speeds and, with shared data, the losses."""
         if self.shared is not None:
             # l. 14: record the loss of every processed sample
             self.shared.record(replies)
         return super().on_replies(context, replies)
 
-    def weights(self, context: Exchange, replies: list[Message]) -> list[float]:
+    def weights(self, context: Exchange, replies: Messages) -> list[float]:
         """Weight models by their steps: the fewest for those that report none."""
         if not self.weigh_by_steps:
             return super().weights(context, replies)
@@ -295,8 +272,7 @@ class FedNova(LocalSteps):
     ) -> None:
         super().__init__(strategy, fast_steps, step_correction=1.0, **budget)
 
-    def scales(
-        self, replies: list[Message], steps: NDArray[np.int64], weights: list[float]
-    ) -> NDArray[np.float64]:
+    def scales(self, replies: Messages, steps: Indices, weights: list[float]) -> Floats:
         """Return the scales: by the mean steps of the round's nodes, not of all seen."""
-        return correction_scales(steps, float(normalised(weights) @ steps), self.step_correction)
+        mean_steps = float(normalised(weights) @ steps)
+        return algorithm.correction_scales(steps, mean_steps, self.step_correction)

@@ -145,9 +145,6 @@ def own_share(overlap: ArrayLike, num_nodes: int) -> NDArray[np.float64]:
     return np.asarray(strange / (kept + strange))
 
 
-# --- Equation 8: how good orders are -------------------------------------------------
-
-
 def herding_bound(vectors: ArrayLike, orders: ArrayLike) -> float:
     r"""Largest distance of a prefix of all orders, visited side by side, from the mean (Eq. 8).
 

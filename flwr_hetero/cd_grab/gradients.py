@@ -37,8 +37,7 @@ def example_gradients(model: nn.Module, loss: Loss, inputs: Tensor, targets: Ten
     trained = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
 
     def loss_of(params: dict[str, Tensor], example: Tensor, target: Tensor) -> Tensor:
-        outputs = functional_call(model, params, (example[None],))
-        return loss(outputs, target[None]).mean()
+        return loss(functional_call(model, params, (example[None],)), target[None]).mean()
 
     each = vmap(grad(loss_of), in_dims=(None, 0, 0))(trained, inputs, targets)
     return torch.cat([each[name].reshape(len(inputs), -1) for name in trained], dim=1).detach()

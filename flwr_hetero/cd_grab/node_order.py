@@ -18,10 +18,8 @@ NO_SIGNS: Signs = np.zeros(0, np.int8)
 class NodeOrder:
     """Always the same order: shuffle-once, since units are numbered at random."""
 
-    learns = False
-    """Whether it needs vectors at all."""
-    watching = False
-    """Whether the vectors of the units visited next are wanted."""
+    learns = watching = False
+    """Whether it needs vectors at all; whether those of the units visited next are wanted."""
     schema: ClassVar[dict[str, Any]] = {
         **dict.fromkeys(["position", "num_seen", "seed"], int),
         "order": ((-1,), "i"),
@@ -175,8 +173,7 @@ class ServedOrder(NodeOrder):
 
     def start_pass(self) -> None:
         """Adopt the next order, if there is one, and begin to watch it (Alg. 3, l. 9)."""
-        is_new = self.next_version != self.version
-        if is_new or not (self._chunks and self.is_complete):
+        if self.next_version != self.version or not (self._chunks and self.is_complete):
             self.order, self.version, self.watching = self.next_order, self.next_version, True
             self.first_pair, self.num_seen = 0, 0
             self.half = self.diffs = NO_VECTORS

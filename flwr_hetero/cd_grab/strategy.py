@@ -18,7 +18,7 @@ from flwr_hetero.cd_grab.wire import Answer, Report, Terms
 from flwr_hetero.errors import check_choice, check_count
 from flwr_hetero.records import config_of
 from flwr_hetero.server.client_support import STEPS, ClientSupport
-from flwr_hetero.server.context import Exchange
+from flwr_hetero.server.context import Exchange, Messages
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
@@ -27,10 +27,8 @@ from flwr_hetero.state_dict import StateDict
 Group: TypeAlias = dict[str, Report]
 MEMORY = 0.5
 """Weight of the past in a node's overlap."""
-OUTLIER = 3.0
-"""A node whose differences are longer than this many times the median node's is an outlier."""
-FEW = 16
-"""Pairs that show how long a node's differences are; with fewer the limit is higher."""
+OUTLIER, FEW = 3.0, 16
+"""How many times the median length makes an outlier; below FEW pairs the limit is higher."""
 ORDERS = ClientSupport(
     keys.ORDER,
     "what it saw of its order",
@@ -175,11 +173,9 @@ def split_outliers(group: Group) -> list[Group]:
     # so that no node, nor one that lies, rules all signs
     lengths = {n: float(np.linalg.norm(r.diffs)) / len(r.diffs) ** 0.5 for n, r in group.items()}
     limit = OUTLIER * float(np.median([*lengths.values()]))
-    alone = {
-        n for n, r in group.items() if lengths[n] > limit * max(1.0, (FEW / len(r.diffs)) ** 0.5)
-    }
-    inliers = {n: r for n, r in group.items() if n not in alone}
-    return [inliers, *({n: group[n]} for n in group if n in alone)]
+    factors = {n: max(1.0, (FEW / len(r.diffs)) ** 0.5) for n, r in group.items()}
+    inliers = {n: r for n, r in group.items() if lengths[n] <= limit * factors[n]}
+    return [inliers, *({n: group[n]} for n in group if n not in inliers)]
 
 
 class CDGraB(Wrapper):
@@ -187,7 +183,10 @@ class CDGraB(Wrapper):
 
     Each reply brings the differences of the pairs of units that the node has visited, each
     instruction its next order. Nodes without such a sampler take part unchanged.
-    Cooper et al., NeurIPS 2023, Algorithms 3 and 4.
+    MissingClientSupportError in the first round, if no node reports on its order. Cooper et al.,
+    NeurIPS 2023, Algorithms 3 and 4.
+
+    >>> strategy = CDGraB(num_units=64)
 
     Parameters
     ----------
@@ -204,22 +203,12 @@ class CDGraB(Wrapper):
     seed : int
         Seed of the sketch.
 
-    Raises
-    ------
-    MissingClientSupportError
-        In the first round, if no node reports on its order.
-
     Notes
     -----
     The paper leaves partial participation out. Here the sign balances a mix of the global sum and
     the node's own sum (:func:`~flwr_hetero.cd_grab.algorithm.own_share`; ``own_share`` in the
     history). Above 0.8 this has nothing over ``OrderedSampler(method="id-grab")``, which sends
     nothing. A resumed run equals an unbroken one if nodes keep their state.
-
-    Examples
-    --------
-    >>> from flwr.serverapp.strategy import FedAdam
-    >>> strategy = CDGraB(FedAdam(), num_units=64)
     """
 
     name: ClassVar[str] = "cd_grab"
@@ -254,9 +243,7 @@ class CDGraB(Wrapper):
         if self.server.states:
             identify_nodes(self, run.exchange(run.round + 1), run.grid, run.timeout_s)
 
-    def on_instructions(
-        self, context: Exchange, messages: list[Message], grid: Grid
-    ) -> list[Message]:
+    def on_instructions(self, context: Exchange, messages: Messages, grid: Grid) -> Messages:
         """Tell each node which order it should be at (Alg. 4, l. 15)."""
         self.terms = self.terms._replace(server_round=context.round)
         self._reports = {}
@@ -279,27 +266,20 @@ class CDGraB(Wrapper):
                 return f"order record: {error}"
         return None
 
-    def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
+    def on_replies(self, context: Exchange, replies: Messages) -> Messages:
         """Take the pairs out of the replies and balance them (Alg. 4, l. 8-14)."""
-        reports = {}
-        for reply in replies:
-            if reply.content.pop(keys.ORDER, None) is not None:
-                node_id = reply.metadata.src_node_id
-                reports[node_id] = self._reports[node_id]
+        ordered = [reply for reply in replies if reply.content.pop(keys.ORDER, None) is not None]
         # l. 8-14
-        self._balance = self.server.receive(self._weighted(context, replies, reports))
+        self._balance = self.server.receive(self._weighted(context, ordered))
         return replies
 
-    def _weighted(
-        self, context: Exchange, replies: list[Message], reports: dict[int, Report]
-    ) -> dict[str, Report]:
+    def _weighted(self, context: Exchange, replies: Messages) -> dict[str, Report]:
         """Scale each node's pairs as its model counts in the mean; name the nodes."""
-        ordered = [reply for reply in replies if reply.metadata.src_node_id in reports]
-        weights = self.top.weights(context, ordered)
+        weights = self.top.weights(context, replies)
         usual = sum(weights) / len(weights) if any(weights) else 1.0
         result = {}
-        for reply, weight in zip(ordered, weights, strict=True):
-            report = reports[reply.metadata.src_node_id]
+        for reply, weight in zip(replies, weights, strict=True):
+            report = self._reports[reply.metadata.src_node_id]
             diffs = report.diffs if weight == usual else weight / usual * report.diffs
             result[self.identity(reply.metadata.src_node_id)] = report._replace(diffs=diffs)
         return result

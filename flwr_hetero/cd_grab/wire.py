@@ -12,10 +12,8 @@ from flwr_hetero.errors import invalid
 
 HALF, SINGLE = "<f2", "<f4"
 """Types of vectors on the wire: of sketches, of whole gradients."""
-MAX_UNITS = 1 << 20
-"""Longest order that a node may have."""
-MAX_COUNT = 1 << 53
-"""Largest number in a record: one more must still fit on the wire, and into a float."""
+MAX_UNITS, MAX_COUNT = 1 << 20, 1 << 53
+"""Longest order of a node; largest number in a record: one more fits on the wire, and a float."""
 MAX_VALUE = 1e15
 """Largest entry of a vector: sums and squares of as many as there may be are finite float32."""
 
@@ -72,13 +70,9 @@ def write_report(terms: Terms, report: Report) -> dict[str, int | float | str | 
     """Write what a node saw."""
     data, scale = pack_vectors(report.diffs, HALF if terms.sketch_size else SINGLE)
     own = terms._replace(sketch_size=report.diffs.shape[1], num_units=report.num_units)
-    return {
-        **dict(zip(_TERMS, own, strict=True)),
-        keys.VERSION: report.version,
-        keys.FIRST_PAIR: report.first_pair,
-        keys.VECTORS: data,
-        keys.SCALE: scale,
-    }
+    record: dict[str, int | float | str | bytes] = {keys.VECTORS: data, keys.SCALE: scale}
+    place = {keys.VERSION: report.version, keys.FIRST_PAIR: report.first_pair}
+    return record | place | dict(zip(_TERMS, own, strict=True))
 
 
 def read_report(record: Mapping[str, Any], terms: Terms) -> Report:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flwr_hetero import __version__
-from flwr_hetero.cli.run import add_config, check_run_config
+from flwr_hetero.cli.run import add_command, add_config, check_run_config
 from flwr_hetero.errors import install_hint
 
 # Extra of the package, what it is for, and packages of it.
@@ -25,10 +25,9 @@ EXTRAS = {
 def add(commands: Any) -> None:
     """Add the command to the command line."""
     text = "check the installation and an app's run-config"
-    parser = commands.add_parser("doctor", help=text, description=text)
+    parser = add_command(commands, "doctor", _doctor, text)
     parser.add_argument("app", nargs="?", type=Path, metavar="APP", help="folder of an app")
     add_config(parser, "run", "-c")
-    parser.set_defaults(run=_doctor)
 
 
 def _doctor(options: argparse.Namespace) -> int:

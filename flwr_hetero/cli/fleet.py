@@ -1,11 +1,11 @@
 """Commands on real fleets: ``fleet up``, ``status``, ``down``, ``certificates``."""
 
 import argparse
-from collections.abc import Callable
 from math import isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flwr_hetero.cli.run import add_command
 from flwr_hetero.errors import check_count
 
 if TYPE_CHECKING:
@@ -21,26 +21,22 @@ def add(above: Any) -> None:
         required=True, metavar="COMMAND"
     )
 
-    def command(name: str, run: Callable[..., None], text: str, warning: str = "") -> Any:
-        parser = commands.add_parser(name, help=text, description=f"{text}. {warning}")
-        parser.set_defaults(run=run)
-        return parser.add_argument
-
-    others = "While they are up, EVERY USER OF THIS MACHINE CAN RUN CODE AS YOU: Flower's "
+    others = ". While they are up, EVERY USER OF THIS MACHINE CAN RUN CODE AS YOU: Flower's "
     others += "SuperLink asks for no credentials on 127.0.0.1."
     # Said where it is asked for: a private fleet on a shared machine is none.
-    up = command("up", _up, "start a SuperLink and SuperNodes with TLS and keys", others)
+    text = "start a SuperLink and SuperNodes with TLS and keys"
+    parser = add_command(commands, "up", _up, text, others)
+    up = parser.add_argument
     up("--nodes", type=int, default=4, help="SuperNodes (default: 4)")
     kinds = "uniform, paper-5 or a TOML file of devices: speeds become shares of one CPU"
     up("--fleet", default="uniform", help=kinds)
     up("--cpu", type=float, default=1.0, help="share of one CPU for the fastest (default: 1)")
-    for add in (
-        up,
-        command("status", _status, "show which processes run"),
-        command("down", _down, "end what `up` started and remove its files"),
-    ):
-        add("--dir", default=FOLDER, help=f"the fleet's folder (default: {FOLDER})")
-    add = command("certificates", _certificates, "make keys and certificates for real devices")
+    status = add_command(commands, "status", _status, "show which processes run")
+    down = add_command(commands, "down", _down, "end what `up` started and remove its files")
+    for each in (parser, status, down):
+        each.add_argument("--dir", default=FOLDER, help=f"the fleet's folder (default: {FOLDER})")
+    text = "make keys and certificates for real devices"
+    add = add_command(commands, "certificates", _certificates, text).add_argument
     add("dir", help="folder; an authority in it is used again, its ca.key for --host only")
     add("--host", nargs="+", default=[], help="the SuperLink's names and addresses")
     add("--node", nargs="+", default=[], help="names of devices that need a key")
@@ -58,8 +54,7 @@ def _up(options: argparse.Namespace) -> None:
     check_count("--nodes", options.nodes, 1)
     fleet = _fleet(options)
     print("starting a SuperLink and SuperNodes, and waiting until they are online", flush=True)
-    profiles = named_fleet(options.fleet, options.nodes)
-    fleet.up(profiles, cpu=options.cpu)
+    fleet.up(named_fleet(options.fleet, options.nodes), cpu=options.cpu)
     _status(options)
     print(f"\nRun an app on it:\n\n  {fleet.run_line()}\n")
 

@@ -5,7 +5,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,20 @@ COMPLETED = "finished:completed"
 def add(commands: Any) -> None:
     """Add the command to the command line."""
     text = "check an app's run-config, then flwr run --stream; exit status 1 if the run fails"
-    parser = commands.add_parser("run", help=text, description=text)
+    parser = add_command(commands, "run", _run, text)
     parser.add_argument("app", type=Path, metavar="APP", help="folder of an app")
     parser.add_argument("superlink", nargs="?", metavar="SUPERLINK", help="as for flwr run")
     nodes = "simulated nodes, one CPU each at a time (default: as set in Flower, 2 at first)"
     parser.add_argument("--nodes", type=int, help=nodes)
     add_config(parser, "run", "-c")
     add_config(parser, "federation")
-    parser.set_defaults(run=_run)
+
+
+def add_command(above: Any, name: str, run: Callable[..., Any], text: str, more: str = "") -> Any:
+    """Add a command that calls a function; return its parser."""
+    parser = above.add_parser(name, help=text, description=text + more)
+    parser.set_defaults(run=run)
+    return parser
 
 
 def add_config(parser: argparse.ArgumentParser, name: str, *short: str) -> None:

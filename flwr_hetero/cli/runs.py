@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from flwr_hetero.cli.run import add_command
 from flwr_hetero.errors import invalid
 from flwr_hetero.report.history import HISTORY, LOCK, MODEL, REPORT
 
@@ -18,22 +19,16 @@ KILLED = "The run was killed: its process is gone. resume=true continues from it
 
 def add(commands: Any) -> None:
     """Add the commands to the command line."""
+    folder = "run directory (output-dir)"
     text = "rebuild report.html of runs from their histories"
-    report = commands.add_parser("report", help=text, description=text)
-    report.set_defaults(run=_report)
+    report = add_command(commands, "report", _report, text)
+    report.add_argument("directories", nargs="+", metavar="DIR", help=folder)
     text = "make the page of a run in progress again after each round"
-    watch = commands.add_parser("watch", help=text, description=text)
-    watch.add_argument("directory", type=Path, metavar="DIR", help="run directory (output-dir)")
-    watch.set_defaults(run=_watch)
+    watch = add_command(commands, "watch", _watch, text)
+    watch.add_argument("directory", type=Path, metavar="DIR", help=folder)
     text = "write a page that says which run was sooner; runs that differ in the seed are one kind"
-    compare = commands.add_parser("compare", help=text, description=text)
-    compare.set_defaults(run=_compare)
-    for command, folders in (
-        (report, "run directory (output-dir)"),
-        (compare, "run directory (output-dir), that of the baseline first"),
-    ):
-        command.add_argument("directories", nargs="+", metavar="DIR", help=folders)
-    add = compare.add_argument
+    add = add_command(commands, "compare", _compare, text).add_argument
+    add("directories", nargs="+", metavar="DIR", help=f"{folder}, that of the baseline first")
     text = "what to compare, such as accuracy or cd_grab/pairs (default: the first run's "
     add("--metric", help=f"{text}accuracy, else its loss)")
     text = "value to reach (default: the baseline's end less a point, the end being the median "
@@ -42,8 +37,7 @@ def add(commands: Any) -> None:
     add("--clock", choices=CLOCKS, help=text)
     text = "the page, one file that works offline (default: %(default)s)"
     add("--out", type=Path, default=Path("compare.html"), metavar="PAGE.html", help=text)
-    text = "write the figures as JSON, too, beside the page"
-    add("--json", action="store_true", help=text)
+    add("--json", action="store_true", help="write the figures as JSON, too, beside the page")
 
 
 def _report(options: argparse.Namespace) -> None:
@@ -99,9 +93,8 @@ def _compare(options: argparse.Namespace) -> None:
     if options.out.suffix != ".html":
         raise invalid("--out", str(options.out), "end in .html")
     clock = CLOCKS.get(options.clock)
-    comparison = compare(
-        read_runs(options.directories), options.metric, options.target, clock=clock
-    )
+    runs = read_runs(options.directories)
+    comparison = compare(runs, options.metric, options.target, clock=clock)
     page = write_page(comparison, options.out)
     if options.json:
         text = json.dumps(figures(comparison), indent=2) + "\n"

@@ -13,7 +13,9 @@ from flwr_hetero.client.handler import current_handler
 from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_str
 
-Batch: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
+Indices: TypeAlias = NDArray[np.int64]
+Floats: TypeAlias = NDArray[np.float64]
+Batch: TypeAlias = tuple[Indices, Floats]
 """Indices in the local data and, for each, the factor of its loss."""
 
 
@@ -64,10 +66,10 @@ class BatchSampler(ABC, Sampler[list[int]]):
         """Draw a batch, (batch,) indices and weights: the step is the mean of weights * losses."""
 
     @abstractmethod
-    def update(self, indices: NDArray[np.int64], scores: NDArray[np.float64]) -> None:
+    def update(self, indices: Indices, scores: Floats) -> None:
         """Learn from the scores of processed examples, one finite number per index."""
 
-    def watch(self, indices: NDArray[np.int64], losses: Any) -> None:
+    def watch(self, indices: Indices, losses: Any) -> None:
         """Learn from the backward pass that these losses are about to go through, if at all."""
 
     def __len__(self) -> int:
@@ -112,9 +114,8 @@ class BatchSampler(ABC, Sampler[list[int]]):
     def take(self) -> Batch:
         """Collect indices and weights of the oldest batch that iteration yielded."""
         if not self._drawn:
-            raise IndexError(
-                "no batch to take: once per batch that iteration gave, in training only."
-            )
+            rule = "once per batch that iteration gave, in training only"
+            raise IndexError(f"no batch to take: {rule}.")
         self.note_help()
         return self._drawn.popleft()
 
@@ -157,9 +158,7 @@ class BatchSampler(ABC, Sampler[list[int]]):
                 raise ValueError(f"state of {owner} must hold {name}={own}, got {state[name]!r}.")
         self.rng = rng_from_str(str(state["rng"]))
 
-    def check_scores(
-        self, indices: NDArray[np.int64], scores: NDArray[np.float64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def check_scores(self, indices: Indices, scores: Floats) -> tuple[Indices, Floats]:
         """Return the arguments of ``update`` as int64 and float64; refuse what does not fit."""
         index = np.asarray(indices, dtype=np.int64)
         score = np.asarray(scores, dtype=np.float64)
@@ -201,7 +200,7 @@ class UniformSampler(BatchSampler):
         self.position += len(indices)
         return indices, np.ones(len(indices))
 
-    def update(self, indices: NDArray[np.int64], scores: NDArray[np.float64]) -> None:
+    def update(self, indices: Indices, scores: Floats) -> None:
         """Do nothing: uniform sampling has nothing to learn."""
 
     def state_dict(self) -> StateDict:

@@ -184,10 +184,9 @@ def empty_pass() -> ValueError:
 
 def batch_size_of(loader: Any) -> int:
     """Return the examples of a loader's batches; -1 where that is unknown."""
-    for owner in (loader, getattr(loader, "batch_sampler", None)):
-        if isinstance(size := getattr(owner, "batch_size", None), int):
-            return size
-    return -1
+    owners = loader, getattr(loader, "batch_sampler", None)
+    sizes = (getattr(owner, "batch_size", None) for owner in owners)
+    return next((size for size in sizes if isinstance(size, int)), -1)
 
 
 def length_of(sized: Any) -> int:

@@ -7,6 +7,7 @@ from math import inf
 from pathlib import Path
 
 import numpy as np
+from numpy.random import Generator
 
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 
@@ -20,7 +21,7 @@ REAL = "real"
 
 @dataclass(frozen=True)
 class DeviceProfile:
-    """One kind of device, relative to a reference device.
+    """One kind of device, relative to a reference device: ``DeviceProfile(compute_factor=4.0)``.
 
     Parameters
     ----------
@@ -32,11 +33,6 @@ class DeviceProfile:
         Standard deviation of the logarithm of compute time; probability of any answer to a message.
     seconds_per_example : float
         Time of the reference device for one example, forward and backward.
-
-    Examples
-    --------
-    >>> DeviceProfile(compute_factor=4.0, uplink_mbps=10.0).compute_factor
-    4.0
     """
 
     compute_factor: float = 1.0
@@ -59,10 +55,7 @@ class DeviceProfile:
 
 
 def compute_time_s(
-    profile: DeviceProfile,
-    processed: float,
-    scored: float = 0.0,
-    rng: np.random.Generator | None = None,
+    profile: DeviceProfile, processed: float, scored: float = 0.0, rng: Generator | None = None
 ) -> float:
     """Compute time of a device in seconds, for examples trained on and examples only scored."""
     work = processed + FORWARD_SHARE * scored

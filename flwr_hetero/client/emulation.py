@@ -4,8 +4,8 @@ import sys
 import zlib
 from functools import lru_cache
 
-import numpy as np
 from flwr.app import Context, Error, Message, MessageType
+from numpy.random import Generator, default_rng
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import NODE_UNAVAILABLE, ClientAppCallable, older_metrics
@@ -25,12 +25,8 @@ def emulated_device(message: Message, context: Context, call_next: ClientAppCall
 
     The device comes from the run-config keys ``fleet`` (see :func:`~flwr_hetero.fleet.named_fleet`)
     and ``seed`` and from the node's ``partition-id``; one that is away answers with an error.
-    Outside a simulation, or with ``fleet = "real"``, this is :func:`timing`.
-
-    Examples
-    --------
-    >>> from flwr.clientapp import ClientApp
-    >>> app = ClientApp(mods=[emulated_device])
+    Outside a simulation, or with ``fleet = "real"``, this is :func:`timing`. Put it around an app:
+    ``ClientApp(mods=[emulated_device])``.
     """
     fleet = str(context.run_config.get("fleet", REAL))
     if fleet == REAL or not in_simulation():
@@ -60,11 +56,11 @@ def is_emulated(context: Context) -> bool:
     return in_emulation or context.node_config.get(keys.EMULATED) is True
 
 
-def device_rng(seed: int, partition: int, message: Message) -> np.random.Generator:
+def device_rng(seed: int, partition: int, message: Message) -> Generator:
     """Make the generator for one message to one device: independent of the order of messages."""
     kind = zlib.crc32(message.metadata.message_type.encode())
     rounds = (in_config(message, key) for key in (keys.SERVER_ROUND, keys.PROFILE_ROUND))
-    return np.random.default_rng([seed, partition, kind, *rounds, *repeat_of(message)])
+    return default_rng([seed, partition, kind, *rounds, *repeat_of(message)])
 
 
 def repeat_of(message: Message) -> list[int]:
@@ -81,9 +77,7 @@ def in_config(message: Message, key: str) -> int:
     return 0
 
 
-def reply_if_away(
-    message: Message, profile: DeviceProfile, rng: np.random.Generator
-) -> Message | None:
+def reply_if_away(message: Message, profile: DeviceProfile, rng: Generator) -> Message | None:
     """Draw whether a device is away; return the error that is its answer then."""
     if float(rng.random()) < profile.availability:
         return None
@@ -91,11 +85,7 @@ def reply_if_away(
 
 
 def stamp(
-    message: Message,
-    reply: Message,
-    context: Context,
-    profile: DeviceProfile,
-    rng: np.random.Generator,
+    message: Message, reply: Message, context: Context, profile: DeviceProfile, rng: Generator
 ) -> None:
     """Write the emulated times into a reply; an error reply stays as it is."""
     if not reply.has_content():

@@ -12,18 +12,15 @@ class Handler:
 
     message: Any
     context: Any
+    # samplers that were iterated; those kept, by name, with the context that keeps their state
     used: list[Any] = field(default_factory=list)
-    """Samplers that were iterated."""
     kept: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    """Samplers and the contexts that keep their state, by its name."""
+    # samplers that follow the server and answer it; those that our loaders made
     led: list[Any] = field(default_factory=list)
-    """Samplers that follow the server, and answer it."""
     made: dict[Any, Any] = field(default_factory=dict)
-    """Samplers that our loaders made."""
+    # counts the message's steps, if our loaders are used
     work: Any = None
-    """Counts the message's steps, if our loaders are used."""
-    has_saved: bool = False
-    """Whether the function saves states by itself."""
+    has_saved: bool = False  # whether the function saves states by itself
 
 
 CURRENT: ContextVar[Handler | None] = ContextVar("handler", default=None)

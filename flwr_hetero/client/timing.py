@@ -17,12 +17,7 @@ from flwr_hetero.records import read_number
 def timing(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Report how long the ClientApp worked on a message, by the monotonic clock.
 
-    The time goes into a ``ConfigRecord`` of its own, which Flower's strategies ignore.
-
-    Examples
-    --------
-    >>> from flwr.clientapp import ClientApp
-    >>> app = ClientApp(mods=[timing])
+    The mod of ``ClientApp(mods=[timing])``: its ConfigRecord is ignored by Flower's strategies.
     """
     start_s = time.monotonic()
     reply = call_app(message, context, call_next)

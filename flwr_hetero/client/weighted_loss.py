@@ -21,8 +21,7 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """``loss_fn(outputs, targets)`` with one loss per example (``reduction="none"``)."""
 
 LOSS: Loss = partial(cross_entropy, reduction="none")
-ROUNDING = 0.01
-"""By so much a factor of 1 may be off, in half precision."""
+ROUNDING = 0.01  # by so much a factor of 1 may be off, in half precision
 
 
 def gradient_norms(

@@ -14,18 +14,17 @@ from flwr_hetero.client.handler import current_handler, say_once
 
 LOCAL_EPOCHS = "local-epochs"
 """Key of the run-config in Flower's own examples; only until the app has passed over its data."""
-PLACE = "place"
-"""In the node's state: where it is in its pass over the data."""
+PLACE = "place"  # in the node's state: where it is in its pass over the data
+# Flower gives an app's process its node's state in one message, of 2 GiB at most
 MOST_BYTES = 1 << 30
-"""Flower gives an app's process its node's state in one message, of 2 GiB at most."""
 
 
 class Work:
     """Count the steps of a message; all loaders of a message share one."""
 
     def __init__(self, context: Context | None = None, message: Any = None) -> None:
+        # passes that share the message's steps
         self.context, self.planned = context, 1
-        """Passes that share the message's steps."""
         self.optimizers: KeptOptimizers | None = None
         self.place: Place | None = None
         # without a mod there is no context, and no state from message to message

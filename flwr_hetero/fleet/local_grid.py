@@ -21,10 +21,8 @@ from flwr_hetero.fleet.faults import Fault, corrupt
 FIRST_NODE_ID = 1_000
 # virtual seconds that an unsuccessful poll takes
 POLL_S = 0.1
-
-
+# When a reply arrives, and the reply; None if there is none.
 Answer = tuple[float, Message | None]
-"""When a reply arrives, and the reply; None if there is none."""
 
 
 @dataclass
@@ -149,8 +147,7 @@ class LocalGrid(Grid):
         self._run = _flwr.new_run(_flwr.be_server_task(run_id=1, task_id=1, node_id=1))
         self._run_config = dict(run_config or {})
         self._node_config = {keys.EMULATED: True, "num-partitions": len(profiles)}
-        self._nodes: dict[int, LocalNode] = {}
-        self._online: dict[int, None] = {}
+        self._nodes, self._online = dict[int, LocalNode](), dict[int, None]()
         for profile in profiles:
             self.join(profile)
 

@@ -190,8 +190,7 @@ def find(folder: Path) -> list[int]:
 def has_tag(pid: int, folder: Path) -> bool:
     """Return whether a process is alive and belongs to a fleet."""
     with suppress(OSError):
-        found = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        return f"{TAG}={folder}".encode() in found
+        return f"{TAG}={folder}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     return False
 
 

@@ -23,8 +23,7 @@ class Throttle:
 
     def __init__(self, share: float) -> None:
         self.share, self.credit_s, self._polled_s = share, share * BURST_S, time.monotonic()
-        self._used_s: dict[int, float] = {}
-        self._stopped = False
+        self._used_s, self._stopped = dict[int, float](), False
 
     def may_run(self, elapsed_s: float, used_s: float) -> bool:
         """Account for the time since the last call; return whether the device may run on."""

@@ -1,12 +1,16 @@
 """Mercury's group-wise importance sampling on NumPy arrays; the listing is the package's."""
 
 from types import EllipsisType
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
 
 from flwr_hetero.errors import check_count, invalid
+
+Floats: TypeAlias = NDArray[np.float64]
+Indices: TypeAlias = NDArray[np.int64]
 
 BETA = 1.0
 """Preference for groups refreshed lately, Eq. 6; the paper gives no value."""
@@ -14,7 +18,7 @@ MARGIN = 0.9
 """Part of the idle time that a group fills, so that noise rarely lengthens the round."""
 
 
-def error_probability(losses: NDArray[np.float64]) -> NDArray[np.float64]:
+def error_probability(losses: Floats) -> Floats:
     r"""Take the probability of a wrong answer, from the cross-entropy, as importance.
 
     .. math:: I = 1 - p_y = 1 - e^{-\ell}
@@ -27,7 +31,7 @@ def error_probability(losses: NDArray[np.float64]) -> NDArray[np.float64]:
     return -np.expm1(-losses)
 
 
-def check_importance(importance: NDArray[np.float64]) -> None:
+def check_importance(importance: Floats) -> None:
     """Refuse importance that is negative or not finite in single precision."""
     bad = importance[~((importance >= 0.0) & (importance < 1e38))]
     if bad.size:
@@ -41,29 +45,28 @@ class Groups(NamedTuple):
     The group ``turn`` is scored next; groups are cut to ``size`` when their turn comes.
     """
 
-    order: NDArray[np.int64]
-    bounds: NDArray[np.int64]
+    order: Indices
+    bounds: Indices
     turn: int
     size: int
 
     @property
-    def sizes(self) -> NDArray[np.int64]:
+    def sizes(self) -> Indices:
         """Samples M_i per group, shape (num_groups,)."""
         return np.diff(self.bounds)
 
-    def members(self, group: int) -> NDArray[np.int64]:
+    def members(self, group: int) -> Indices:
         """Sample indices of one group; -1 is the last."""
         group %= len(self.bounds) - 1
         return self.order[self.bounds[group] : self.bounds[group + 1]]
 
 
-def make_groups(num_samples: int, num_groups: int, rng: np.random.Generator) -> Groups:
+def make_groups(num_samples: int, num_groups: int, rng: Generator) -> Groups:
     """Split the local data at random into D groups of nearly equal size (section 4.1, step 1).
 
     >>> make_groups(10, 3, np.random.default_rng(0)).sizes
     array([3, 3, 4])
     """
-    # section 4.1, step 1
     bounds = np.arange(num_groups + 1) * num_samples // num_groups
     return Groups(rng.permutation(num_samples), bounds, 0, -(-num_samples // num_groups))
 
@@ -100,15 +103,13 @@ def resize(groups: Groups, size: int) -> Groups:
     return groups._replace(bounds=np.concatenate([groups.bounds[: groups.turn], rest]), size=size)
 
 
-def _cut(length: int, size: int) -> NDArray[np.int64]:
+def _cut(length: int, size: int) -> Indices:
     """Bounds of the fewest pieces of at most ``size``; they differ by at most 1."""
     pieces = -(-length // size)
     return np.arange(pieces + 1) * length // max(pieces, 1)
 
 
-def mixed_probs(
-    importance: NDArray[np.float64], mixing: float, indices: NDArray[np.int64] | EllipsisType = ...
-) -> NDArray[np.float64]:
+def mixed_probs(importance: Floats, mixing: float, indices: Indices | EllipsisType = ...) -> Floats:
     r"""Mix a draw by importance with a share of uniform draws (Eq. 7, made safe).
 
     .. math:: q_j = (1 - \lambda) I_j / \sum_k I_k + \lambda / n
@@ -125,7 +126,7 @@ def mixed_probs(
     return np.asarray((1.0 - mixing) * chosen / total + mixing / len(importance))
 
 
-def inverse_probs(probs: NDArray[np.float64], num_samples: int) -> NDArray[np.float64]:
+def inverse_probs(probs: Floats, num_samples: int) -> Floats:
     r"""Weigh a batch so that its mean estimates the mean over all samples (Eq. 3).
 
     .. math:: w_j = p_j / q_j = 1 / (N q_j)
@@ -138,9 +139,7 @@ def inverse_probs(probs: NDArray[np.float64], num_samples: int) -> NDArray[np.fl
     return 1.0 / (num_samples * probs)
 
 
-def draw_flat(
-    importance: NDArray[np.float64], shape: tuple[int, int], mixing: float, rng: np.random.Generator
-) -> NDArray[np.int64]:
+def draw_flat(importance: Floats, shape: tuple[int, int], mixing: float, rng: Generator) -> Indices:
     r"""Draw batches from all samples, with replacement, by :func:`mixed_probs`.
 
     importance: (n,); shape: (num_batches, batch_size) -> indices of that shape. Groups say
@@ -163,7 +162,7 @@ def draw_flat(
     return indices
 
 
-def choose_groups(groups: Groups, num_chosen: int, rng: np.random.Generator) -> NDArray[np.int64]:
+def choose_groups(groups: Groups, num_chosen: int, rng: Generator) -> Indices:
     r"""Choose d distinct groups, one after the other, those scored lately preferred (Eq. 6).
 
     .. math:: r_i = \exp(\beta t_i) / \sum_n \exp(\beta t_n)
@@ -181,7 +180,7 @@ def choose_groups(groups: Groups, num_chosen: int, rng: np.random.Generator) -> 
     return np.argsort(-keys, kind="stable")[:num_chosen]
 
 
-def allocate(num_draws: int, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+def allocate(num_draws: int, sizes: Indices) -> Indices:
     """Share the draws of a batch among the chosen groups by their sizes, at least one each.
 
     sizes: (num_chosen,) -> (num_chosen,), sums to ``num_draws >= num_chosen``.
@@ -190,7 +189,7 @@ def allocate(num_draws: int, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     array([2, 5, 1])
     """
     exact = num_draws * sizes / sizes.sum()
-    counts: NDArray[np.int64] = np.maximum(exact.astype(np.int64), 1)
+    counts: Indices = np.maximum(exact.astype(np.int64), 1)
     while counts.sum() < num_draws:
         counts[np.argmax(exact - counts)] += 1
     while counts.sum() > num_draws:
@@ -199,12 +198,8 @@ def allocate(num_draws: int, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def draw_two_level(
-    importance: NDArray[np.float64],
-    groups: Groups,
-    batch_size: int,
-    num_chosen: int,
-    rng: np.random.Generator,
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    importance: Floats, groups: Groups, batch_size: int, num_chosen: int, rng: Generator
+) -> tuple[Indices, Floats]:
     r"""Draw a batch as the paper does: d groups, then samples of each (section 4.1, step 2).
 
     importance: (n,) -> indices (batch_size,), weights (batch_size,). Biased: the proof of

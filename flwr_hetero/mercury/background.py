@@ -10,12 +10,12 @@ import os
 import pickle
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
+from subprocess import DEVNULL, Popen
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -45,17 +45,14 @@ def start_scoring(
     job = pickle.dumps((model, inputs.cpu(), targets.cpu(), loss_fn, batch_size))
     folder = tempfile.mkdtemp(prefix=PREFIX)
     path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-m", MODULE, folder, str(deadline_s)]
+    env = {"OMP_NUM_THREADS": "1"} | os.environ | path
     # a file without a name: a pipe would block until the worker reads it
     with tempfile.TemporaryFile() as source:
         source.write(job)
         source.seek(0)
-        worker = subprocess.Popen(
-            [sys.executable, "-m", MODULE, folder, str(deadline_s)],
-            stdin=source,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            env={"OMP_NUM_THREADS": "1"} | os.environ | path,
+        worker = Popen(
+            command, stdin=source, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True, env=env
         )
     # it is not ours to wait for
     worker.returncode = 0

@@ -16,22 +16,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message
+from numpy.random import Generator
 from numpy.typing import NDArray
 
 from flwr_hetero import keys
 from flwr_hetero.client.samplers import load_state, save_state
-from flwr_hetero.mercury.algorithm import Groups
+from flwr_hetero.mercury.algorithm import Floats, Groups, Indices
 from flwr_hetero.state_dict import StateDict
 
-MAX_SLOTS = 2**31
-"""Slots are numbers of four bytes."""
-Choose = Callable[[int, bool], NDArray[np.int64] | None]
+MAX_SLOTS = 2**31  # slots are numbers of four bytes
+Choose = Callable[[int, bool], Indices | None]
 """Chooses so many samples, by importance or any; None: not yet."""
 
 
-def offer(
-    importance: NDArray[np.float64], groups: Groups, num_offers: int, rng: np.random.Generator
-) -> NDArray[np.int64]:
+def offer(importance: Floats, groups: Groups, num_offers: int, rng: Generator) -> Indices:
     """Choose the samples that a device gives away: important ones, from every group."""
     total = len(groups.order)
     # section 4.2: group i gives N_o M_i / sum_j M_j samples, rounded at random
@@ -73,8 +71,7 @@ class Delivery(NamedTuple):
 class NodeShard:
     """The samples that a node holds in a run with resharding, for one message.
 
-    ``held`` maps slots to others' samples; slots of ``missing`` must not be trained on, slots of
-    ``fresh`` hold something new.
+    ``held`` maps slots to others' samples; ``missing`` must not be trained on, ``fresh`` are new.
     """
 
     def __init__(self, record: Mapping[str, Any], state: Mapping[str, Any] | None = None) -> None:
@@ -157,7 +154,7 @@ def bytes_in(record: Mapping[str, Any], key: str) -> bytes:
     return value
 
 
-def pack(inputs: NDArray[np.float32], targets: NDArray[np.int64]) -> bytes:
+def pack(inputs: NDArray[np.float32], targets: Indices) -> bytes:
     """Write samples for the wire, one after the other, all of one size."""
     width = int(np.prod(inputs.shape[1:]))
     rows = np.ascontiguousarray(inputs, dtype="<f4").reshape(len(inputs), width).view(np.uint8)
@@ -167,7 +164,7 @@ def pack(inputs: NDArray[np.float32], targets: NDArray[np.int64]) -> bytes:
 
 def unpack(
     content: bytes, shape: tuple[int, ...], num_classes: int
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+) -> tuple[NDArray[np.float32], Indices]:
     """Read what :func:`pack` wrote."""
     width = 4 * int(np.prod(shape))
     if len(content) % (width + 8):

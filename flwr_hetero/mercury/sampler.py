@@ -3,26 +3,14 @@
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flwr_hetero.client.batch_sampler import Batch, BatchSampler, coverage_and_age
 from flwr_hetero.errors import check_choice, invalid
-from flwr_hetero.mercury.algorithm import (
-    Groups,
-    advance,
-    check_importance,
-    draw_flat,
-    draw_two_level,
-    error_probability,
-    inverse_probs,
-    make_groups,
-    mixed_probs,
-    resize,
-)
+from flwr_hetero.mercury import algorithm
+from flwr_hetero.mercury.algorithm import Floats, Groups, Indices
 from flwr_hetero.state_dict import StateDict, check_state
 
-ESTIMATORS = ("flat", "paper")
-SCORES = ("importance", "loss")
+ESTIMATORS, SCORES = ("flat", "paper"), ("importance", "loss")
 NUM_GROUPS, NUM_CHOSEN = 16, 4
 """Groups D, and groups d that a batch of the paper's estimator is drawn from."""
 LONGEST_STRIDE, EPOCHS_PER_STRIDE = 32, 1 / 8
@@ -36,6 +24,8 @@ class MercurySampler(BatchSampler):
 
     Each example's latest score is cached: those that training computes anyway, and those of the
     group that :meth:`refresh_indices` names, in turn. Zeng et al., SenSys 2021, sections 4.1, 4.3.
+    Batches are drawn in strides of at most 32 and 1/8 of an epoch, at whose end their scores take
+    effect; those of a group do at once. Samples never scored count as the others' average.
 
     Parameters
     ----------
@@ -48,11 +38,6 @@ class MercurySampler(BatchSampler):
     scores : {"importance", "loss"}
         What :meth:`update` is given: importance to be used as it is, or cross-entropy losses,
         from which the probability of a wrong answer is taken as importance.
-
-    Notes
-    -----
-    Batches are drawn in strides of at most 32 and 1/8 of an epoch, at whose end their scores take
-    effect; those of a group do at once. Samples never scored count as the others' average.
 
     Examples
     --------
@@ -83,7 +68,7 @@ class MercurySampler(BatchSampler):
         # not used: a seed draws what it always drew
         self.rng.permutation(self.num_samples)
         num_groups = min(NUM_GROUPS, self.num_samples)
-        self.groups = make_groups(self.num_samples, num_groups, self.rng)
+        self.groups = algorithm.make_groups(self.num_samples, num_groups, self.rng)
         self._num_chosen = min(NUM_CHOSEN, num_groups, self.batch_size)
         self.importance = np.ones(self.num_samples)
         self.scored_at = np.full(self.num_samples, -1, dtype=np.int32)
@@ -103,40 +88,39 @@ class MercurySampler(BatchSampler):
         # section 4.1, step 2, to the letter
         if self.estimator == "paper":
             self._learn_pending()
-            num_chosen = min(self._num_chosen, len(self.groups.sizes))
-            size = self.batch_size
-            return draw_two_level(self.importance, self.groups, size, num_chosen, self.rng)
+            how = self.batch_size, min(self._num_chosen, len(self.groups.sizes)), self.rng
+            return algorithm.draw_two_level(self.importance, self.groups, *how)
         if not len(self._ready):
             self._learn_pending()
             shape = (self.stride, self.batch_size)
-            self._hold(draw_flat(self.importance, shape, MIXING, self.rng))
+            self._hold(algorithm.draw_flat(self.importance, shape, MIXING, self.rng))
         batch = self._ready[0], self._ready_weights[0]
         self._ready, self._ready_weights = self._ready[1:], self._ready_weights[1:]
         return batch
 
-    def _hold(self, drawn: NDArray[np.int64]) -> None:
-        probs = mixed_probs(self.importance, MIXING, drawn)
-        self._ready, self._ready_weights = drawn, inverse_probs(probs, self.num_samples)
+    def _hold(self, drawn: Indices) -> None:
+        probs = algorithm.mixed_probs(self.importance, MIXING, drawn)
+        self._ready, self._ready_weights = drawn, algorithm.inverse_probs(probs, self.num_samples)
 
-    def refresh_indices(self) -> NDArray[np.int64]:
+    def refresh_indices(self) -> Indices:
         """Name the group to score next, as far as time allows, and pass the turn on."""
         # section 4.1, step 1: round-robin
         group = self.groups.members(self.groups.turn).copy()
-        self.groups, self._awaits_group = advance(self.groups), True
+        self.groups, self._awaits_group = algorithm.advance(self.groups), True
         return group
 
     def resize_groups(self, size: int) -> None:
         """Cut the coming groups to ``size`` samples, for instance to what the link hides."""
-        self.groups = resize(self.groups, size)
+        self.groups = algorithm.resize(self.groups, size)
 
-    def update(self, indices: NDArray[np.int64], scores: NDArray[np.float64]) -> None:
+    def update(self, indices: Indices, scores: Floats) -> None:
         """Cache new scores, at least 0, of a refreshed group or of the batch just trained on."""
         indices, scores = self.check_scores(indices, scores)
-        check_importance(scores)
+        algorithm.check_importance(scores)
         if not len(indices):
             return
         if self.learns_from == "loss":
-            scores = error_probability(scores)
+            scores = algorithm.error_probability(scores)
         last = self.groups.members(self.groups.turn - 1)[: len(indices)]
         is_group = self._awaits_group and np.array_equal(indices, last)
         if is_group or len(indices) > self.batch_size:
@@ -156,7 +140,7 @@ class MercurySampler(BatchSampler):
             self._pending = indices[:0], scores[:0]
             self._learn(indices, scores)
 
-    def _learn(self, indices: NDArray[np.int64], scores: NDArray[np.float64]) -> None:
+    def _learn(self, indices: Indices, scores: Floats) -> None:
         # in single precision, so that a saved cache is the cache
         self.importance[indices] = scores.astype(np.float32)
         self.scored_at[indices] = self.steps
@@ -172,7 +156,7 @@ class MercurySampler(BatchSampler):
         if self._num_averaged:
             self.importance[~scored] = np.float32(self.importance[scored].mean())
 
-    def forget(self, indices: NDArray[np.int64]) -> None:
+    def forget(self, indices: Indices) -> None:
         """Treat samples at these positions as never scored: others took their place."""
         self._learn_pending()
         self.scored_at[indices] = -1
@@ -190,12 +174,10 @@ class MercurySampler(BatchSampler):
 
     def state_dict(self) -> StateDict:
         """Return sizes, generator, cache with ages, and groups: 12 bytes a sample."""
+        groups = self.groups._replace(order=self.groups.order.astype(np.int32))._asdict()
         return super().state_dict() | {
             "estimator": self.estimator,
-            "group_order": self.groups.order.astype(np.int32),
-            "group_bounds": self.groups.bounds,
-            "group_turn": self.groups.turn,
-            "group_size": self.groups.size,
+            **{f"group_{name}": value for name, value in groups.items()},
             "awaits_group": self._awaits_group,
             "steps": self.steps,
             "importance": self.importance.astype(np.float32),

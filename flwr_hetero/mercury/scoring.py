@@ -50,8 +50,7 @@ def score_hidden(
         # batch by batch: a group may be all of the node's data
         device, count = next(model.parameters()).device, -(-len(group) // SCORE_BATCH)
         parts = (part.to(device).tensor_split(count) for part in (inputs, targets))
-        losses = score_batches(model, zip(*parts, strict=True), loss_fn)
-        sampler.update(group, losses)
+        sampler.update(group, score_batches(model, zip(*parts, strict=True), loss_fn))
         return len(group)
     limit_s = LIMIT_S + LIMIT_IDLE * pace.idle_s
     folder = start_scoring(model, inputs, targets, loss_fn=loss_fn, limit_s=limit_s)

@@ -1,20 +1,14 @@
 """A Grid around a Grid whose nodes run a ClientApp of Flower's older API."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from flwr_hetero import keys
-from flwr_hetero._flwr import (
-    CLIENT_APP_RAISED,
-    OLDER_OK,
-    is_older_reply,
-    older_content,
-    read_older,
-)
+from flwr_hetero import _flwr, keys
 from flwr_hetero.errors import invalid
 from flwr_hetero.server.aggregate import view_array
 from flwr_hetero.server.nodes import GridAround, whole_grid
@@ -79,23 +73,22 @@ class OlderClients(GridAround):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Push messages in the older form."""
-        sent = _in_older_form(messages)
-        ids = list(self.grid.push_messages([each.message for each in sent]))
-        self._remember(sent)
-        return ids
+        return self._send(messages, self.grid.push_messages)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         """Push messages and wait for the replies."""
-        sent = _in_older_form(messages)
-        replies = self.grid.send_and_receive([each.message for each in sent], timeout=timeout)
-        self._remember(sent)
-        return self._from_older(replies)
+        send = partial(self.grid.send_and_receive, timeout=timeout)
+        return self._from_older(self._send(messages, send))
 
-    def _remember(self, sent: list[OlderMessage]) -> None:
+    def _send(self, messages: Iterable[Message], send: Callable[..., Iterable[Any]]) -> list[Any]:
+        # a message that is there twice is sent once, as other grids do
+        sent = [_to_older(message) for message in {id(each): each for each in messages}.values()]
+        found = list(send([each.message for each in sent]))
         # how the strategy named the model, for the reply: a message has its id once it is sent
         self._sent |= {own.message.metadata.message_id: own for own in sent if own.category}
+        return found
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Pull replies, in today's form."""
@@ -114,7 +107,7 @@ class OlderClients(GridAround):
             body = _in_todays_form(reply.content, sent)
         # whatever a node may send
         except Exception as error:
-            body = Error(CLIENT_APP_RAISED, f"{type(error).__name__}: {error}")
+            body = Error(_flwr.CLIENT_APP_RAISED, f"{type(error).__name__}: {error}")
         return Message(body, metadata=reply.metadata)  # type: ignore[call-overload,no-any-return]
 
 
@@ -135,7 +128,7 @@ def _to_older(message: Message) -> OlderMessage:
             hint = "give a list as several keys, or as text"
             raise invalid(f"config {key!r}", value, "be one value for clients of Flower", hint)
     ((name, arrays),) = found
-    older = older_content(category, arrays, config)
+    older = _flwr.older_content(category, arrays, config)
     older.update(_own_records(content))
     # a twin shares the metadata, so that both get the id when it is sent
     twin = Message(older, metadata=message.metadata)  # type: ignore[call-overload]
@@ -144,10 +137,10 @@ def _to_older(message: Message) -> OlderMessage:
 
 def _in_todays_form(content: RecordDict, sent: OlderMessage) -> RecordDict:
     """Return a reply in today's form, with those of its metrics that are numbers."""
-    if not is_older_reply(content, sent.category):
+    if not _flwr.is_older_reply(content, sent.category):
         return content
-    reply = read_older(content, sent.category)
-    if reply.status != OLDER_OK:
+    reply = _flwr.read_older(content, sent.category)
+    if reply.status != _flwr.OLDER_OK:
         raise ValueError(reply.message)
     numbers: dict[str, Any] = {
         name: int(value) if isinstance(value, bool) else value
@@ -177,8 +170,3 @@ def _named(tensors: Sequence[bytes], stype: str, names: tuple[str, ...]) -> Arra
 
 def _own_records(content: RecordDict) -> dict[str, Any]:
     return {name: record for name, record in content.items() if name.startswith(keys.PREFIX)}
-
-
-def _in_older_form(messages: Iterable[Message]) -> list[OlderMessage]:
-    # a message that is there twice is sent once, as other grids do
-    return [_to_older(message) for message in {id(each): each for each in messages}.values()]

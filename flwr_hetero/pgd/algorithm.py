@@ -4,14 +4,16 @@ The priority of example i is :math:`p_i = \bar g \cdot g_i` (Eq. 8), the inner p
 gradient with the sum of all gradients: how much a step on it alone lowers the whole loss.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+Floats: TypeAlias = NDArray[np.float64]
+Indices: TypeAlias = NDArray[np.int64]
+
 SMOOTHING = 0.8
 """The paper's lambda: weight of the newest slope (Eq. 12)."""
-
 MAX_EXPONENT = 20.0
 """Bound of an extrapolation's exponent: an old trend must not overflow."""
 
@@ -19,37 +21,23 @@ MAX_EXPONENT = 20.0
 class Trend(NamedTuple):
     """The paper's U: per example :math:`u = (p_j, a_j, j)`, all of shape (num_samples,)."""
 
-    priority: NDArray[np.float64]
-    """Signed, NaN where unknown."""
-    slope: NDArray[np.float64]
-    """Change of ``log|priority|`` per iteration."""
-    computed_at: NDArray[np.int64]
-    """The iteration j, -1 where unknown."""
+    priority: Floats  # signed, NaN where unknown
+    slope: Floats  # change of log|priority| per iteration
+    computed_at: Indices  # the iteration j, -1 where unknown
 
 
 def start_trend(num_samples: int) -> Trend:
-    """Begin with nothing known about any example.
-
-    >>> start_trend(2).priority
-    array([nan, nan])
-    """
+    """Begin with nothing known about any example."""
     unknown = np.full(num_samples, np.nan)
     return Trend(unknown, np.zeros(num_samples), np.full(num_samples, -1, dtype=np.int64))
 
 
 def choose_batch(
-    trend: Trend,
-    order: NDArray[np.int64],
-    turn: int,
-    iteration: int,
-    *,
-    num_renewed: int,
-    num_top: int,
-) -> NDArray[np.int64]:
+    trend: Trend, order: Indices, turn: int, iteration: int, *, num_renewed: int, num_top: int
+) -> Indices:
     """Choose the examples whose gradients this iteration computes (Algorithm 1, lines 4 to 15).
 
-    order: (num_samples,), the round-robin; turn: examples taken from it so far
-    -> (num_renewed + num_top,), those of S first.
+    order: the round-robin; turn: examples taken from it so far -> those of S first, then of T.
 
     >>> trend = Trend(np.array([9.0, 5.0, 7.0, 1.0]), np.zeros(4), np.zeros(4, dtype=np.int64))
     >>> choose_batch(trend, np.array([3, 0, 1, 2]), 1, 1, num_renewed=1, num_top=2).tolist()
@@ -63,13 +51,10 @@ def choose_batch(
     return np.concatenate([renewed, pick_top(priority, num_top, taken=renewed)])
 
 
-def pick_top(
-    priority: NDArray[np.float64], num_top: int, taken: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def pick_top(priority: Floats, num_top: int, taken: Indices) -> Indices:
     """Choose the examples of highest priority that are not taken (Algorithm 1, line 15).
 
-    priority: (num_samples,), NaN where unknown (counts as lowest)
-    -> (min(num_top, examples left),), ascending indices.
+    priority: (num_samples,), NaN counts as lowest -> (min(num_top, examples left),), ascending.
 
     >>> pick_top(np.array([0.5, 3.0, 2.0, np.nan]), 2, taken=np.array([1])).tolist()
     [0, 2]
@@ -85,20 +70,16 @@ def pick_top(
     return np.sort(candidates[chosen])
 
 
-def learn(
-    trend: Trend, indices: NDArray[np.int64], priorities: NDArray[np.float64], iteration: int
-) -> Trend:
+def learn(trend: Trend, indices: Indices, priorities: Floats, iteration: int) -> Trend:
     r"""Update the trend of examples whose priority was computed (Algorithm 2, learn).
 
     .. math:: a_i = \lambda \frac{\ln p_i - \ln p_j}{i - j} + (1 - \lambda) a_j
 
-    indices, priorities: (batch,), signed -> the trend of all examples.
+    priorities: signed -> the trend of all examples. Not the paper's: where the two values have no
+    common sign the trend starts flat, and a second value in one iteration keeps the slope.
 
-    Not the paper's: where the two values have no common sign the trend starts flat, and a second
-    value in one iteration keeps the slope.
-
-    >>> trend = Trend(np.array([8.0, 1.0]), np.zeros(2), np.array([0, 0]))
-    >>> learn(trend, np.array([0, 1]), np.array([2.0, -1.0]), iteration=2).slope.round(3)
+    >>> trend = learn(start_trend(2), np.arange(2), np.array([8.0, 1.0]), iteration=0)
+    >>> learn(trend, np.arange(2), np.array([2.0, -1.0]), iteration=2).slope.round(3)
     array([-0.555,  0.   ])
     """
     # (p_j, a_j, j)
@@ -120,7 +101,7 @@ def learn(
     return learned
 
 
-def estimate(trend: Trend, iteration: int) -> NDArray[np.float64]:
+def estimate(trend: Trend, iteration: int) -> Floats:
     r"""Extrapolate every priority to this iteration (Algorithm 2, estimate).
 
     .. math:: p_i = p_j e^{a_j (i - j)}
@@ -136,7 +117,7 @@ def estimate(trend: Trend, iteration: int) -> NDArray[np.float64]:
     return trend.priority * np.exp(exponent)
 
 
-def top_share(priorities: NDArray[np.float64], top_ratio: float) -> float:
+def top_share(priorities: Floats, top_ratio: float) -> float:
     """Return the share of the loss decrease that the top examples account for (Figure 1b).
 
     priorities: (num_samples,); top_ratio: k in (0, 1], at least one example -> more than 1 where
@@ -145,13 +126,12 @@ def top_share(priorities: NDArray[np.float64], top_ratio: float) -> float:
     >>> top_share(np.array([6.0, 1.0, -1.0, 2.0]), top_ratio=0.25)
     0.75
     """
-    whole = priorities.sum()
-    count = max(1, round(top_ratio * len(priorities)))
+    whole, count = priorities.sum(), max(1, round(top_ratio * len(priorities)))
     top = np.partition(priorities, -count)[-count:]
     return float(top.sum() / whole) if whole > 0 else float("nan")
 
 
-def expected_counts(priority: NDArray[np.float64], mixing: float) -> NDArray[np.float64]:
+def expected_counts(priority: Floats, mixing: float) -> Floats:
     r"""Return how often each example should occur in an epoch of N draws.
 
     .. math:: N q_i = (1 - \lambda) \, s_i / \bar s + \lambda, \qquad s_i = \sqrt{|p_i|}
@@ -172,12 +152,10 @@ def expected_counts(priority: NDArray[np.float64], mixing: float) -> NDArray[np.
     return (1.0 - mixing) * np.where(known, importance.astype(np.float64) / mean, 1.0) + mixing
 
 
-def weighted_shuffle(counts: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.int64]:
+def weighted_shuffle(counts: Floats, rng: np.random.Generator) -> Indices:
     """Draw an epoch in which each example occurs its count of times, rounded up or down.
 
-    counts: (num_samples,), with mean 1 -> (num_samples,), in random order; the expected number of
-    occurrences is the count exactly.
-
+    counts: of mean 1 -> as many examples, in random order; each count is the expected number.
     Systematic sampling: the counts are laid end to end in random order and every whole number
     after a random start picks the example that it falls on. With equal counts this is a
     permutation, so it keeps what reshuffling gains over independent draws.

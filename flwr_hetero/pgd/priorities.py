@@ -26,13 +26,11 @@ from flwr_hetero.client.weighted_loss import Loss, at_least_single, scoring
 from flwr_hetero.errors import check_choice, invalid
 
 Parameters: TypeAlias = Mapping[str, Tensor]
-
 LINEAR_IN_PARAMETERS = (
     nn.Linear, _ConvNd, nn.Embedding, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, _NormBase,
 )  # fmt: skip
 LAYERS = ("last", "all")
-TOLERANCE = 0.01
-"""Part by which the sum of the first priorities may be off."""
+TOLERANCE = 0.01  # part by which the sum of the first priorities may be off
 
 
 def sample_priorities(
@@ -41,6 +39,9 @@ def sample_priorities(
     r"""Compute the priority of each example of a batch (Eq. 8).
 
     .. math:: p_i = \bar g \cdot g_i = \frac{d}{dt} L_i(W + t \bar g) \Big|_{t=0}
+
+    Signed, of shape (batch,), without dropout. ValueError if an argument does not fit or is not
+    finite, or what moves goes through a layer without a forward mode in torch, such as LSTM.
 
     Parameters
     ----------
@@ -52,12 +53,6 @@ def sample_priorities(
         The examples.
     direction : mapping of str to Tensor
         The aggregated gradient by parameter name; what is left out does not move.
-
-    Returns
-    -------
-    Tensor, shape (batch,)
-        Signed priorities, without dropout. ValueError if an argument does not fit or is not finite,
-        or what moves goes through a layer without a forward mode in torch, such as LSTM.
 
     Examples
     --------

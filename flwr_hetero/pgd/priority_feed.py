@@ -6,11 +6,10 @@ from typing import Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from flwr_hetero.client.batch_sampler import Batch, BatchSampler
+from flwr_hetero.client.batch_sampler import Batch, BatchSampler, Floats, Indices
 from flwr_hetero.client.device import reading_cost
 from flwr_hetero.client.weighted_loss import Loss, at_least_single, on_backward
 from flwr_hetero.errors import invalid
@@ -18,10 +17,8 @@ from flwr_hetero.pgd.priorities import LayerPriorities, all_priorities
 from flwr_hetero.pgd.sampler import PGDSampler
 from flwr_hetero.state_dict import StateDict, check_state
 
-Indices = NDArray[np.int64]
 Gradients = Mapping[str, Tensor | None]
-EVERY = {"topk": 1, "stochastic": 4}
-"""Of so many batches of a rule one is measured."""
+EVERY = {"topk": 1, "stochastic": 4}  # of so many batches of a rule one is measured
 
 
 class AggregatedGradient:
@@ -67,6 +64,11 @@ class PriorityFeed(BatchSampler):
     As a DataLoader's ``batch_sampler`` it learns from the loss: ``WeightedLoss(feed)``. Who draws
     by :meth:`next_batch` calls :meth:`on_batch` between ``backward`` and the optimizer's step.
 
+    Priorities count along the gradient before this batch (Alg. 1, l. 20). ``topk`` measures every
+    batch; ``stochastic`` one in 4, which stands for those since the one before. ValueError if a
+    layer is not linear in its parameters, or, with the first batch measured, they are used outside
+    it, or examples are not in its first dimension: :func:`~flwr_hetero.sampler.sample_priorities`.
+
     Parameters
     ----------
     sampler : PGDSampler
@@ -76,18 +78,6 @@ class PriorityFeed(BatchSampler):
     layers : {"last", "all"}
         Which parameters the priorities count: the last layer's cost little and rank almost
         alike; all cost about one more forward pass.
-
-    Raises
-    ------
-    ValueError
-        If a layer is not linear in its parameters, or, with the first batch measured, they are used
-        outside it, or examples are not in its first dimension: then take
-        :func:`~flwr_hetero.sampler.sample_priorities`.
-
-    Notes
-    -----
-    Priorities count along the gradient before this batch (Alg. 1, l. 20). ``topk`` measures every
-    batch; ``stochastic`` one in 4, which stands for those since the one before.
 
     Examples
     --------
@@ -134,7 +124,7 @@ class PriorityFeed(BatchSampler):
     def note_help(self) -> None:
         """Do nothing: of a batch that was taken nothing is learnt."""
 
-    def _find(self, indices: Indices) -> NDArray[np.float64]:
+    def _find(self, indices: Indices) -> Floats:
         """Return the weights of a batch that was drawn; those before it will not be trained."""
         for _ in range(len(self._ahead)):
             drawn, weights = self._ahead.popleft()
@@ -175,9 +165,7 @@ class PriorityFeed(BatchSampler):
             return 0
         return len(indices) if self.layers == "all" else reading_cost(len(indices))
 
-    def _learn(
-        self, indices: Indices, weights: NDArray[np.float64], scale: float, gradients: Gradients
-    ) -> bool:
+    def _learn(self, indices: Indices, weights: Floats, scale: float, gradients: Gradients) -> bool:
         """Learn from the gradients of the mean of ``weights * losses``; say if it was measured."""
         # Alg. 1, l. 9: the loss of example i had the factor scale * weight_i / batch
         measured = self.listener.collect(len(indices))
@@ -201,10 +189,7 @@ class PriorityFeed(BatchSampler):
         self, model: nn.Module, loss_fn: Loss, inputs: Tensor, targets: Tensor, *,
         batch_size: int = 512,
     ) -> None:  # fmt: skip
-        """Compute the gradient and the priority of all examples: the paper's first step.
-
-        Costs about two epochs; without it the first epoch is taken in turn instead.
-        """
+        """Take all examples' gradient and priorities first, as the paper: costs two epochs."""
         self.listener.direction = {}
         priorities, total = all_priorities(
             model, loss_fn, inputs, targets, names=self.gradient.parameters, batch_size=batch_size
@@ -212,7 +197,7 @@ class PriorityFeed(BatchSampler):
         self.gradient.total, self.gradient.covered = total, float(self.num_samples)
         self.sampler.update(np.arange(self.num_samples), priorities)
 
-    def update(self, indices: Indices, scores: NDArray[np.float64]) -> None:
+    def update(self, indices: Indices, scores: Floats) -> None:
         """Do nothing: training loops pass losses, not priorities."""
 
     def summary(self) -> dict[str, float]:

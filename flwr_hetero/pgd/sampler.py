@@ -4,18 +4,11 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flwr_hetero.client.batch_sampler import Batch, BatchSampler, coverage_and_age
 from flwr_hetero.errors import check_choice, check_number
-from flwr_hetero.pgd.algorithm import (
-    Trend,
-    choose_batch,
-    expected_counts,
-    learn,
-    start_trend,
-    weighted_shuffle,
-)
+from flwr_hetero.pgd import algorithm
+from flwr_hetero.pgd.algorithm import Floats, Indices, Trend
 from flwr_hetero.state_dict import StateDict, check_state
 
 RULES = ("stochastic", "topk")
@@ -73,7 +66,7 @@ class PGDSampler(BatchSampler):
         super().__init__(num_samples, batch_size, seed=seed)
         self.rule = check_choice("rule", rule, RULES)
         self.renewal_share = check_number("renewal_share", renewal_share, "(0, 1]")
-        self.trend, self.iteration = start_trend(self.num_samples), 0
+        self.trend, self.iteration = algorithm.start_trend(self.num_samples), 0
         # topk: the round-robin, and examples taken from it; stochastic: an epoch and its place
         self.order = self.rng.permutation(self.num_samples)
         self.weights = np.ones(self.num_samples)
@@ -94,24 +87,25 @@ class PGDSampler(BatchSampler):
             # Alg. 1, l. 4 to 15: S, then T
             size, num_renewed = min(self.batch_size, self.num_samples), self.num_renewed
             share = {"num_renewed": num_renewed, "num_top": size - num_renewed}
-            indices = choose_batch(self.trend, self.order, self.position, self.iteration, **share)
+            place = self.position, self.iteration
+            indices = algorithm.choose_batch(self.trend, self.order, *place, **share)
             self.position += num_renewed
             return indices, np.ones(size)
         self.iteration += 1
         if self.position >= self.num_samples:
-            counts = expected_counts(self.trend.priority, self.renewal_share)
-            self.order, self.position = weighted_shuffle(counts, self.rng), 0
+            counts = algorithm.expected_counts(self.trend.priority, self.renewal_share)
+            self.order, self.position = algorithm.weighted_shuffle(counts, self.rng), 0
             self.weights = 1.0 / counts[self.order]
         # the last batch of an epoch may be smaller
         part = slice(self.position, self.position + self.batch_size)
         self.position = min(self.position + self.batch_size, self.num_samples)
         return self.order[part], self.weights[part]
 
-    def update(self, indices: NDArray[np.int64], scores: NDArray[np.float64]) -> None:
+    def update(self, indices: Indices, scores: Floats) -> None:
         """Learn the signed priorities of a batch, or of all examples (the paper's first pass)."""
         index, priority = self.check_scores(indices, scores)
         # Alg. 1, l. 10 and 21
-        self.trend = learn(self.trend, index, priority, self.iteration)
+        self.trend = algorithm.learn(self.trend, index, priority, self.iteration)
         if self.rule == "topk":
             self.iteration += 1
         elif len(index) == self.num_samples == len(np.unique(index)):
@@ -127,16 +121,12 @@ class PGDSampler(BatchSampler):
 
     def state_dict(self) -> StateDict:
         """Return all that is needed to continue: 32 bytes a sample."""
-        return super().state_dict() | {
-            "rule": self.rule,
-            "order": self.order.astype(np.int32),
-            "weights": self.weights.copy(),
-            "priority": self.trend.priority.copy(),
-            "slope": self.trend.slope.copy(),
-            "computed_at": self.trend.computed_at.astype(np.int32),
-            "position": self.position,
-            "iteration": self.iteration,
-        }
+        arrays = {"order": self.order, "weights": self.weights, **self.trend._asdict()}
+        # whole numbers in four bytes
+        kinds: dict[str, Any] = {"i": np.int32, "f": np.float64}
+        kept = {name: values.astype(kinds[values.dtype.kind]) for name, values in arrays.items()}
+        own = {"rule": self.rule, "position": self.position, "iteration": self.iteration}
+        return super().state_dict() | kept | own
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue where ``state_dict`` was taken; see the parent for errors."""

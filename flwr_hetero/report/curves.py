@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_hetero.report.history import CLOCKS, TIFL, Floats, History
-from flwr_hetero.report.nodes import busy_s
 from flwr_hetero.report.style import TIMES, heading, is_share, size_unit, time_unit
 
 # Points of a mean over seeds, and metrics to choose from.
@@ -64,8 +63,7 @@ def curve_data(
 
 def axes_of(histories: Sequence[History], clock: str) -> list[Axis]:
     """Return the axes that all runs have, ``clock`` first."""
-    found = []
-    units = {history.unit for history in histories}
+    found, units = [], {history.unit for history in histories}
     for key, label in (CLOCKS | SUMS).items():
         longest = [float(np.nanmax(column_of(h, key), initial=0.0)) for h in histories]
         # Rounds and server updates are no common axis.
@@ -87,7 +85,7 @@ def column_of(history: History, key: str) -> Floats:
     if key == "bytes":
         both = np.array([history.column("bytes_up"), history.column("bytes_down")])
         return np.nancumsum(np.nansum(both, axis=0))
-    return np.cumsum(busy_s(history)) if key == "device_s" else history.column(key)
+    return np.cumsum(history.busy_s) if key == "device_s" else history.column(key)
 
 
 def drawn_rounds(count: int) -> Indices:
@@ -107,11 +105,8 @@ def _curves(
     histories: Sequence[History], names: Sequence[str], axes: Sequence[Axis]
 ) -> dict[str, Any]:
     xs = {axis.key: [column_of(h, axis.key) / axis.scale for h in histories] for axis in axes}
-    found = {}
-    for name in names:
-        tables = [history.range_of(name) for history in histories]
-        found[name] = {key: _curve(columns, tables) for key, columns in xs.items()}
-    return found
+    tables = {name: [history.range_of(name) for history in histories] for name in names}
+    return {n: {key: _curve(x, table) for key, x in xs.items()} for n, table in tables.items()}
 
 
 def _curve(columns: Sequence[Floats], tables: Sequence[Floats]) -> dict[str, list[float]]:

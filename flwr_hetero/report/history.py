@@ -17,12 +17,8 @@ from flwr_hetero.errors import invalid
 
 Floats = NDArray[np.float64]
 
-CONFIG = "config.json"
-HISTORY = "history.jsonl"
-MODEL = "model.safetensors"
-REPORT = "report.html"
-CHECKPOINT = "checkpoint"
-LOCK = ".lock"
+CONFIG, HISTORY, MODEL = "config.json", "history.jsonl", "model.safetensors"
+REPORT, CHECKPOINT, LOCK = "report.html", "checkpoint", ".lock"
 
 # Sections of tiers, of updates by nodes that do not wait, of rounds with several of them.
 TIFL, FEDBUFF, FEDSLICE = "tifl", "fedbuff", "fedslice"
@@ -35,11 +31,8 @@ BY_NODE = ("latency", "weights")
 # No metric: the round whose model the nodes evaluated, while others trained on.
 EVALUATED = "evaluated_round"
 # Clock in the history to its name on pages.
-CLOCKS = {
-    "virtual_s": "time on the fleet's clock",
-    "wall_s": "time on the server's clock",
-    "round": "rounds",
-}
+CLOCKS = {"virtual_s": "time on the fleet's clock", "wall_s": "time on the server's clock"}
+CLOCKS["round"] = "rounds"
 
 
 def replace(path: Path, content: bytes) -> None:
@@ -110,6 +103,11 @@ class History:
         is_of_rounds = any(FEDSLICE in record for record in self.rounds)
         return "server update" if self.is_buffered and not is_of_rounds else "round"
 
+    @cached_property
+    def busy_s(self) -> Floats:
+        """How long nodes worked in each round, all nodes together."""
+        return np.nan_to_num(self.column("device_s"))
+
     @property
     def clock(self) -> tuple[str, Floats]:
         """The fleet's clock by its key, or the server's where there is no other."""
@@ -129,20 +127,15 @@ class History:
                     if key != EVALUATED and not is_list and (numbers := numbers_in(value)):
                         if (section, key) not in found:
                             found[section, key] = np.full((len(self.rounds), 3), nan)
-                        row = min(numbers), median(numbers), max(numbers)
-                        found[section, key][place] = row
+                        found[section, key][place] = min(numbers), median(numbers), max(numbers)
         return found
 
     @cached_property
     def names(self) -> dict[str, tuple[str, str]]:
-        """What metrics and figures are called, to their section and key; metrics come first.
-
-        Metrics have bare names; wrappers' figures, and names that are taken, ``section/key``.
-        """
+        """Metrics by bare name, first; figures, and names that are taken, as ``section/key``."""
         found: dict[str, tuple[str, str]] = {}
-        for section, key in sorted(
-            self.table, key=lambda place: (*METRICS, place[0]).index(place[0])
-        ):
+        order = sorted(self.table, key=lambda place: (*METRICS, place[0]).index(place[0]))
+        for section, key in order:
             is_free = section in METRICS and key not in found
             found |= {key if is_free else f"{section}/{key}": (section, key)} if key else {}
         return found
@@ -155,12 +148,7 @@ class History:
     def metric(self, name: str) -> Floats:
         """Collect a metric per round, by bare name or ``section/key``; NaN where a round has none.
 
-        Of an entry with several numbers, such as one per node, it is the median.
-
-        Raises
-        ------
-        ValueError
-            If no round has it.
+        Of several numbers, such as one per node, it is the median. ValueError if no round has it.
         """
         return self.range_of(name)[:, 1]
 
@@ -182,12 +170,7 @@ class History:
 def read_history(directory: str | Path) -> History:
     """Read the history of a run directory; a line that is no round is left out and noted.
 
-    Where a round occurs twice, the later line counts.
-
-    Raises
-    ------
-    ValueError
-        If there is no such directory, or no history in it.
+    Of a round's lines the last counts. ValueError if there is no such directory, or no history.
 
     Examples
     --------
@@ -202,8 +185,7 @@ def read_history(directory: str | Path) -> History:
         raise invalid("run directory", str(directory), "exist")
     if not (folder / HISTORY).is_file():
         raise invalid("run directory", str(directory), f"hold a {HISTORY}")
-    notes = []
-    rounds: dict[int, dict[str, Any]] = {}
+    notes, rounds = [], dict[int, dict[str, Any]]()
     # newline="\n": texts may hold other separators of lines, and JSON does not escape them all
     with (folder / HISTORY).open(encoding="utf-8", errors="replace", newline="\n") as lines:
         for number, line in enumerate(lines, start=1):
@@ -212,8 +194,8 @@ def read_history(directory: str | Path) -> History:
             except ValueError as error:
                 why = error if line.endswith("\n") else "is incomplete"
                 notes.append(f"line {number} {why} and was left out")
-                continue
-            rounds[record["round"]] = record
+            else:
+                rounds[record["round"]] = record
     return History(tuple(rounds[number] for number in sorted(rounds)), tuple(notes))
 
 

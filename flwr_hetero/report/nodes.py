@@ -7,15 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flwr_hetero.report.history import (
-    EVALUATED,
-    FAIRNESS,
-    TIFL,
-    Floats,
-    History,
-    as_dict,
-    as_number,
-)
+from flwr_hetero.report.history import EVALUATED, FAIRNESS, TIFL, History, as_dict, as_number
 
 
 class NodeStats(NamedTuple):
@@ -54,18 +46,12 @@ def node_stats(history: History) -> list[NodeStats]:
         lost.update((failed & {*asked}) - {*(record.get("latency") or ())})
         for name, seconds in as_dict(record.get("latency")).items():
             latency[name] += [] if seconds is None else [seconds]
-    nodes = [
-        NodeStats(
-            identity=name,
-            tier=tiers.get(name),
-            selected=selected[name],
-            lost=lost[name],
-            typical_s=float(median(latency[name] or [as_number(profiled.get(name))])),
-        )
-        for name in sorted({*tiers, *profiled, *selected, *latency}, key=_natural)
-    ]
-    tier, typical = [as_number(node.tier) for node in nodes], [node.typical_s for node in nodes]
-    return [nodes[place] for place in np.lexsort([typical, tier])]  # NaN comes last
+    names = sorted({*tiers, *profiled, *selected, *latency}, key=_natural)
+    tier = [as_number(tiers.get(name)) for name in names]
+    typical = {n: float(median(latency[n] or [as_number(profiled.get(n))])) for n in names}
+    # NaN comes last
+    order = [names[place] for place in np.lexsort([[*typical.values()], tier])]
+    return [NodeStats(n, tiers.get(n), selected[n], lost[n], typical[n]) for n in order]
 
 
 def latest_tiers(history: History) -> tuple[dict[str, int], dict[str, float | None]]:
@@ -93,11 +79,6 @@ def last_fairness(history: History) -> Fairness | None:
     number = int(metrics.get(EVALUATED, record["round"]))
     nodes = int(info.get("nodes", len(by_node)))
     return Fairness(number, str(info.get("metric", "accuracy")), nodes, mean, worst, by_node)
-
-
-def busy_s(history: History) -> Floats:
-    """Return how long nodes worked in each round, all nodes together."""
-    return np.nan_to_num(history.column("device_s"))
 
 
 def failure_groups(history: History) -> list[tuple[str, str, list[int]]]:

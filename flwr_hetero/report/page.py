@@ -16,7 +16,7 @@ from flwr_hetero.report.compare import Recording, compare
 from flwr_hetero.report.compare.verdict import Judge, Result, cost_text
 from flwr_hetero.report.curves import Line, curve_data
 from flwr_hetero.report.history import REPORT, History, read_config, read_history, replace
-from flwr_hetero.report.nodes import busy_s, failure_groups, last_fairness, node_stats
+from flwr_hetero.report.nodes import failure_groups, last_fairness, node_stats
 from flwr_hetero.report.panels import panels_of
 from flwr_hetero.report.style import BLUE, duration, figure, heading, size, words
 from flwr_hetero.report.tables import settings_table, tables_of
@@ -36,8 +36,7 @@ def render(data: Mapping[str, Any]) -> str:
     plotly, plotly_hash = _plotly()
     # Browsers run scripts of these hashes only: no text of a node can become one.
     hashes = [plotly_hash, _hash(script)]
-    parts = {"css": css, "script": script, "plotly": plotly, "hashes": hashes}
-    return template.render(data=data, **parts)
+    return template.render(data=data, css=css, script=script, plotly=plotly, hashes=hashes)
 
 
 @lru_cache(1)
@@ -66,11 +65,13 @@ def run_data(directory: str | Path) -> dict[str, Any]:
     history, config = read_history(folder), read_config(folder)
     settings = config.get("settings") or {}
     boxes = {"Settings": settings, "Versions": config.get("versions") or {}}
+    started = str(config.get("started", "?")).replace("T", " ").replace("+00:00", " UTC")
+    times = len(config.get("resumed") or ())
     simulated = history.rounds[-1].get("simulated") if history.rounds else None
     data: dict[str, Any] = {
         "kind": "run",
         "title": folder.name,
-        "where": _where(folder, config),
+        "where": f"Started {started}, {f'resumed {times}x, ' if times else ''}{folder}",
         "mark": "" if simulated is None else "simulated nodes" if simulated else "real nodes",
         "notes": list(history.notes),
         "tables": [settings_table(*box).data() for box in boxes.items() if box[1]],
@@ -89,12 +90,6 @@ def run_data(directory: str | Path) -> dict[str, Any]:
         "panels": panels_of(history, clock),
         "tables": [table.data() for table in tables_of([("", None, history)])] + data["tables"],
     }
-
-
-def _where(folder: Path, config: Mapping[str, Any]) -> str:
-    started = str(config.get("started", "?")).replace("T", " ").replace("+00:00", " UTC")
-    times = len(config.get("resumed") or ())
-    return f"Started {started}, {f'resumed {times}x, ' if times else ''}{folder}"
 
 
 def _reached(judge: Judge, result: Result) -> str:
@@ -127,7 +122,7 @@ def facts(
     note = "as planned" if planned == history.last_round else f"of {planned} planned"
     found.append((f"{unit}s".capitalize(), str(history.last_round), note if planned else ""))
     virtual, wall = history.column("virtual_s")[-1], history.column("wall_s")[-1]
-    seconds, nodes = float(busy_s(history).sum()), node_stats(history)
+    seconds, nodes = float(history.busy_s.sum()), node_stats(history)
     in_flight = f"{seconds / virtual:.3g} nodes in flight on average" if virtual > 0 else ""
     up, down = (float(np.nansum(history.column(key))) for key in ("bytes_up", "bytes_down"))
     trained = sum(node.selected > node.lost for node in nodes)

@@ -16,17 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_hetero.errors import check_count, install_hint, invalid
-from flwr_hetero.report.history import (
-    CHECKPOINT,
-    CONFIG,
-    HISTORY,
-    LOCK,
-    MODEL,
-    parse,
-    plain,
-    read_config,
-    replace,
-)
+from flwr_hetero.report import history as files
 
 if TYPE_CHECKING:
     from filelock import FileLock
@@ -45,6 +35,10 @@ SECRET = re.compile(r"token|password|passwd|secret|api[-_]?key", re.IGNORECASE)
 class RunDirectory:
     """Record a run, round by round; what is written survives a crash.
 
+    ValueError if the path is relative, is no folder that can be written to, is in use by another
+    run (for a resume: still after half a minute), holds a run without ``resume``, or no checkpoint;
+    ModuleNotFoundError without the packages of the extra ``report``.
+
     Parameters
     ----------
     path : str or Path
@@ -55,14 +49,6 @@ class RunDirectory:
         Continue the run in the folder, whose history is cut back to the checkpoint.
     argument : str, keyword-only
         What the caller calls the path, for errors.
-
-    Raises
-    ------
-    ValueError
-        If the path is relative, is no folder that can be written to, is in use by another run (for
-        a resume: still after half a minute), holds a run without ``resume``, or no checkpoint.
-    ModuleNotFoundError
-        If a package of the extra ``report`` is not installed.
 
     Examples
     --------
@@ -84,12 +70,11 @@ class RunDirectory:
             hint = install_hint("report", *missing)
             raise ModuleNotFoundError(f"a run directory needs {missing[0]}: {hint}")
         self.path, self.resume = Path(path).expanduser(), resume
-        self.checkpoint_dir = self.path / CHECKPOINT
+        self.checkpoint_dir, self._history = self.path / files.CHECKPOINT, self.path / files.HISTORY
         if not self.path.is_absolute():
             raise invalid(argument, str(path), "be an absolute path")
         if not resume and self._has_history():
-            rule, hint = "not hold another run", "resume=True continues it"
-            raise invalid(argument, str(path), rule, hint)
+            raise invalid(argument, str(path), "not hold another run", "resume=True continues it")
         if resume and not any(self.checkpoint_dir.glob("*.npz")):
             hint = "correct the path, or leave resume out to start a run in a folder of its own"
             raise invalid(argument, str(path), "hold a checkpoint to resume from", hint)
@@ -99,11 +84,10 @@ class RunDirectory:
             self._config = self._make_config(config or {})
             # A resume that is refused leaves the settings: it writes them when it cuts the history.
             if not resume:
-                replace(self.path / CONFIG, self._config)
-            (self.path / HISTORY).touch()
+                files.replace(self.path / files.CONFIG, self._config)
+            self._history.touch()
         except OSError as error:
-            rule = f"be a folder to write to ({error})"
-            raise invalid(argument, str(path), rule) from error
+            raise invalid(argument, str(path), f"be a folder to write to ({error})") from error
 
     def append_round(self, record: Mapping[str, Any]) -> None:
         """Add a round's line to the history; it is on disk when this returns.
@@ -111,32 +95,29 @@ class RunDirectory:
         NumPy values become plain numbers, numbers that are not finite become null. A ValueError
         refuses a ``round`` that is no integer from 0.
         """
-        line = plain(record)
+        line = files.plain(record)
         check_count("round", line.get("round"))
-        with (self.path / HISTORY).open("a", encoding="utf-8") as file:
+        with self._history.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
     def cut_after(self, last_round: int) -> None:
-        """Drop the rounds after the one that a resumed run continues from; -1 drops all.
-
-        A ValueError says which round up to that one the history lacks.
-        """
+        """Drop the rounds after this one, -1 for all; ValueError if one up to it is missing."""
         kept: dict[int, str] = {}
-        with (self.path / HISTORY).open(encoding="utf-8", errors="replace", newline="\n") as lines:
+        with self._history.open(encoding="utf-8", errors="replace", newline="\n") as lines:
             for line in lines:
                 # An incomplete line is dropped; the others stay as they were written.
                 with suppress(ValueError):
-                    kept[parse(line)["round"]] = line.rstrip("\n") + "\n"
+                    kept[files.parse(line)["round"]] = line.rstrip("\n") + "\n"
         if lost := sorted({*range(last_round + 1)} - {*kept}):
             raise ValueError(
-                f"{self.path / HISTORY} lacks round {lost[0]}, the checkpoint is of round "
+                f"{self._history} lacks round {lost[0]}, the checkpoint is of round "
                 f"{last_round}: put the file back, or start a run in another folder."
             )
         text = "".join(kept[number] for number in range(last_round + 1))
-        replace(self.path / HISTORY, text.encode())
-        replace(self.path / CONFIG, self._config)
+        files.replace(self._history, text.encode())
+        files.replace(self.path / files.CONFIG, self._config)
 
     def save_model(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Write the global model, name to array, as ``model.safetensors`` in one step."""
@@ -144,13 +125,10 @@ class RunDirectory:
 
         # The format stores memory as it lies: strided arrays are copied first.
         whole = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-        replace(self.path / MODEL, save(whole))
+        files.replace(self.path / files.MODEL, save(whole))
 
     def finish(self) -> Path:
-        """Build the report from what is on disk; return the absolute path of the directory.
-
-        A report that cannot be built is logged and never takes the run's result away.
-        """
+        """Build the report, or log why it cannot be; return the directory's absolute path."""
         try:
             from flwr_hetero.report.page import write_report  # and plotly
 
@@ -166,8 +144,8 @@ class RunDirectory:
     def _take_lock(self, argument: str) -> "FileLock":
         from filelock import FileLock, Timeout
 
-        timeout_s = ENDING_S if self.resume else 0.0
-        lock = FileLock(self.path / LOCK, timeout=timeout_s, thread_local=False)
+        wait_s = ENDING_S if self.resume else 0.0
+        lock = FileLock(self.path / files.LOCK, wait_s, thread_local=False)
         try:
             lock.acquire()
         except Timeout:
@@ -176,22 +154,19 @@ class RunDirectory:
         return lock
 
     def _has_history(self) -> bool:
-        path = self.path / HISTORY
-        return path.is_file() and path.stat().st_size > 0
+        return self._history.is_file() and self._history.stat().st_size > 0
 
     def _make_config(self, config: Mapping[str, Any]) -> bytes:
         now, versions = datetime.now(UTC).isoformat(timespec="seconds"), {}
         for name in PACKAGES:
             with suppress(metadata.PackageNotFoundError):
                 versions[name] = metadata.version(name)
-        settings = {str(key).replace("_", "-"): value for key, value in config.items()}
-        before = read_config(self.path) if self._has_history() else {}
+        settings = {str(key).replace("_", "-"): files.plain(value) for key, value in config.items()}
+        before = files.read_config(self.path) if self._has_history() else {}
         content = {
             "started": before.get("started", now),
             "resumed": [*before.get("resumed", []), now] if self._has_history() else [],
-            "settings": {
-                k: "(hidden)" if SECRET.search(k) else plain(v) for k, v in settings.items()
-            },
+            "settings": {k: "(hidden)" if SECRET.search(k) else v for k, v in settings.items()},
             "versions": versions,
             "python": platform.python_version(),
             "platform": platform.platform(),

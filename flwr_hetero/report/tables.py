@@ -66,29 +66,21 @@ def _tiers(history: History) -> Iterator[list[Cell]]:
     nodes, drawn = node_stats(history), history.column(TIFL, "tier")
     levels = as_dict(history.rounds[-1].get(TIFL)).get("tier_accuracy") or []
     for tier in range(num_tiers(history)):
-        latency = [n.typical_s for n in nodes if n.tier == tier and np.isfinite(n.typical_s)]
+        times = [node.typical_s for node in nodes if node.tier == tier]
+        known = [time for time in times if np.isfinite(time)]
+        latency = seconds(float(np.median(known)) if known else np.nan)
         level = as_number(levels[tier]) if tier < len(levels) else np.nan
-        yield [
-            number(tier),
-            number(sum(node.tier == tier for node in nodes)),
-            seconds(float(np.median(latency)) if latency else np.nan),
-            number(int((drawn == tier).sum())),
-            number(level, figure("accuracy", level)),
-        ]
+        cells = number(tier), number(len(times)), latency, number(int((drawn == tier).sum()))
+        yield [*cells, number(level, figure("accuracy", level))]
 
 
 def _nodes(history: History) -> Iterator[list[Cell]]:
     fair = last_fairness(history)
     for node in node_stats(history):
         quality = fair.by_node.get(node.identity, np.nan) if fair else np.nan
-        yield [
-            text(node.identity),
-            number(node.tier),
-            seconds(node.typical_s),
-            number(node.selected),
-            number(node.lost),
-            number(quality, figure(fair.metric if fair else "", quality)),
-        ]
+        known = text(node.identity), number(node.tier), seconds(node.typical_s)
+        level = number(quality, figure(fair.metric if fair else "", quality))
+        yield [*known, number(node.selected), number(node.lost), level]
 
 
 def _fairness(history: History) -> Iterator[list[Cell]]:

@@ -24,20 +24,14 @@ LINEAR = (FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi)
 """Strategies of which we know that replies enter by their weighted mean and by nothing else."""
 WEIGHT = keys.PREFIX + "weight"
 """Metric by which a strategy weights models where that is not its own key."""
-MAX_VALUE = 1e15
-"""Values above this are nonsense, and a mean with them would spoil the next round of all."""
-MAX_COUNT_STEP = 2**31
-"""Most by which integers may differ from those sent: they are counters."""
+MAX_VALUE, MAX_COUNT_STEP = 1e15, 2**31
+"""Above this values are nonsense; integers are counters, and differ at most so from those sent."""
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 """How names end of arrays that are no parameters, in torch's batch normalisation."""
 
 
 def aggregate(
-    inner: Strategy,
-    leaf: Strategy,
-    context: Exchange,
-    replies: list[Message],
-    weights: list[float],
+    inner: Strategy, leaf: Strategy, context: Exchange, replies: list[Message], weights: list[float]
 ) -> tuple[ArrayRecord | None, MetricRecord | None]:
     """Let a strategy aggregate models by these weights, and metrics by its own."""
     drop_partial_metrics(replies)
@@ -115,8 +109,6 @@ def with_update(
 
 
 # --- means -------------------------------------------------------------------------------
-
-
 def mean_reply(
     replies: Sequence[Message], weights: ArrayLike, like: ArrayRecord, weight_key: str
 ) -> Message:
@@ -180,8 +172,6 @@ def keep_dtypes(arrays: ArrayRecord, like: ArrayRecord) -> ArrayRecord:
 
 
 # --- reading and checking ----------------------------------------------------------------
-
-
 def view_array(array: Array) -> NDArray[Any]:
     """View an array of a reply without copying its payload and without pickle."""
     # others are for structured types only

@@ -87,8 +87,7 @@ def read_checkpoint(folder: Path) -> tuple[Path, dict[str, Any], dict[str, NDArr
             reasons.append(f"{path.name}: {error}")
             log(WARNING, "Checkpoint %s cannot be read: %s", path, error)
     hint = "put back a copy of it, or leave resume out to start a run in another folder"
-    why = "; ".join(reasons)
-    raise ValueError(f"no checkpoint in {folder} can be read ({why}): {hint}.")
+    raise ValueError(f"no checkpoint in {folder} can be read ({'; '.join(reasons)}): {hint}.")
 
 
 def _check_fit(meta: dict[str, Any], arrays: dict[str, NDArray[Any]], run: Run) -> None:
@@ -117,8 +116,8 @@ def _restore(meta: dict[str, Any], arrays: dict[str, NDArray[Any]], run: Run) ->
     fleet.clock.virtual_s, fleet.accepted = float(meta["virtual_s"]), meta["accepted"]
     fleet.examples = meta.get("examples", {})
     for kind in RESULTS:
-        metrics = {int(r): MetricRecord(m) for r, m in meta["results"][kind].items()}
-        setattr(run.result, kind, metrics)
+        found = meta["results"][kind].items()
+        setattr(run.result, kind, {int(number): MetricRecord(m) for number, m in found})
     version, state, gauss = meta["random"]
     random.setstate((version, tuple(state), gauss))
     for number, strategy in enumerate(run.strategy.chain()):
@@ -130,8 +129,6 @@ def _restore(meta: dict[str, Any], arrays: dict[str, NDArray[Any]], run: Run) ->
 
 
 # --- Flower's own strategies, which have no state_dict -------------------------------------
-
-
 def flower_state(strategy: Strategy) -> dict[str, Any]:
     """Collect the numbers and arrays of a strategy: moments, last model, clipping norm, ..."""
     state: dict[str, Any] = {}
@@ -165,11 +162,12 @@ def _are_arrays(values: Collection[object]) -> bool:
     return bool(values) and all(isinstance(value, (np.ndarray, np.generic)) for value in values)
 
 
-# --- the wrapper --------------------------------------------------------------------------
-
-
 class Recorded(Wrapper):
     """Record every round in a run directory; it goes outside all other wrappers.
+
+    A run that is killed continues from the last whole checkpoint, and learns again which nodes are
+    silent. SIGTERM ends a run as Ctrl-C does, with a report; its exit code is 143. ValueError for a
+    ``run_dir`` that cannot be used, or by ``start`` for a checkpoint that it cannot go on from.
 
     Parameters
     ----------
@@ -182,22 +180,11 @@ class Recorded(Wrapper):
     trackers : sequence of str
         Where each round's figures go besides: "tensorboard", "mlflow", "wandb".
 
-    Raises
-    ------
-    ValueError
-        If ``run_dir`` cannot be used; by ``start``, if this run cannot go on from the checkpoint.
-
-    Notes
-    -----
-    A run that is killed continues from the last whole checkpoint, and learns again which nodes are
-    silent. SIGTERM ends a run as Ctrl-C does, with a report; its exit code is 143.
-
     Examples
     --------
     >>> import tempfile
-    >>> from flwr_hetero.strategy import TiFL
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     strategy = Recorded(TiFL(), run_dir=f"{folder}/first")
+    ...     strategy = Recorded(run_dir=f"{folder}/first")
     """
 
     name: ClassVar[str] = "recorded"
@@ -245,8 +232,7 @@ class Recorded(Wrapper):
         """Save the model and build the report, if the run has begun."""
         try:
             if self._begun:
-                model = {name: array.numpy() for name, array in run.arrays.items()}
-                self.run_dir.save_model(model)
+                self.run_dir.save_model({k: v.numpy() for k, v in run.arrays.items()})
                 log(INFO, "Run directory: %s", self.run_dir.finish())
         finally:
             self.trackers.close()

@@ -19,18 +19,11 @@ from flwr_hetero.server.context import Exchange, Standstill, is_enough
 MAX_WEIGHT = 2.0**53
 """Weights above this are nonsense, and sums of them could be infinite."""
 MAX_GROWTH = (100.0, 1e4)
-"""Largest norm of a reply's model, in norms of the model sent or usual: parameters, statistics.
-
-Honest nodes that learnt anything had at most 14 and 850; 61 where training diverged.
-"""
+"""Largest norms (parameters, statistics) in those sent or usual; honest: 14, 850; diverged: 61."""
 SMALL = 1.0
 """Norm up to which a model counts as this large: one of few numbers may be near zero."""
-MAX_SHARE = 10.0
-"""Most that a node's examples count, in medians of all nodes."""
-MAX_INCREASE = 2.0
-"""Most that a node's examples above the median count, in what the node said first."""
-AWAY = f"error {NODE_UNAVAILABLE}:"
-"""How the failure of a node that was not there begins."""
+MAX_SHARE, MAX_INCREASE = 10.0, 2.0
+"""Most that examples of a node count: in medians of all; above one, in what it said first."""
 FRUITLESS_ROUNDS, FRUITLESS_REPLIES = 2, 12
 """Rounds and, once one has counted, replies in a row that do not count, which end a run."""
 
@@ -46,10 +39,7 @@ class Expected(NamedTuple):
 
 
 def accept(
-    context: Exchange,
-    replies: Sequence[Message],
-    expected: Expected,
-    wrappers: Iterable[Any] = (),
+    context: Exchange, replies: Sequence[Message], expected: Expected, wrappers: Iterable[Any] = ()
 ) -> list[Message]:
     """Return the good replies, sorted by node identity; record the others as failures."""
     good = _answers(context, replies, expected)
@@ -134,8 +124,8 @@ def check_form(reply: Message, expected: Expected) -> Norms | None:
             raise ValueError(f"{len(metrics)} MetricRecords instead of 1")
         weight = 0 if key is None else metrics[0].get(key)
         if not (isinstance(weight, (int, float)) and 0 <= weight <= MAX_WEIGHT):
-            rule = "instead of a number of at least 0"
-            raise ValueError(f"metric {key!r} is {shortened(weight)} {rule}")
+            text = f"metric {key!r} is {shortened(weight)} instead of a number of at least 0"
+            raise ValueError(text)
     return size
 
 
@@ -143,15 +133,12 @@ def count(context: Exchange, replies: list[Message], weight_key: str | None) -> 
     """Note whose replies go to the innermost strategy; none if their weights sum to 0."""
     if weight_key and not any(weight_of(reply, weight_key) for reply in replies):
         # Flower would divide by the sum
-        reason = f"{weight_key} is 0 in all replies"
-        replies = kept(context, replies, [reason] * len(replies))
+        replies = kept(context, replies, [f"{weight_key} is 0 in all replies"] * len(replies))
     context.counted = [context.identity(reply.metadata.src_node_id) for reply in replies]
     return replies
 
 
 # --- latencies and metrics ---------------------------------------------------------------
-
-
 def _learn_latency(context: Exchange, reply: Message) -> None:
     """Learn a reply's partition and latency; ValueError if it came too late."""
     if (partition := reported_partition(reply)) is not None:
@@ -162,8 +149,7 @@ def _learn_latency(context: Exchange, reply: Message) -> None:
         return
     context.fleet.clock.emulated |= latency.emulated
     if latency.emulated and latency.seconds > context.timeout_s:
-        text = f"late: {latency.seconds:.3g} s, the time-out is {context.timeout_s:g} s"
-        raise ValueError(text)
+        raise ValueError(f"late: {latency.seconds:.3g} s, the time-out is {context.timeout_s:g} s")
     context.latency[reply.metadata.reply_to_message_id] = latency
 
 
@@ -223,8 +209,6 @@ def metric_names(reply: Message) -> str:
 
 
 # --- claims beside those of others -------------------------------------------------------
-
-
 def _same_size(context: Exchange, good: list[Message], sent: ArrayRecord) -> list[Message]:
     """Drop replies whose models are far larger than the model sent and the last ones of others."""
     nodes, known = [reply.metadata.src_node_id for reply in good], context.fleet.norms
@@ -274,15 +258,13 @@ def _limit_examples(context: Exchange, good: list[Message], weight_key: str) -> 
             context.note(reply.metadata.src_node_id, text)
 
 
-# --- runs without a reply that counts ----------------------------------------------------
-
-
 def check_progress(context: Exchange, of: str = "training") -> None:
     """Stop a run in which no reply has counted for a while, of enough nodes."""
     book = context.fleet.standstill[of]
     if context.counted:
         context.fleet.standstill[of] = Standstill(begun=True)
-    if context.counted or all(why.startswith(AWAY) for why in context.failed.values()):
+    away = f"error {NODE_UNAVAILABLE}:"
+    if context.counted or all(why.startswith(away) for why in context.failed.values()):
         return
     book.add(context.failed, context.refused)
     reasons = Counter(book.failed[node] for node in book.refused) if context.refused else Counter()
@@ -296,7 +278,6 @@ def check_progress(context: Exchange, of: str = "training") -> None:
     enough = book.replies >= FRUITLESS_REPLIES or not book.begun
     of_many = len(book.failed) >= context.quorum and book.rounds >= FRUITLESS_ROUNDS
     if of == "training" and of_many and enough:
-        last = sorted(book.failed.items())[:5]
-        told = "; ".join(f"{context.identity(node)}: {why}" for node, why in last)
+        told = [f"{context.identity(n)}: {why}" for n, why in sorted(book.failed.items())[:5]]
         text = f"no reply to training has counted in {book.rounds} rounds in a row"
-        raise RuntimeError(with_cure(f"{text}: {told}."))
+        raise RuntimeError(with_cure(f"{text}: {'; '.join(told)}."))

@@ -102,8 +102,7 @@ def tell_missing(owner: str, support: ClientSupport, names: Sequence[str], num_w
         )
     shown = ", ".join(names[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")
     counts = f"from {len(names)} of {len(names) + num_with} nodes, {without}: {shown}"
-    text = "%s: no %r (%s) %s. Lines for the node:\n%s"
-    log(WARNING, text, owner, key, meaning, counts, lines)
+    log(WARNING, "%s: no %r (%s) %s. Lines for the node:\n%s", owner, key, meaning, counts, lines)
 
 
 def step_lines() -> str:

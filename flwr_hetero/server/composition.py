@@ -36,8 +36,7 @@ def check_composition(wrapper: Any) -> None:
                 rule = f"work without rounds in one composition with {name_of(one)}"
                 raise invalid("strategy", name_of(other), rule, other.only_rounds)
     if trains_trees(leaf) and wrapper.decides & GRADIENT_ONLY:
-        rule = f"train by gradient steps inside {me}"
-        raise invalid("strategy", type(leaf).__name__, rule)
+        raise invalid("strategy", type(leaf).__name__, f"train by gradient steps inside {me}")
     if chooses_one_node(leaf) and "waiting" in wrapper.decides:
         raise invalid("strategy", type(leaf).__name__, f"ask several nodes at once inside {me}")
     for outside, strategy in pairwise(wrapper.chain()):
@@ -64,5 +63,4 @@ def check_unscaled(wrapper: Any, setting: str, value: Any) -> None:
     for strategy in wrapper.chain():
         if clips_on_nodes(strategy):
             rule = f"leave updates as they are around {type(strategy).__name__}"
-            hint = "weights by examples do, or clipping on the server"
-            raise invalid(setting, value, rule, hint)
+            raise invalid(setting, value, rule, "weights by examples do, or clipping on the server")

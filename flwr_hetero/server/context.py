@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any
+from typing import Any, TypeAlias
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from flwr_hetero.records import Latency, payload_bytes, reported_latency
 from flwr_hetero.server.nodes import NodeBook, is_simulated, online_nodes, whole_grid
 
+Messages: TypeAlias = list[Message]
 QUORUM = 3
 """Nodes that must have the same fault for it to be the app's: two cannot end a run."""
 POLL_S = 0.1
@@ -29,10 +30,7 @@ TRUSTED = 0.5
 
 @dataclass
 class Exchange:
-    """Instructions to nodes and what came back: the ``context`` of every hook.
-
-    ``ask`` is told the instructions, ``send`` waits for the replies, ``server.checks`` judges them.
-    """
+    """Instructions to nodes and what came back: the ``context`` of every hook."""
 
     fleet: Fleet
     round: int = 0
@@ -48,7 +46,6 @@ class Exchange:
     """Whether other exchanges are in flight, so that its silences are no news when it is over."""
     quorum: int = QUORUM
     """Nodes that must agree in a fault: fewer where there are no more."""
-
     # how long it took, by the fleet's clock; of single messages by their id
     virtual_s: float = 0.0
     round_trip_s: dict[str, float] = field(default_factory=dict)
@@ -56,7 +53,6 @@ class Exchange:
     same_clock: bool = False
     """Whether round trips are by the clock of the nodes' reports: not in Flower's simulation."""
     latency: dict[str, Latency] = field(default_factory=dict)
-
     # what came back
     checked: dict[str, Any] = field(default_factory=dict)
     """How large the models are of replies that were found good on arrival, by message."""
@@ -70,7 +66,6 @@ class Exchange:
     """Why nodes, by id, have no reply that counts."""
     refused: set[int] = field(default_factory=set)
     """Those of them that did answer."""
-
     _by_id: dict[str, Message] = field(default_factory=dict)
 
     def ask(self, messages: Sequence[Message], grid: Grid) -> None:
@@ -127,7 +122,6 @@ class Exchange:
         return Exchange(self.fleet, self.round, self.arrays, self.config, timeout_s)
 
     # --- what hooks ask ----------------------------------------------------------------
-
     def identity(self, node_id: int) -> str:
         """Return a node's stable identity: name, key, partition or id, in that order."""
         return self.fleet.nodes.identity(node_id)
@@ -159,7 +153,6 @@ class Exchange:
         return [self.identity(node_id) for node_id in self.failed]
 
     # --- what does not count -----------------------------------------------------------
-
     def drop(self, reply: Message, reason: str) -> None:
         """Record that a good reply does not count."""
         self.fail(reply.metadata.src_node_id, reason, reply.metadata.reply_to_message_id)
@@ -180,8 +173,6 @@ class Exchange:
 
 
 # --- time and costs ----------------------------------------------------------------------
-
-
 @dataclass
 class Clock:
     """Time of the run by the fleet's clock: that of the devices where they are emulated."""
@@ -236,15 +227,12 @@ class Costs:
             worked_s = max(job.counted_s, min(now_s, job.until_s) - job.sent_s)
             self.device_s += worked_s - job.counted_s
             job.counted_s = worked_s
-        spent = {"bytes_down": self.bytes_down, "bytes_up": self.bytes_up}
-        found = {**spent, "device_s": round(self.device_s, 9)}
+        down, up, device_s = self.bytes_down, self.bytes_up, round(self.device_s, 9)
         self.bytes_down, self.bytes_up, self.device_s = 0, 0, 0.0
-        return found
+        return {"bytes_down": down, "bytes_up": up, "device_s": device_s}
 
 
 # --- what lasts for the run --------------------------------------------------------------
-
-
 @dataclass
 class Standstill:
     """Exchanges in a row of which no reply has counted."""
@@ -272,13 +260,11 @@ class Fleet:
     costs: Costs = field(default_factory=Costs)
     stop_reason: str | None = None
     """Why the run ends after this round."""
-
     # --- of this round
     failures: list[dict[str, str]] = field(default_factory=list)
     """Replies that were dropped or corrected, or that never came."""
     by_node: dict[str, Any] = field(default_factory=dict)
     """How good the model is on each node."""
-
     # --- of all replies so far, by which later ones are judged
     accepted: dict[str, dict[str, int]] = field(default_factory=dict)
     """By message type: how often each set of metric names was accepted."""
@@ -302,8 +288,6 @@ class Fleet:
 
 
 # --- waiting for replies -------------------------------------------------------------------
-
-
 def wait(
     grid: Grid, messages: Sequence[Message], timeout_s: float, enough: int | None
 ) -> tuple[list[Message], dict[str, float]]:

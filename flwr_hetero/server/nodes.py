@@ -13,10 +13,8 @@ from flwr.serverapp import Grid
 
 from flwr_hetero._flwr import NodeInfo, is_simulation_grid, log
 
-WAIT_S = 600.0
-"""Seconds to wait for the first node of a fleet."""
-SETTLE_S = 20.0
-"""Seconds to wait for a further node of a fleet that comes online."""
+WAIT_S, SETTLE_S = 600.0, 20.0
+"""Seconds to wait for the first node of a fleet, and for a further one that comes online."""
 REGISTER_S, REGISTER_POLL_S = 2.0, 0.1
 """Seconds without a new node after which a simulation has all of its nodes; pause between looks."""
 MINIMA = ("min_train_nodes", "min_evaluate_nodes", "min_available_nodes")
@@ -28,8 +26,6 @@ LONGEST_REST = 6
 
 
 # --- grids around a grid -----------------------------------------------------------------
-
-
 def _passed_on(name: str) -> Any:
     """Make a method that a grid around another one passes on to it."""
 
@@ -89,8 +85,6 @@ def online_nodes(grid: Grid) -> Set[int]:
 
 
 # --- waiting -----------------------------------------------------------------------------
-
-
 def wait_for_nodes(
     grid: Grid, at_least: int, wait_s: float = WAIT_S, settle_s: float = inf
 ) -> Set[int]:
@@ -125,8 +119,6 @@ def settled_nodes(
 
 
 # --- the book of nodes -------------------------------------------------------------------
-
-
 def identity_key(identity: str) -> tuple[str, int, str]:
     """Return a key that sorts identities, trailing numbers by value."""
     match = re.fullmatch(r"(.*?)(\d+)", identity)
@@ -204,7 +196,6 @@ class NodeBook:
             self._identity[node_id] = identity
 
     # --- failures in a row, and back-off ---------------------------------------------------
-
     def fail(self, node_id: int, kind: str = "train") -> int:
         """Count a failure; return how many there are in a row."""
         self.failures[kind][self.identity(node_id)] += 1

@@ -22,10 +22,8 @@ from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.nodes import NodeBook
 from flwr_hetero.server.wrapper import Wrapper
 
-MAX_TEXT = 80
-"""Entries of a device's metadata that are kept, and characters of each."""
-MAX_METRICS = 100
-"""Statistics of a node's samplers that are read."""
+MAX_TEXT, MAX_METRICS = 80, 100
+"""Characters of the name of a sampler's statistic, and statistics of a node that are read."""
 
 
 def profile_nodes(
@@ -155,9 +153,7 @@ class SamplerMetrics(Wrapper):
 
     Examples
     --------
-    >>> from flwr.serverapp.strategy import FedAdam
-    >>> SamplerMetrics(FedAdam()).round_info()
-    {}
+    >>> strategy = SamplerMetrics()
     """
 
     name: ClassVar[str] = "sampler"

@@ -1,6 +1,7 @@
 """A run of synchronous rounds, and the pieces of which another loop can be made."""
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -103,8 +104,7 @@ def run_rounds(run: Run) -> Result:
 
 def record_start(run: Run) -> None:
     """Record round 0: the initial model, evaluated on the server."""
-    record = new_record(run, run.exchange(0), [])
-    finish_round(run, record | {"global": evaluate_centrally(run, 0)})
+    finish_round(run, new_record(run, run.exchange(0), []) | {"global": evaluate_centrally(run, 0)})
 
 
 @contextmanager
@@ -149,21 +149,17 @@ def train(run: Run, number: int) -> Record:
     run.fleet.begin_round()
     context = run.exchange(number)
     with answering(run) as grid:
-        how = number, run.arrays, run.train_config, grid, context
-        messages = run.strategy.configure_train(*how)
+        messages = run.strategy.configure_train(number, run.arrays, run.train_config, grid, context)
     return aggregate(run, context, messages, context.send(run.grid))
 
 
 def aggregate(
     run: Run, context: Exchange, messages: Sequence[Message], replies: list[Message]
 ) -> Record:
-    """Make the next global model of the replies of an exchange; return the record.
-
-    ``messages`` are the instructions that the record tells of.
-    """
+    """Make the next global model of an exchange's replies; its record tells of ``messages``."""
     if messages and not run.fleet.begun:
-        count = len(context.messages)
-        check_enough_updates(run.strategy.leaf, count, "the number of nodes asked")
+        num_asked = "the number of nodes asked"
+        check_enough_updates(run.strategy.leaf, len(context.messages), num_asked)
     arrays, metrics = run.strategy.aggregate_train(context.round, replies, context)
     if arrays is not None:
         run.arrays = arrays
@@ -172,22 +168,20 @@ def aggregate(
     return new_record(run, context, messages) | {"train": dict(metrics or {})}
 
 
-def late_replies(
-    grid: Grid, fleet: Fleet, message_ids: Set[str], wait_s: float = 0.0
-) -> Sequence[Message]:
+def late_replies(grid: Grid, fleet: Fleet, ids: Set[str], wait_s: float = 0.0) -> Sequence[Message]:
     """Return replies that rounds have gone on without; let time pass, if wanted, for the next."""
     whole: Any = whole_grid(grid)
     clock = fleet.clock
     if hasattr(whole, "virtual_time_s"):
         # a poll would take time of the fleet's
         began_s = whole.virtual_time_s
-        replies: Sequence[Message] = whole.wait_for_next(message_ids, began_s + wait_s)
+        replies: Sequence[Message] = whole.wait_for_next(ids, began_s + wait_s)
         clock.virtual_s += whole.virtual_time_s - began_s
     else:
         if wait_s > 0:
             time.sleep(POLL_S)
             clock.virtual_s += POLL_S
-        replies = list(grid.pull_messages(message_ids))
+        replies = list(grid.pull_messages(ids))
     fleet.costs.answered(replies, clock.virtual_s)
     return replies
 
@@ -239,11 +233,10 @@ def new_record(run: Run, context: Exchange, messages: Sequence[Message]) -> Reco
 
 def _seconds_by_node(context: Exchange) -> dict[str, float]:
     """Return how long each node took for a message of an exchange on average."""
-    seconds: dict[str, list[float]] = {}
+    seconds: dict[str, list[float]] = defaultdict(list)
     for metadata in (message.metadata for message in context.messages):
         if latency := context.latency.get(metadata.message_id):
-            own = seconds.setdefault(context.identity(metadata.dst_node_id), [])
-            own.append(latency.seconds)
+            seconds[context.identity(metadata.dst_node_id)].append(latency.seconds)
     return {identity: sum(own) / len(own) for identity, own in seconds.items()}
 
 

@@ -17,9 +17,6 @@ from flwr_hetero.server.nodes import MINIMA, GridView, online_nodes, wait_for_no
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict, check_state
 
-FLOWERS_DEFAULT = 2
-"""Flower's own minimum of nodes: a strategy with it was given none."""
-
 
 class Outcome(NamedTuple):
     """What a selected node delivered: its latency and its metrics."""
@@ -32,6 +29,7 @@ class Selection(Wrapper):
     """Select the nodes of each round; a rule of selection overrides ``select``.
 
     The wrapped strategy trains all nodes that it is shown, and is shown the selected ones only.
+    ValueError for one with a selection of its own, or that would wait for nodes it is not shown.
 
     Parameters
     ----------
@@ -39,12 +37,6 @@ class Selection(Wrapper):
         What aggregates; FedAvg if left out.
     clients_per_round : int, optional
         Nodes that train in a round; None: all.
-
-    Raises
-    ------
-    ValueError
-        If the wrapped strategy has a selection of its own, or would wait for nodes that it is
-        not shown.
     """
 
     name: ClassVar[str] = "selection"
@@ -66,7 +58,6 @@ class Selection(Wrapper):
         self._open_inner_selection()
 
     # --- override these ----------------------------------------------------------------
-
     def select(self, context: Exchange, grid: Grid, online: Set[int]) -> list[int]:
         """Return the ids of the nodes that train; nodes may be sent messages before."""
         raise NotImplementedError
@@ -79,7 +70,6 @@ class Selection(Wrapper):
         """Learn from a round of training; nodes are named by their identity."""
 
     # --- hooks of the wrapper ------------------------------------------------------------
-
     def before_train(self, context: Exchange, grid: Grid) -> Grid:
         """Wait for a node and show the selected ones."""
         self.selected = self.select(context, grid, wait_for_nodes(grid, 1))
@@ -112,8 +102,8 @@ class Selection(Wrapper):
         if leaf.fraction_train != 1.0:
             rule, hint = f"be 1.0 inside {me}", f"set {self.count_argument} of {me} instead"
             raise invalid(f"{kind}.fraction_train", leaf.fraction_train, rule, hint)
-        # Flower's sample_nodes waits indefinitely for nodes that a view hides
-        most = max(count or 0, FLOWERS_DEFAULT)
+        # Flower's sample_nodes waits indefinitely for nodes that a view hides; its own minimum is 2
+        most = max(count or 0, 2)
         for minimum in (name for name in MINIMA if getattr(leaf, name) > most):
             rule = f"be at most {most} inside {me}, whose nodes it is shown"
             hint = f"leave it out: {self.count_argument} says how many nodes train"
@@ -145,18 +135,13 @@ class RandomSelection(Selection):
 
     Examples
     --------
-    >>> from flwr.serverapp.strategy import FedAdam
-    >>> strategy = RandomSelection(FedAdam(), clients_per_round=5, seed=1)
+    >>> strategy = RandomSelection(clients_per_round=5, seed=1)
     """
 
     name: ClassVar[str] = "random"
 
     def __init__(
-        self,
-        strategy: Strategy | None = None,
-        clients_per_round: int | None = 5,
-        *,
-        seed: int = 0,
+        self, strategy: Strategy | None = None, clients_per_round: int | None = 5, *, seed: int = 0
     ) -> None:
         # as Flower draws
         self.rng = random.Random(check_count("seed", seed))

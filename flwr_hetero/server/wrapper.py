@@ -28,17 +28,13 @@ class Wrapper(Strategy):
 
     The wrapped strategy samples nodes and aggregates; a wrapper changes which nodes it sees, what
     the instructions say and what is learnt from the replies. Bad replies are dropped with a reason;
-    an error in a hook ends the run.
+    an error in a hook ends the run. ValueError for what is no Flower strategy, is already wrapped,
+    or holds what this one does not go with.
 
     Parameters
     ----------
     strategy : Strategy, optional
         Any Flower strategy or another wrapper; FedAvg if left out.
-
-    Raises
-    ------
-    ValueError
-        If it is no Flower strategy, is already wrapped, or holds what this one does not go with.
 
     Examples
     --------
@@ -149,7 +145,6 @@ class Wrapper(Strategy):
         """Continue from ``state_dict``."""
 
     # --- the composition ---------------------------------------------------------------
-
     def chain(self) -> tuple[Strategy, ...]:
         """Return this wrapper, the strategy in it, and so on to the innermost one."""
         chain: list[Strategy] = []
@@ -180,7 +175,6 @@ class Wrapper(Strategy):
         return self.inner.loop if isinstance(self.inner, Wrapper) else run_rounds
 
     # --- Flower's Strategy -------------------------------------------------------------
-
     def configure_train(
         self,
         server_round: int,

@@ -20,7 +20,7 @@ from flwr_hetero.errors import check_choice, check_count, invalid
 from flwr_hetero.records import config_of, read_number
 from flwr_hetero.server.aggregate import keep_dtypes
 from flwr_hetero.server.composition import check_enough_updates, name_of
-from flwr_hetero.server.context import Exchange
+from flwr_hetero.server.context import Exchange, Messages
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.slices.algorithm import buffer_size, largest_step, new_part, slice_steps
@@ -35,6 +35,10 @@ class FedSlice(Wrapper):
     Each node takes the steps that fit a slice, in which a quick node takes ``slice_steps``. The
     server updates the model whenever a quarter of the nodes in flight have replied. A round ends
     when they have trained on as many examples as in a round of FedAvg, and has one evaluation.
+    ValueError for a setting out of range, or a strategy that selects nodes, sets steps or trains
+    trees; MissingClientSupportError in the first round, if no node takes the steps it is asked for.
+
+    >>> strategy = FedSlice(concurrency=5)
 
     Parameters
     ----------
@@ -59,13 +63,6 @@ class FedSlice(Wrapper):
     seed : int
         Of the draw of nodes.
 
-    Raises
-    ------
-    ValueError
-        If a setting is out of range, or the strategy selects nodes, sets steps or trains trees.
-    MissingClientSupportError
-        In the first round, if no node takes the steps that it is asked for.
-
     Notes
     -----
     All updates in flight move the model no further than a slice of a quick node would, so that
@@ -73,11 +70,6 @@ class FedSlice(Wrapper):
     for the last time. ``start`` with the arrays that the last one returned, on the same grid, goes
     on with what is in flight. The average is that of Shamir and Zhang, "Stochastic Gradient Descent
     for Non-smooth Optimization", ICML 2013.
-
-    Examples
-    --------
-    >>> from flwr.serverapp.strategy import FedAdam
-    >>> strategy = FedSlice(FedAdam(), concurrency=5)
     """
 
     name: ClassVar[str] = "fedslice"
@@ -134,9 +126,7 @@ class SliceSteps(MeasuredSteps):
             [speeds.jobs[node].steps if node in speeds.jobs else inf for node in nodes],
         )
 
-    def on_instructions(
-        self, context: Exchange, messages: list[Message], grid: Grid
-    ) -> list[Message]:
+    def on_instructions(self, context: Exchange, messages: Messages, grid: Grid) -> Messages:
         """Ask nodes for the steps of a slice, and to go on with their optimizers."""
         for message in super().on_instructions(context, messages, grid):
             config_of(message)[keys.KEEP_OPTIMIZER] = self.keep_optimizer
@@ -217,7 +207,10 @@ class ModelAverage(Wrapper):
 
     With few nodes in a round or server update, the global model leans towards the data of those
     that came last; the average does not. Of integer arrays it has the newest. Polyak and Juditsky,
-    "Acceleration of Stochastic Approximation by Averaging", SICON 1992.
+    "Acceleration of Stochastic Approximation by Averaging", SICON 1992. ValueError for a setting
+    out of range, or a strategy that trains trees.
+
+    >>> strategy = ModelAverage(FedBuff(concurrency=3), window=8)
 
     Parameters
     ----------
@@ -225,16 +218,6 @@ class ModelAverage(Wrapper):
         What trains; FedAvg if left out.
     window : int
         R, rounds or server updates over which models are averaged.
-
-    Raises
-    ------
-    ValueError
-        If ``window`` is no positive integer, or the strategy trains trees.
-
-    Examples
-    --------
-    >>> from flwr_hetero.strategy import FedBuff, LocalSteps
-    >>> strategy = ModelAverage(FedBuff(LocalSteps(budget="slice"), concurrency=3))
     """
 
     name: ClassVar[str] = "model_average"
@@ -272,8 +255,7 @@ class ModelAverage(Wrapper):
         """Return the average, or these arrays before the first one."""
         if not self.average:
             return arrays
-        like = arrays.items()
-        return ArrayRecord({n: Array(self.average[n].astype(each.dtype)) for n, each in like})
+        return ArrayRecord({n: Array(self.average[n].astype(a.dtype)) for n, a in arrays.items()})
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message], context: Exchange | None = None
@@ -286,7 +268,7 @@ class ModelAverage(Wrapper):
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, *more: Any, **named: Any
-    ) -> list[Message]:
+    ) -> Messages:
         """Send the average to the nodes that evaluate."""
         return super().configure_evaluate(server_round, self.averaged(arrays), *more, **named)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from flwr_hetero.errors import check_choice, invalid
 
@@ -110,10 +110,7 @@ class Draw(NamedTuple):
 
 
 def first_state(
-    policy: str | Sequence[float],
-    num_tiers: int,
-    credits: Sequence[float] | Floats | None,
-    count: int,
+    policy: str | Sequence[float], num_tiers: int, credits: ArrayLike | None, count: int
 ) -> TierState:
     """Begin with a policy's probabilities, all credits and no accuracy (Alg. 2, l. 1).
 
@@ -247,13 +244,10 @@ def refund(state: TierState) -> TierState:
     return state._replace(credits=state.credits + (np.arange(len(state.credits)) == state.tier))
 
 
-# --- Section 4.6: differential privacy ---------------------------------------------------------
-
-
 def sampling_rates(
     tier_probs: Floats, tier_sizes: NDArray[np.int64], clients_per_round: int
 ) -> Floats:
-    r"""Return the probability that a node of each tier trains in a round, for a static policy.
+    r"""Return the chance that a node of each tier trains in a round of a static policy (4.6).
 
     .. math:: q_j = \frac{\theta_j}{n_{tiers}} \frac{|C|}{|n_j|}, \quad q_{max} = \max_j q_j
 
@@ -267,10 +261,8 @@ def sampling_rates(
 
 # --- Policies of our own -----------------------------------------------------------------------
 
-PACE = 0.75
-"""Power of the latency: with 1 tiers would share the run's time equally, with 0 its rounds."""
-ERROR_POWER = 2.0
-"""Power of a tier's error in "adaptive" chances: with 0 accuracy would not matter."""
+PACE, ERROR_POWER = 0.75, 2.0
+"""Powers of the latency (1: tiers share the time equally, 0: the rounds) and of a tier's error."""
 LEAST_ERROR = 0.1
 """A tier's error counts as at least so much of the largest, so that none is left out for good."""
 MOST_DUE = 2.0

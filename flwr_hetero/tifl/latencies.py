@@ -95,9 +95,8 @@ class Latencies:
         first = self.forming and (last or (bool(self._fresh) and more))
         if due := server_round - self.last >= (self.every or RENEW_EVERY):
             self.try_again()
-        formed = (
-            self._form(server_round, tiers, first) if self._seconds and (due or first) else None
-        )
+        is_time = self._seconds and (due or first)
+        formed = self._form(server_round, tiers, first) if is_time else None
         self.forming &= not (last and self._seconds)
         return formed
 
@@ -133,8 +132,6 @@ class Latencies:
         else:
             first, *later = self._seconds[name]
             self._seconds[name] = [first, *[*later, seconds][-MEMORY:]]
-
-    # --- the paper's phase ---------------------------------------------------------------
 
     def _profile(
         self, context: Exchange, grid: Grid, online: Set[int], sync: int, warmup: int, first: bool
@@ -326,12 +323,8 @@ class Latencies:
 
     def state_dict(self) -> StateDict:
         """Return latencies and failures; nodes at their first work are asked again on a resume."""
-        return {
-            "last_profile": self.last,
-            "forming": int(self.forming),
-            "times": json.dumps(self._seconds),
-            "failures": json.dumps(self._failures),
-        }
+        own: StateDict = {"last_profile": self.last, "forming": int(self.forming)}
+        return own | {"times": json.dumps(self._seconds), "failures": json.dumps(self._failures)}
 
     def load_state_dict(self, state: StateDict, tiers: Tiers) -> None:
         """Continue from ``state_dict``."""

@@ -13,22 +13,14 @@ from flwr.serverapp.strategy import Strategy
 from flwr_hetero._flwr import is_simulation_grid, log
 from flwr_hetero.errors import check_choice, check_count, invalid
 from flwr_hetero.server.client_support import TIMES, ClientSupport
-from flwr_hetero.server.context import Exchange
+from flwr_hetero.server.context import Exchange, Messages
 from flwr_hetero.server.nodes import WAIT_S, online_nodes, wait_for_nodes, whole_grid
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.selection import Outcome, Selection
 from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_str
 from flwr_hetero.tifl import algorithm
-from flwr_hetero.tifl.algorithm import (
-    ADAPTIVE,
-    ALGORITHM_2,
-    PACED,
-    VANILLA,
-    Draw,
-    Floats,
-    TierState,
-)
+from flwr_hetero.tifl.algorithm import ADAPTIVE, ALGORITHM_2, PACED, VANILLA, Draw, Floats
 from flwr_hetero.tifl.latencies import STATE as TIMES_STATE
 from flwr_hetero.tifl.latencies import Latencies
 from flwr_hetero.tifl.tiers import T_MAX, Tiers
@@ -42,7 +34,11 @@ class TiFL(Selection):
     """Group nodes into tiers by latency and let one tier train each round.
 
     The tier is drawn from fixed probabilities or ones that favour low accuracy and speed. Nodes
-    are timed while they train: round 1 asks all and goes on with the first replies.
+    are timed while they train: round 1 asks all and goes on with the first replies. Chai et al.,
+    "TiFL: A Tier-based Federated Learning System", HPDC 2020; "adaptive" and "paced" are our own.
+    ValueError for a setting out of range, or a wrapped strategy that selects nodes itself.
+
+    >>> strategy = TiFL(clients_per_round=5, policy="fast1")
 
     Parameters
     ----------
@@ -67,21 +63,6 @@ class TiFL(Selection):
         Rounds that each tier may train at most in the whole run, one for all or one per tier.
     seed : int
         Of tier and node selection.
-
-    Raises
-    ------
-    ValueError
-        If a setting is out of range, or the wrapped strategy selects nodes itself.
-
-    References
-    ----------
-    Chai et al., "TiFL: A Tier-based Federated Learning System", HPDC 2020; "adaptive" and "paced"
-    are our own.
-
-    Examples
-    --------
-    >>> from flwr.serverapp.strategy import FedAdam
-    >>> strategy = TiFL(FedAdam(), clients_per_round=5, policy="fast1")
     """
 
     name: ClassVar[str] = "tifl"
@@ -123,9 +104,8 @@ class TiFL(Selection):
         phase = (sync_rounds, warmup_rounds) if profiling == "phase" else None
         if phase is None and (sync_rounds, warmup_rounds) != (3, 1):
             rule = "be left out, for nodes are timed in training"
-            raise invalid(
-                "sync_rounds", (sync_rounds, warmup_rounds), rule, "or give profiling='phase' too"
-            )
+            hint, given = "or give profiling='phase' too", (sync_rounds, warmup_rounds)
+            raise invalid("sync_rounds", given, rule, hint)
         self.evaluates = self.named in (ADAPTIVE, ALGORITHM_2)
         super().__init__(strategy, clients_per_round)
         self.timing = Latencies(self, self.num_tiers, profile_interval, phase)
@@ -172,10 +152,9 @@ class TiFL(Selection):
             why = f": {tiers.why_so_few}" if tiers.why_so_few else ""
             level = WARNING if why else DEBUG if self.timing.late else INFO
             log(level, "TiFL: tiers of %s nodes, fastest first%s", sizes, why)
-        self.tiers = tiers
-        self.state = (
-            algorithm.steer(state, None, tiers.seconds) if self.named == ADAPTIVE else state
-        )
+        if self.named == ADAPTIVE:
+            state = algorithm.steer(state, None, tiers.seconds)
+        self.tiers, self.state = tiers, state
 
     def select(self, context: Exchange, grid: Grid, online: Set[int]) -> list[int]:
         """Form tiers if it is due, draw one and nodes of it, and add nodes to be timed."""
@@ -210,9 +189,7 @@ class TiFL(Selection):
             trained = np.arange(len(self.due)) == self.draw.tier
             self.due = np.maximum(self.due - trained, -algorithm.MOST_DUE)
 
-    def on_instructions(
-        self, context: Exchange, messages: list[Message], grid: Grid
-    ) -> list[Message]:
+    def on_instructions(self, context: Exchange, messages: Messages, grid: Grid) -> Messages:
         """Set how many replies are enough; Flower's simulation can only wait for all."""
         if self._enough is not None and not is_simulation_grid(whole_grid(grid)):
             context.enough = self._enough
@@ -235,7 +212,7 @@ class TiFL(Selection):
             return None
         return latency.source != "observed"
 
-    def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
+    def on_replies(self, context: Exchange, replies: Messages) -> Messages:
         """Learn the latencies; go on with the first replies where that is enough."""
         # l. 17-18 are over for these nodes; l. 19-20 are the wrapped strategy's
         counted = self.timing.take(context, replies, self._enough, self._online)
@@ -267,7 +244,7 @@ class TiFL(Selection):
         # Alg. 2, l. 3
         return first or server_round % self.interval == 0
 
-    def on_evaluate_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
+    def on_evaluate_replies(self, context: Exchange, replies: Messages) -> Messages:
         """Learn the tiers' accuracies when they are due."""
         if self._is_due(context.round):
             # Alg. 2, l. 21-22: for each tier
@@ -319,7 +296,7 @@ class TiFL(Selection):
         held = {name: json.loads(str(state[name])) for name in HELD}
         self.tiers, self.actual_s = Tiers(**held["tiers"]), held["actual_s"]
         rows = {n: np.array(row) if n != "tier" else row for n, row in held["state"].items()}
-        self.state, self.due = TierState(**rows), np.array(held["due"])  # type: ignore[arg-type]
+        self.state, self.due = algorithm.TierState(**rows), np.array(held["due"])  # type: ignore[arg-type]
         self.evaluated = None if held["evaluated"] is None else np.array(held["evaluated"])
         self.timing.load_state_dict(state, self.tiers)
         self.rng = rng_from_str(str(state["rng"]))

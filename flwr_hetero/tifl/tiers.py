@@ -21,8 +21,7 @@ from flwr_hetero.tifl.algorithm import Available, Floats
 T_MAX = 600.0
 """Seconds after which a node that has not answered is given up, the paper's T_max."""
 SAME = 2.0
-"""Without repeated measurements nodes are equally fast if the slowest takes less than this many
-times as long as the fastest."""
+"""Nodes timed once are equally fast if the slowest takes less than so many times the fastest's."""
 MIN_REPEATS = 5
 """Repeated measurements that it takes to know how a node's latencies spread."""
 PANEL = 10
@@ -183,8 +182,7 @@ class Tiers:
         chosen: list[int] = []
         for names in self.members:
             first = nsmallest(2 * PANEL, names, lambda name: crc32(name.encode()))
-            nodes = [node for name in first if (node := available(name)) is not None]
-            chosen += nodes[:PANEL]
+            chosen += [node for name in first if (node := available(name)) is not None][:PANEL]
         return chosen
 
     def accuracy(self, reported: Mapping[str, MetricRecord], weight_key: str) -> Floats:
@@ -215,11 +213,7 @@ def accuracy_of(metrics: MetricRecord) -> float:
 
 
 def form_tiers(
-    names: Sequence[str],
-    rounds: Floats,
-    num_tiers: int,
-    count: int,
-    in_flight: Sequence[float] = (),
+    names: list[str], rounds: Floats, num_tiers: int, count: int, in_flight: Sequence[float] = ()
 ) -> Tiers | None:
     """Group nodes by latency (section 4.2); None if none has answered in time.
 
@@ -249,9 +243,8 @@ def form_tiers(
     if len(seconds) < num_tiers:
         why = f"{len(seconds)} tiers instead of {num_tiers}: the latencies allow no more"
     tier = place(known, boundaries)
-    own = zip(names, tier.tolist(), strict=False)
-    latencies = dict(zip(names, latency.tolist(), strict=True))
-    tiers = Tiers(latencies, {name: j for name, j in own if j >= 0}, boundaries, seconds)
+    own = {name: j for name, j in zip(names, tier.tolist(), strict=False) if j >= 0}
+    tiers = Tiers(dict(zip(names, latency.tolist(), strict=True)), own, boundaries, seconds)
     tiers.why_so_few = why
     if (rounds[~np.isnan(rounds)] != EQUAL_S).any():
         typical = np.nanmedian(np.where(tier >= 0, rounds, 0.0), axis=0)

@@ -96,14 +96,12 @@ def train(
     observe: Observe = lambda worker, indices, losses: None,
     backward: Backward = weighted_backward,
 ) -> Columns:
-    """Take so many steps; look at the model before the first one and after each ``every``.
-
-    A curve that diverges ends early, with an infinite loss.
-    """
+    """Take so many steps, and look at the model before the first one and after each ``every``."""
     points: list[dict[str, float]] = [{"step": 0} | look(model)]
     # zip ends with the range, and so draws no batch that is not taken
     taken = steps(model, shares, samplers, optimizer, observe=observe, backward=backward)
     for step, loss in zip(range(1, num_steps + 1), taken, strict=False):
+        # a curve that diverges ends early, with an infinite loss
         if loss == inf:
             points.append({"step": step, "loss": inf})
         elif step % every == 0:

@@ -1,7 +1,7 @@
 """What an experiment of a paper is, what it claims and what we find."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,7 +35,7 @@ def times(text: str, published: float, found: float) -> Claim:
 
 
 class Curve(NamedTuple):
-    """A line of a figure."""
+    """What was measured, by what it took."""
 
     x: Sequence[float]
     y: Sequence[float]
@@ -51,8 +51,6 @@ class Finding:
     head: Sequence[str]
     rows: Sequence[Sequence[Any]]
     claims: Sequence[Claim]
-    curves: Mapping[str, Curve] = field(default_factory=dict)
-    axes: tuple[str, str] = ("", "")
 
     @property
     def verdict(self) -> str:
@@ -63,11 +61,9 @@ class Finding:
     @property
     def parts(self) -> dict[str, Any]:
         claims = [claim._asdict() | {"holds": bool(claim.holds)} for claim in self.claims]
-        metrics = {"verdict": self.verdict, "claims": claims, "head": [*self.head]}
-        metrics |= {"rows": [[plain(cell) for cell in row] for row in self.rows], "axes": self.axes}
-        curves = {name: {"x": [*map(float, c.x)], "y": [*map(float, c.y)]} for name, c in
-                  self.curves.items()}  # fmt: skip
-        return {"metrics": metrics, "curve": curves}
+        rows = [[plain(cell) for cell in row] for row in self.rows]
+        metrics = {"verdict": self.verdict, "claims": claims, "head": [*self.head], "rows": rows}
+        return {"metrics": metrics}
 
 
 def plain(cell: Any) -> Any:

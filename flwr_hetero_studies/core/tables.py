@@ -6,8 +6,6 @@ from math import isfinite
 from statistics import mean, stdev
 from string import Formatter
 
-from flwr_hetero_studies.core.record import Line
-
 
 def spread(values: Sequence[float], form: str = ".3g", deviation: str = ".2g") -> str:
     """Write a mean ± standard deviation; values that are not finite never came about."""
@@ -27,26 +25,13 @@ def extent(values: Sequence[float], form: str = "{:.2f}") -> str:
     return f"{text} ({form.format(min(values))} to {form.format(max(values))})"
 
 
-def percent(share: float, digits: int = 1) -> str:
-    return f"{100 * share:.{digits}f} %"
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     every = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(map(str, row))} |\n" for row in every)
-
-
-def rows(lines: Iterable[Line], forms: Mapping[str, str], *keys: str) -> list[list[str]]:
-    """Write a row per line: its name (or other keys of its case), then figures in their forms.
-
-    A form is filled by the figure as ``{}``, or by all metrics by their names.
-    """
-    return [
-        [str(line["case"][key]) for key in keys or ("name",)]
-        + [form.format(m.get(name), **m) for name, form in forms.items()]
-        for line in lines
-        for m in [line["metrics"]]
-    ]
 
 
 def fill(page: str, parts: Mapping[str, object]) -> str:

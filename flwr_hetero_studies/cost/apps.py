@@ -55,7 +55,6 @@ def run(case: Case, data: Data) -> dict[str, Any]:
 
 
 def overheads() -> dict[str, dict[str, float]]:
-    """Read what was measured, by app and method."""
     lines = of(read(Path(__file__).parent), experiment="apps")
     return {line["case"]["name"]: line["metrics"]["overhead"] for line in lines}
 

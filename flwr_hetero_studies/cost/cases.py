@@ -13,13 +13,11 @@ FAST_CASES = ["scale/*100 nodes*"]
 
 
 def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
-    """Yield all runs, each alone."""
     yield from scale.plan(options.settings["rounds"])
     yield from memory.plan(options)
     yield from apps.plan()
 
 
 def run(case: Case, seed: int, data: Data) -> dict[str, Any]:
-    """Measure one case."""
     own = {"scale": scale, "memory": memory, "apps": apps}
     return {"metrics": own[case["experiment"]].run(case, data)}

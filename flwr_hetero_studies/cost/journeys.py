@@ -41,7 +41,6 @@ JOURNEYS = (
 
 
 def visited(journey: Journey) -> set[str]:
-    """Return the files whose functions are called."""
     files, inside, seen = set[str](), 0, 0
 
     def profile(frame: FrameType, event: str, _: Any) -> None:
@@ -70,7 +69,6 @@ def visited(journey: Journey) -> set[str]:
 
 
 def main() -> None:
-    """Print a table, and the files."""
     found = [(journey, visited(journey)) for journey in JOURNEYS]
     rows = [[journey.name, len(files), journey.limit] for journey, files in found]
     print(table(["journey", "files", "at most"], rows))

@@ -23,7 +23,6 @@ def plan(options: Options) -> Iterator[Trial]:
 
 
 def run(case: Case, data: Data) -> dict[str, float]:
-    """Start a fleet with one SuperNode and measure one of its processes."""
     with tempfile.TemporaryDirectory() as folder:
         fleet = RealFleet(Path(folder) / "fleet")
         fleet.up(named_fleet("uniform", 1))
@@ -51,7 +50,6 @@ def memory_mb(pid: int) -> dict[str, float]:
 
 
 def idle(fleet: RealFleet, process: str) -> dict[str, float]:
-    """Measure a process of a fleet that has nothing to do."""
     # until imports and handshakes are over
     time.sleep(10)
     supernode = fleet.file.nodes[0].pid

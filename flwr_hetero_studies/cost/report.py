@@ -9,11 +9,10 @@ import numpy as np
 from flwr_hetero_studies.core import record, tables
 from flwr_hetero_studies.core.record import Line, metric
 
-MEMORY = {"resident": "{:,.0f}", "private": "{:,.0f}", "peak": "{:,.0f}"}
+MEMORY = {"resident": "resident MB", "private": "private MB", "peak": "peak resident MB"}
 
 
 def growth(lines: Sequence[Line], name: str) -> float:
-    """Return the exponent of a figure in the number of nodes."""
     nodes = np.log([line["case"]["nodes"] for line in lines])
     return float(np.polyfit(nodes, np.log(metric(lines, name)), 1)[0])
 
@@ -49,7 +48,6 @@ def drift(groups: dict[str, list[Line]]) -> str:
 
 
 def scale(lines: list[Line]) -> dict[str, Any]:
-    """Tabulate growth, for some of the nodes a round and for all."""
     every = [line for line in lines if line["case"]["cohort"] == line["case"]["nodes"]]
     some = [line for line in lines if line not in every]
     text, steepest = "", 0.0
@@ -66,12 +64,14 @@ def scale(lines: list[Line]) -> dict[str, Any]:
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
-    """Return the parts of the page."""
     groups = record.by(lines, "experiment")
     parts: dict[str, Any] = {f"{k}_versions": record.software(own) for k, own in groups.items()}
     if "scale" in groups:
         parts |= scale(groups["scale"])
     if "memory" in groups:
-        head = ["process", "resident MB", "private MB", "peak resident MB"]
-        parts["memory"] = tables.table(head, tables.rows(groups["memory"], MEMORY))
+        rows = [
+            [line["case"]["name"], *(f"{line['metrics'][key]:,.0f}" for key in MEMORY)]
+            for line in groups["memory"]
+        ]
+        parts["memory"] = tables.table(["process", *MEMORY.values()], rows)
     return parts

@@ -72,11 +72,9 @@ class EchoFleet:
 
     @staticmethod
     def first() -> ArrayRecord:
-        """Make the initial model."""
         return ArrayRecord({"w": Array(np.zeros(DIM, np.float32))})
 
     def report(self, message: Message, context: Context) -> Message:
-        """Answer without a model."""
         metrics = MetricRecord({"num-examples": 10, "acc": random.random()})
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
@@ -110,7 +108,6 @@ class EchoFleet:
 
 
 def resident_mb() -> float:
-    """Return the memory of this process now."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 

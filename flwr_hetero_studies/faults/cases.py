@@ -42,7 +42,6 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
 
 
 def run(case: Case, seed: int, data: Data) -> dict[str, Any]:
-    """Run a case of any kind."""
     if case["experiment"] == "influence":
         wrapper, _, lie = case["name"].partition(": ")
         return influence.run(wrapper, lie, case["liars"], case["rounds"], seed)

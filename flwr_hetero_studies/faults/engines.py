@@ -34,7 +34,6 @@ def config_of(engine: str, rounds: int) -> Found:
 
 
 def run(folder: Path, work: float, rounds: int) -> Found:
-    """Measure the constants, predict both runs, and make them."""
     fleet, rows = RealFleet(folder / "fleet", QUICK), []
     fleet.up([DeviceProfile(share / max(SHARES)) for share in SHARES], cpu=max(SHARES))
     try:
@@ -57,7 +56,6 @@ def run(folder: Path, work: float, rounds: int) -> Found:
 def real(
     fleet: RealFleet, folder: Path, engine: str, work: float, rounds: int
 ) -> tuple[History, float]:
-    """Run the toy app on real SuperNodes; return its history and model."""
     config = config_of(engine, rounds) | {"work": work, "timeout": 300.0}
     history = FleetRun(fleet, folder, **config).start().finish()
     return history, float(load_file(folder / "model.safetensors")["w"][0])

@@ -41,7 +41,6 @@ class FleetRun:
         return self
 
     def history(self) -> History:
-        """Return the lines of history.jsonl so far."""
         return read_history(self.folder)
 
     def round(self) -> int:
@@ -57,7 +56,6 @@ class FleetRun:
             time.sleep(0.1)
 
     def wait_round(self, number: int) -> None:
-        """Wait until a round is complete, or the run is over."""
         self.wait(f"round {number}", lambda: self.round() >= number or self.is_over())
 
     def is_over(self) -> bool:
@@ -75,17 +73,14 @@ class FleetRun:
         return [pid for pid in descendants(supernode) if "flwr-clientapp" in command_of(pid)]
 
     def server_app(self) -> list[int]:
-        """Return the processes of the ServerApp."""
         found = processes.find(self.fleet.folder)
         return [pid for pid in found if "flwr-serverapp" in command_of(pid)]
 
     def tail(self, characters: int = 3000) -> str:
-        """Return the end of what ``flwr run`` printed."""
         return self.log.read_text(errors="replace")[-characters:]
 
 
 def command_of(pid: int) -> str:
-    """Return a process's command line; empty if it is gone."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
     except OSError:

@@ -17,7 +17,6 @@ ENGINES = {"engine": "{engine}", "predicted": "{predicted_s:.0f} s", "real": "{r
 
 
 def process(lines: Sequence[Line]) -> dict[str, Any]:
-    """Tabulate the faults of real processes."""
     faults = [fault for line in lines for fault in line["metrics"]["faults"]]
     loads = record.metric(lines, "load")
     usual = sorted({fault["usual_round_s"] for fault in faults if "usual_round_s" in fault})
@@ -35,7 +34,6 @@ def process(lines: Sequence[Line]) -> dict[str, Any]:
 
 
 def influence(lines: Sequence[Line]) -> dict[str, Any]:
-    """Tabulate what lies gain, beside honest runs."""
     rows = []
     for (name, liars), own in record.by(lines, "name", "liars").items():
         wrapper, _, lie = name.partition(": ")
@@ -60,7 +58,6 @@ def cells_of(lines: Sequence[Line], lie: str) -> list[str]:
 
 
 def engines(lines: Sequence[Line]) -> dict[str, Any]:
-    """Tabulate both engines on a real fleet and on the emulated one."""
     m = lines[0]["metrics"]
     rows = [[form.format(**row, more=row["real_s"] / row["predicted_s"] - 1)
              for form in ENGINES.values()] for row in m["rows"]]  # fmt: skip
@@ -70,7 +67,6 @@ def engines(lines: Sequence[Line]) -> dict[str, Any]:
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
-    """Return the parts of the page."""
     parts: dict[str, Any] = {}
     tabulate = {"process": process, "influence": influence, "engines": engines}
     for name, own in record.by(lines, "experiment").items():

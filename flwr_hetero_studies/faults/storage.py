@@ -28,14 +28,12 @@ app = ClientApp()
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Move the model by one."""
     arrays = ArrayRecord({"w": Array(message.content["arrays"]["w"].numpy() + np.float32(1))})
     content = RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 1})})
     return Message(content, reply_to=message)
 
 
 def main(folder: str, resume: bool) -> None:
-    """Run, or resume, in this process."""
     run_dir = RunDirectory(folder, {}, resume=resume)
     strategy = Recorded(FedAvg(fraction_evaluate=0.0), run_dir=run_dir, resume=resume)
     start = ArrayRecord({"w": Array(np.zeros(SIZE, np.float32))})
@@ -43,7 +41,6 @@ def main(folder: str, resume: bool) -> None:
 
 
 def start(folder: Path, *more: str) -> "subprocess.Popen[str]":
-    """Start a run in a process of its own."""
     command = [sys.executable, "-m", "flwr_hetero_studies.faults.storage", str(folder), *more]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 

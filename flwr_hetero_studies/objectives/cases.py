@@ -51,7 +51,6 @@ def strategy_of(name: str, steps: int, seed: int) -> Strategy:
 
 
 def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
-    """Yield every setting on both partitions, seed by seed."""
     for seed in options.seeds_or(range(5)):
         for partition in PARTITIONS:
             for name in NAMES:
@@ -60,7 +59,6 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
 
 
 def run(case: Case, seed: int, data: Data, partition: str) -> dict[str, Any]:
-    """Train once and return the curve."""
     rows = case["train-examples"]
     rate = RATES.get(data.name, 0.1)
     run_config = config_of(data.first(rows, rows // 3), partition, rate, seed, case["rounds"])

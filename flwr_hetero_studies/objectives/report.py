@@ -15,7 +15,6 @@ HEAD = ["setting", "all classes", "last two", "last two, to FedAvg", "device-sec
 
 
 def ends(lines: Sequence[Line], name: str) -> list[float]:
-    """Return the mean of the last rounds of each run, in %."""
     return [100 * curves.last(line, name, LAST) for line in lines]
 
 
@@ -47,7 +46,6 @@ def curve(lines: Sequence[Line], name: str) -> tuple[Vector, Vector]:
 
 
 def section(name: str, lines: list[Line]) -> str:
-    """Write one task's part of the page."""
     runs = record.by(lines, "name")
     rows = [row(each, own, runs[BASE]) for each, own in runs.items()]
     seeds = ", ".join(map(str, record.seeds(lines)))
@@ -58,7 +56,6 @@ def section(name: str, lines: list[Line]) -> str:
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
-    """Return the parts of the page; draw the figure of the first two tasks."""
     groups = record.by(lines, "experiment")
     panels = {}
     for name, own in list(groups.items())[:2]:

@@ -128,7 +128,6 @@ def epoch_s(device: DeviceProfile, examples: float, model_mb: float) -> float:
 
 
 def slowest(profiles: Sequence[DeviceProfile], size_bytes: float, examples: float) -> list[int]:
-    """Return the fifth of the nodes that take longest for an epoch."""
     times_s = [epoch_s(profile, examples, size_bytes / 1e6) for profile in profiles]
     order = sorted(range(len(profiles)), key=lambda number: (-times_s[number], -number))
     return sorted(order[: max(1, round(SLOWEST * len(profiles)))])

@@ -85,19 +85,16 @@ def plan_task(
 
 
 def best_rate(tried: list[Line], readout: str) -> float:
-    """Return the rate with the best end."""
     return float(max(tried, key=lambda line: final(line, readout))["case"]["rate"])
 
 
 def settings_of(name: str, options: Options) -> Case:
-    """Return what a task's cases share."""
     task = TASKS[options.data][name]
     shared = {"task": name, "model": task.model, "batch-size": task.size, **options.settings}
     return shared if options.fast else shared | task.settings
 
 
 def final(line: Line, readout: str) -> float:
-    """Return the mean of the last evaluations."""
     return float(np.mean(line["curve"][readout][-3:]))
 
 
@@ -114,7 +111,6 @@ def own_share(line: Line, name: str) -> float:
 
 
 def run(case: Case, seed: int, data: Data, **given: Any) -> dict[str, Any]:
-    """Measure prices, or train."""
     if case["experiment"] == "price":
         return {"metrics": price(case, data)}
     return race(case, seed, data, **given)
@@ -154,7 +150,6 @@ def race(case: Case, seed: int, data: Data, fixed: float = 1.0, own: float = 0.0
 
 @torch.no_grad()
 def average(averaged: nn.Module, model: nn.Module, weight: float) -> None:
-    """Move the averaged model towards the model."""
     for old, new in zip(averaged.parameters(), model.parameters(), strict=True):
         old.lerp_(new, weight)
 

@@ -29,7 +29,6 @@ PRICES_HEAD = ["task", "model, batch", "step", "half a batch", "forward pass", "
 
 
 def smooth(line: Line, readout: str) -> curves.Vector:
-    """Average each evaluation with the two before it."""
     return curves.smooth(line["curve"][readout], 3)
 
 
@@ -52,22 +51,18 @@ def gains(own: list[Line], base: list[Line], readout: str, of_base: str = "") ->
 
 
 def ends(own: list[Line], readout: str) -> list[float]:
-    """Return the final accuracies in percent."""
     return [100 * final(line, readout) for line in own]
 
 
 def methods_by_task(lines: list[Line]) -> dict[str, dict[str, list[Line]]]:
-    """Group runs by task, and by method."""
     return {task: by(runs, "name") for task, runs in by(lines, "task").items()}
 
 
 def count(found: Sequence[float], level: float) -> int:
-    """Count the gains that reach a level."""
     return sum(gain >= level for gain in found)
 
 
 def rows(lines: list[Line]) -> list[list[Any]]:
-    """Write a row per task and sampler."""
     found = []
     for task, methods in methods_by_task(lines).items():
         for name, own in methods.items():
@@ -86,7 +81,6 @@ def gained_by(own: list[Line], base: list[Line]) -> tuple[float, float]:
 
 
 def summary(lines: list[Line]) -> dict[str, Any]:
-    """Count the tasks on which a method gains enough, and loses too much; averaged models."""
     found = [
         {name: gained_by(own, methods[BASE]) for name, own in methods.items()}
         for methods in methods_by_task(lines).values()
@@ -145,7 +139,6 @@ def last_models(lines: list[Line]) -> dict[str, str]:
 
 
 def prices(lines: list[Line]) -> str:
-    """Write what steps and samplers cost."""
     found = []
     for line in lines:
         m = line["metrics"] | {"fixed": fixed_share(line), MERCURY: own_share(line, MERCURY)}
@@ -158,7 +151,6 @@ def prices(lines: list[Line]) -> str:
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
-    """Return the parts of the page."""
     groups = by(lines, "experiment")
     parts: dict[str, Any] = {"versions": record.software(lines)}
     if own := groups.get("price"):

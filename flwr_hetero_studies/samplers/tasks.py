@@ -53,7 +53,6 @@ TASKS: dict[str, dict[str, SamplerTask]] = {
 
 @lru_cache(2)
 def split(dataset: str, rows: int) -> tuple[Examples, Examples]:
-    """Load the training and the test examples."""
     if dataset == "synthetic":
         from sklearn.datasets import make_classification
 

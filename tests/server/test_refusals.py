@@ -75,7 +75,7 @@ def test_every_cure_is_for_one_symptom():
         "error 2: ValueError: No train function registered with name 'default'",
         "error 8: ModuleNotFoundError: No module named 'flwr_hetero'",
     )
-    assert [cure_for(reason) for reason in reasons] == [cure for _, cure in CURES]
+    assert [cure_for(reason) for reason in reasons] == [*CURES.values()]
     others = ("No train function registered with name 'profile'", "KeyError: 'lr'", "")
     assert not any(map(cure_for, others))
 

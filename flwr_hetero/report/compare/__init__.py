@@ -9,16 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flwr_hetero.errors import check_choice, check_number, invalid
-from flwr_hetero.report.compare.verdict import (
-    Judge,
-    Result,
-    Speed,
-    default_target,
-    mean,
-    result_of,
-    speed_up,
-    verdict,
-)
+from flwr_hetero.report.compare import verdict
 from flwr_hetero.report.history import CLOCKS, History, plain, read_config, read_history
 from flwr_hetero.report.style import figure, method_colours, words
 from flwr_hetero.report.tables import setting_text
@@ -66,8 +57,8 @@ class Group(NamedTuple):
     label: str
     colour: str
     runs: Sequence[Recording]
-    results: Sequence[Result]
-    speed: Speed | None
+    results: Sequence[verdict.Result]
+    speed: verdict.Speed | None
     """Against the baseline; None for itself and where one of both never reached the target."""
 
 
@@ -75,7 +66,7 @@ class Comparison(NamedTuple):
     """Groups of runs, the first being the baseline, and the outcome."""
 
     groups: Sequence[Group]
-    judge: Judge
+    judge: verdict.Judge
     differing: Sequence[str]
     sentences: Sequence[str]
     """A sentence per group beside the baseline, the fastest first; of one group its end."""
@@ -104,34 +95,30 @@ def compare(
 ) -> Comparison:
     """Compare kinds of runs with the first by what they need to reach a target.
 
-    What is left out is its accuracy or loss, its end less a point, and the first clock that all
-    have.
+    By default its accuracy or loss, its end less a point, and the first clock that all have.
     """
     kinds = dict.fromkeys(run.kind for run in runs)
     sides = [[run for run in runs if run.kind == kind] for kind in kinds]
     judged, before = _metric(runs, metric), [run.history for run in sides[0]]
-    goal = default_target(before, judged) if target is None else target
-    judge = Judge(judged, check_number("target", goal, "(-inf, inf)"), _clock(runs, clock))
+    goal = verdict.default_target(before, judged) if target is None else target
+    judge = verdict.Judge(judged, check_number("target", goal, "(-inf, inf)"), _clock(runs, clock))
     differing, labels = differing_settings([side[0] for side in sides])
-    colours = method_colours(labels)
     groups: list[Group] = []
-    for side, label, colour in zip(sides, labels, colours, strict=True):
-        results = [result_of(run.history, judge, run.seed) for run in side]
-        speed = speed_up(groups[0].results, results) if groups else None
+    for side, label, colour in zip(sides, labels, method_colours(labels), strict=True):
+        results = [verdict.result_of(run.history, judge, run.seed) for run in side]
+        speed = verdict.speed_up(groups[0].results, results) if groups else None
         groups.append(Group(label, colour, side, results, speed))
     return Comparison(groups, judge, differing, _sentences(groups, judge))
 
 
-def _sentences(groups: Sequence[Group], judge: Judge) -> list[str]:
+def _sentences(groups: Sequence[Group], judge: verdict.Judge) -> list[str]:
     base, *others = groups
     if not others:
         kind = "one run" if len(runs := base.runs) == 1 else f"{len(runs)} runs of equal settings"
-        end = f"{words(judge.metric)} {figure(judge.metric, mean(base.results, 'end'))}"
+        end = f"{words(judge.metric)} {figure(judge.metric, verdict.mean(base.results, 'end'))}"
         return [f"Nothing to compare: {kind}, {end} at the end."]
     others.sort(key=lambda group: -group.speed.factor if group.speed else 0.0)
-    return [
-        verdict(judge, (base.label, group.label), (base.results, group.results)) for group in others
-    ]
+    return [verdict.say(judge, (base.label, g.label), (base.results, g.results)) for g in others]
 
 
 def _metric(runs: Sequence[Recording], wanted: str | None) -> str:

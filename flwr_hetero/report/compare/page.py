@@ -17,21 +17,16 @@ from flwr_hetero.report.tables import Cell, Table, number, seconds, tables_of, t
 
 def write_page(comparison: Comparison, path: str | Path) -> Path:
     """Write the page, in one step; return its absolute path."""
-    out = Path(path).expanduser().absolute()
-    return page.write_page(comparison_data(comparison), out)
+    return page.write_page(comparison_data(comparison), Path(path).expanduser().absolute())
 
 
 def comparison_data(comparison: Comparison) -> dict[str, Any]:
     """Return all that the page of a comparison shows, for JSON."""
     judge, groups = comparison.judge, comparison.groups
-    lines = [
-        Line(
-            f"{group.label} ({len(group.runs)} runs)" if len(group.runs) > 1 else group.label,
-            group.colour,
-            [run.history for run in group.runs],
-        )
-        for group in groups
-    ]
+    lines = []
+    for group in groups:
+        label = f"{group.label} ({len(group.runs)} runs)" if len(group.runs) > 1 else group.label
+        lines.append(Line(label, group.colour, [run.history for run in group.runs]))
     goal = f"{words(judge.metric)} {figure(judge.metric, judge.target)}"
     named = [(group.label, run.seed, run.history) for group in groups for run in group.runs]
     tables = [_settings(comparison), _runs(comparison, goal), *tables_of(named)]
@@ -56,9 +51,8 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
 def _settings(comparison: Comparison) -> Table:
     """Return the settings that differ, with a value per group."""
     firsts = [group.runs[0] for group in comparison.groups]
-    rows = [
-        [text(key), *(text(run.setting(key)) for run in firsts)] for key in comparison.differing
-    ]
+    keys = comparison.differing
+    rows = [[text(key), *(text(run.setting(key)) for run in firsts)] for key in keys]
     head = ["setting", "baseline", *(f"run {n}" for n in range(1, len(firsts)))]
     return Table("Settings that differ", head, rows)
 
@@ -77,16 +71,12 @@ def _rows(comparison: Comparison) -> Iterator[list[Cell]]:
     for group in comparison.groups:
         factor = group.speed.factor if group.speed else np.nan
         is_base = group is comparison.groups[0]
+        speed = ("baseline", 1.0) if is_base else number(factor, times(factor))
         for run, result in zip(group.runs, group.results, strict=True):
             # A run that never reached the target is sorted last.
             cost = 1e300 if result.to_target is None else result.to_target
-            yield [
-                text(group.label),
-                number(run.seed),
-                number(cost, cost_text(clock, result.to_target, result.unit)),
-                ("baseline", 1.0) if is_base else number(factor, times(factor)),
-                number(result.end, figure(metric, result.end)),
-                number(result.bytes or np.nan, size(result.bytes)),
-                seconds(result.device_s or np.nan),
-                text(run.path.name),
-            ]
+            spent = number(cost, cost_text(clock, result.to_target, result.unit))
+            end = number(result.end, figure(metric, result.end))
+            traffic = number(result.bytes or np.nan, size(result.bytes))
+            known = [text(group.label), number(run.seed), spent, speed, end, traffic]
+            yield [*known, seconds(result.device_s or np.nan), text(run.path.name)]

@@ -7,7 +7,6 @@ import numpy as np
 
 from flwr_hetero.errors import check_choice, check_number
 from flwr_hetero.report.history import CLOCKS, Floats, History
-from flwr_hetero.report.nodes import busy_s
 from flwr_hetero.report.style import duration, figure, is_share, words
 
 # Evaluations in the running median, and at a run's end.
@@ -76,12 +75,8 @@ def time_to_target(
     """Return when a run first reaches a target: seconds or rounds since the start, None if never.
 
     The clock is "virtual_s", "wall_s" or "round". A running median of five evaluations counts.
-    Whether the metric must fall to the target is by its name.
-
-    Raises
-    ------
-    ValueError
-        If the metric or the clock is unknown, or the target not finite.
+    Whether the metric must fall to the target is by its name. ValueError for an unknown metric or
+    clock, or a target that is not finite.
 
     Examples
     --------
@@ -140,7 +135,7 @@ def result_of(run: History, judge: Judge, seed: int | None = None) -> Result:
         end=settled_value(run, judge.metric),
         to_target=time_to_target(run, *judge),
         bytes=sum(float(np.nansum(run.column(key))) for key in ("bytes_up", "bytes_down")),
-        device_s=float(busy_s(run).sum()),
+        device_s=float(run.busy_s.sum()),
         reached=None if place is None else int(rounds[place]),
         round_s=float((clock[until] - clock[0]) / count) if count else np.nan,
     )
@@ -169,7 +164,7 @@ def speed_up(baseline: Sequence[Result], other: Sequence[Result]) -> Speed | Non
     return Speed(float(before / after), min(ratios), max(ratios), len(pairs))
 
 
-def verdict(
+def say(
     judge: Judge, names: tuple[str, str], results: tuple[Sequence[Result], Sequence[Result]]
 ) -> str:
     """Say in a sentence how the second group of runs did against the first, the baseline."""
@@ -185,9 +180,8 @@ def verdict(
         text = f"{name} reaches {goal} {_ratio(found, base)}{some} ({_spread(found)}"
         text += f"{spent[1]} instead of {spent[0]})"
     ends = [figure(judge.metric, mean(side, "end")) for side in (after, before)]
-    return (
-        f"{text} and ends at {ends[0]} against {ends[1]}{_rounds(before, after) if found else ''}."
-    )
+    why = _rounds(before, after) if found else ""
+    return f"{text} and ends at {ends[0]} against {ends[1]}{why}."
 
 
 def _ratio(found: Speed, base: str) -> str:

@@ -39,8 +39,7 @@ def outcome(found: Mapping[str, MeanRun], claims: list[Claim], paper: Mapping[st
         figures = one.rounds, f"{one.rounds_per_epoch:.1f}", f"{one.seconds:.1f}", one.percent
         rows.append((name, *figures, paper.get(name, "")))
     head = "algorithm", "rounds", "rounds per epoch", "virtual s", "accuracy %", "paper"
-    curves = {name: one.by_time for name, one in found.items()}
-    return Finding(head, rows, claims, curves, ("virtual seconds", "accuracy, %"))
+    return Finding(head, rows, claims)
 
 
 def above(text: str, published: str, low: MeanRun, high: MeanRun) -> Claim:
@@ -92,7 +91,6 @@ def table_2(options: Options) -> Finding:
 
 
 def bias(options: Options, nodes: Case, printed: Mapping[int, tuple[float, float]]) -> Finding:
-    """Compare unbiased and biased local SGD by the gap, in as many rounds."""
     cases, paper = {}, {}
     for slow_steps in GAPS:
         case = replace(nodes, slow_steps=slow_steps, as_long_as=nodes)

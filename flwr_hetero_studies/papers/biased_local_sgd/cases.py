@@ -88,9 +88,7 @@ def run(case: Case, seed: int, data: Data) -> dict[str, Any]:
     progress = BudgetedRun(settings, grid, samples, epochs, budget_s)
     arrays, rounds = initial_arrays(settings), settings.num_server_rounds
     progress.start(grid, arrays, rounds, evaluate_fn=progress.evaluate)
-    curve = {key: [point[key] for point in progress.points] for key in progress.points[0]}
-    end = {"rounds" if key == "round" else key: values[-1] for key, values in curve.items()}
-    return {"metrics": end, "curve": curve}
+    return {"metrics": progress.points[-1]}
 
 
 class BudgetedRun(Wrapper):
@@ -126,7 +124,7 @@ class BudgetedRun(Wrapper):
         if over:
             self.fleet.stop_reason = "epochs or time used up"
         metrics = self.measure(number, arrays)
-        point = {"round": number, "epochs": self.epochs_done}
+        point = {"rounds": number, "epochs": self.epochs_done}
         point |= {"virtual_s": self.fleet.clock.virtual_s, "accuracy": float(metrics["accuracy"])}
         self.points.append(point)
         return metrics

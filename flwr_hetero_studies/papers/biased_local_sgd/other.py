@@ -42,7 +42,6 @@ def step_s(model: nn.Module, examples: Examples, device: str, num_steps: int = 2
 
 
 def settings(options: Options, printed: tuple[object, ...], num_nodes: int) -> Finding:
-    """Put the full form's settings beside those of a table."""
     given, decays = PAPER[num_nodes], tuple(round(EPOCHS * part) for part in DECAYS)
     ours = given["batch-size"], EPOCHS, given["learning-rate"], decays, given["weight-decay"]
     text = "the full form has the settings of CIFAR-10 (ResNet20)"

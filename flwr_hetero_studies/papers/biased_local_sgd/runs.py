@@ -153,12 +153,10 @@ class KnownSpeeds(BiasedLocalSGD):
     gammas: Mapping[str, float]
 
     def num_steps(self, nodes: Sequence[str]) -> NDArray[np.int64]:
-        """Set steps by the known gammas."""
         gammas = [self.gammas[node] for node in nodes]
         return gamma_steps(gammas, self.fast_steps, self.max_steps)
 
     def fast_nodes(self) -> set[str]:
-        """Return the fast class."""
         fast, _ = fast_class([1 / gamma for gamma in self.gammas.values()])
         return {node for node, is_fast in zip(self.gammas, fast, strict=True) if is_fast}
 

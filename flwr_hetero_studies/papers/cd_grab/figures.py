@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from flwr_hetero_studies.core.curves import Columns, mean
-from flwr_hetero_studies.core.experiment import Claim, Curve, Finding
+from flwr_hetero_studies.core.experiment import Claim, Finding
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.core.tables import spread
 from flwr_hetero_studies.papers.cd_grab import tasks
@@ -28,7 +28,6 @@ METRICS = {"accuracy": (4, True), "perplexity": (2, False), "smape": (4, False)}
 """Digits to print, and whether more is better."""
 SMOOTHER = 0.8
 """Part of the other curve's jumps that a smoother curve has at most."""
-AXES = ("epoch", "training loss")
 
 
 def race(
@@ -62,14 +61,6 @@ def jumps(curves: Sequence[Columns]) -> float:
     return float(np.mean([each.std() for each in later]))
 
 
-def curves_of(runs: Runs, name: str = "loss", label: str = "{}") -> dict[str, Curve]:
-    start = int(name == "herding")
-    return {
-        label.format(method): Curve(mean(curves, "epoch")[start:], mean(curves, name)[start:])
-        for method, curves in runs.items()
-    }
-
-
 # --- Figures 3 and 11: against random reshuffling ---------------------------------------------
 
 
@@ -83,7 +74,6 @@ class Published(NamedTuple):
 def against_reshuffling(
     options: Options, task: OrderTask, settings: Schedule, seeds: int, published: Published
 ) -> Finding:
-    """Train with CD-GraB and with D-RR, and decide what the paper says of Figure 3."""
     runs = race(options, task, settings, (CD_GRAB, D_RR), seeds)
     digits, more_is_better = METRICS[task.metric]
     rows = []
@@ -109,7 +99,7 @@ def against_reshuffling(
               f"{ratio:.2f} times", ratio <= SMOOTHER),
     ]  # fmt: skip
     head = ["order", "training loss", "paper", task.metric, "paper", "jumps, 1/1000"]
-    return Finding(head, rows, claims, curves_of(runs), AXES)
+    return Finding(head, rows, claims)
 
 
 def figure_3a(options: Options) -> Finding:
@@ -196,7 +186,7 @@ def figure_4(options: Options) -> Finding:
               alone[0] > 0 and abs(alone[1]) <= alone[0] / 2),
     ]  # fmt: skip
     head = ["workers", "order", "training loss", "accuracy", "paper"]
-    return Finding(head, rows, claims, curves_of(runs[many], label=f"{{}}, {many} workers"), AXES)
+    return Finding(head, rows, claims)
 
 
 def appendix_b4(options: Options) -> Finding:
@@ -212,7 +202,7 @@ def appendix_b4(options: Options) -> Finding:
               f"{pairs / mean_of - 1:+.1%}", abs(pairs / mean_of - 1) <= 0.05),
     ]  # fmt: skip
     rows = [[name, *cells(curves)] for name, curves in runs.items()]
-    return Finding(["order", "training loss", "accuracy"], rows, claims, curves_of(runs), AXES)
+    return Finding(["order", "training loss", "accuracy"], rows, claims)
 
 
 def figure_9(options: Options) -> Finding:
@@ -237,8 +227,7 @@ def figure_9(options: Options) -> Finding:
               f"{to_drr:.2f} of it", abs(1 - to_drr) <= 0.1),
     ]  # fmt: skip
     head = ["order", *(f"{m} workers" for m in fleets), "paper"]
-    axes = ("epoch", "parallel herding bound")
-    return Finding(head, rows, claims, curves_of(runs[fleets[-1]], "herding"), axes)
+    return Finding(head, rows, claims)
 
 
 def figure_12(options: Options) -> Finding:
@@ -263,6 +252,5 @@ def figure_12(options: Options) -> Finding:
         Claim("its gain in loss is larger at 1e-2 than at 1e-3", "14 % against 7 %",
               f"{gains[high]:+.2%} against {gains[low]:+.2%}", gains[high] > gains[low]),
     ]  # fmt: skip
-    curves = {k: c for lr in runs for k, c in curves_of(runs[lr], label=f"{{}}, {lr:g}").items()}
     head = ["learning rate", "order", "training loss", "accuracy", "paper"]
-    return Finding(head, rows, claims, curves, AXES)
+    return Finding(head, rows, claims)

@@ -40,13 +40,9 @@ class Schedule:
 
 
 def train(task: OrderTask, settings: Schedule, method: str, seed: int) -> Columns:
-    """Train with the orders of a method.
-
-    As many units are left out, at random, as do not fill an even number of steps.
-    """
     own = settings.batch // settings.workers
     steps = len(task) // settings.batch // 2 * 2
-    # pairs need an even number of steps
+    # pairs need an even number of steps; units that fill none are left out, at random
     kept = np.random.default_rng(seed).permutation(len(task))[: steps * settings.batch]
     units = kept.reshape(settings.workers, steps * own, 1)
     shares = units * task.per_unit + np.arange(task.per_unit)
@@ -71,7 +67,7 @@ def train_by(
     model = task.make_model(seed)
     optimizer, gradients_of = settings.optimizer(model), Gradients(task, model)
     own = settings.batch // settings.workers
-    points = [{"epoch": 0.0, "herding": inf} | task.look(model)]
+    points = [{"herding": inf} | task.look(model)]
     for epoch in range(settings.epochs):
         if settings.decay_every:
             for group in optimizer.param_groups:
@@ -98,8 +94,7 @@ def train_by(
             optimizer.step()
         # Alg. 3, l. 9
         orders.start_pass()
-        points.append({"epoch": epoch + 1.0, "herding": furthest(np.array(sums))})
-        points[-1] |= task.look(model)
+        points.append({"herding": furthest(np.array(sums))} | task.look(model))
         if not isfinite(points[-1]["loss"]):
             break
     return columns(points)

@@ -40,7 +40,6 @@ OURS = ("experiment", "name", "data", "nodes", "rows", "test-rows")
 
 
 def case(name: str, mbps: int, alpha: float | None, nodes: int = 4) -> Case:
-    """Describe a run by its cell and its method."""
     split = {"partition": "iid"} if alpha is None else {"partition": "dirichlet", "alpha": alpha}
     data = "IID" if alpha is None else f"Dirichlet {alpha:g}"
     experiment = f"{mbps} Mbit/s, {data}, {nodes} nodes"
@@ -60,7 +59,6 @@ def described() -> Iterator[Case]:
 
 
 def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
-    """Yield all runs."""
     for seed in options.seeds_or(range(3)):
         for one in described():
             yield Trial({"data": options.data, **options.settings} | one, seed)
@@ -82,9 +80,7 @@ def run(case: Case, seed: int, data: Data) -> dict[str, Any]:
 
     def note(moment: Moment) -> dict[str, float]:
         stats = moment.record.get("sampler", {})
-        kept = {key: round(stats[key], 4) for key in (keys.HIDDEN_SHARE,) if key in stats}
-        own = moment.record["global"]
-        return kept | ({"loss": own["loss"]} if own else {})
+        return {key: round(stats[key], 4) for key in (keys.HIDDEN_SHARE,) if key in stats}
 
     how: dict[str, Any] = {"arrays": arrays, "every": max(1, settings.num_server_rounds // 60)}
     if settings.local_steps:

@@ -37,18 +37,11 @@ class StepCosts:
         return min(1.0, self.exchange_s / self.score_all_s)
 
     def step_s(self, share: float = 0.0, *, is_hidden: bool = True) -> float:
-        """Return the seconds of a step in which a share of the local data is scored."""
         parts = share * self.score_all_s, self.exchange_s
         return self.compute_s + (max(parts) if is_hidden else sum(parts))
 
 
-def speedup(iterations_ratio: float, score_s: float, compute_s: float, network_s: float) -> float:
-    """Predict the gain over uniform sampling (Eq. 5); seconds are of an iteration's open parts."""
-    return 1.0 / (iterations_ratio * (1.0 + score_s / (compute_s + network_s)))
-
-
 def costs(mbps: float, workers: int = 4) -> StepCosts:
-    """Return the costs of the paper's model and data on so many of its devices."""
     per_example_s = WIFI_SECONDS_PER_EXAMPLE * BYTES / SMALL_CNN_BYTES
     device = DeviceProfile(1.0, mbps, mbps, seconds_per_example=per_example_s)
     score_all_s = compute_time_s(device, 0, SAMPLES / workers)
@@ -70,10 +63,7 @@ def resnet18_layers() -> tuple[tuple[float, float], ...]:
 
 
 def overlapped_s(cost: StepCosts, layers: Sequence[tuple[float, float]] | None = None) -> float:
-    """Return the seconds of a step whose transfers overlap with computing, as TicTac's do.
-
-    A layer's gradient is exchanged when it is there. Layers are shares of work and of bytes.
-    """
+    """Return the seconds of a step whose transfers overlap with computing, as TicTac's do."""
     layers = resnet18_layers() if layers is None else layers
     forward_s, backward_s = FORWARD_SHARE * cost.compute_s, (1 - FORWARD_SHARE) * cost.compute_s
     now, arrives, starts = 0.0, [0.0] * len(layers), []

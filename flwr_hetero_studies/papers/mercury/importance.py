@@ -17,7 +17,7 @@ from flwr_hetero.mercury.algorithm import (
     mixed_probs,
 )
 from flwr_hetero_studies.core.curves import Vector
-from flwr_hetero_studies.core.experiment import ENOUGH, Claim, Curve, Finding
+from flwr_hetero_studies.core.experiment import ENOUGH, Claim, Finding
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.mercury.clock import MBPS, costs, overlapped_s
 from flwr_hetero_studies.papers.mercury.race import cell
@@ -34,7 +34,6 @@ FEW = 0.15
 
 
 def figure_2(options: Options) -> Finding:
-    """Overlap computing and exchanging, layer by layer, on links of every speed."""
     rows, cut = [], {}
     for mbps in (*MBPS, *FAST_LINKS):
         cost = costs(mbps)
@@ -62,9 +61,8 @@ def trained(options: Options, steps: int) -> tuple[Training, NDArray[np.int64]]:
 
 
 def figure_3(options: Options) -> Finding:
-    """Look at how unequal importance is as random training goes on."""
     training, samples = trained(options, 0)
-    rows, curves, halves, count = [], {}, [], len(samples)
+    rows, halves, count = [], [], len(samples)
     for before, moment in zip((0, *MOMENTS), MOMENTS, strict=False):
         for _ in range(moment - before):
             training.advance()
@@ -74,9 +72,6 @@ def figure_3(options: Options) -> Finding:
         half, most = (int(np.argmax(shares >= part)) + 1 for part in (0.5, 0.9))
         halves.append(half / count)
         rows.append((moment, f"{losses.mean():.3f}", f"{halves[-1]:.1%}", f"{most / count:.1%}"))
-        places = np.linspace(0, count - 1, 51).astype(int)
-        x, y = 100 * (places + 1) / count, 100 * shares[places]
-        curves[f"after {moment} iterations"] = Curve(x.tolist(), y.tolist())
     claims = [
         Claim("More and more samples become less important as training proceeds",
               "more at each time", " > ".join(f"{half:.1%}" for half in halves),
@@ -85,12 +80,10 @@ def figure_3(options: Options) -> Finding:
               "it)", "a small portion", f"{halves[-1]:.1%} hold half", halves[-1] <= FEW),
     ]  # fmt: skip
     head = ("iteration", "mean importance", "samples with half of it", "with 90 %")
-    axes = ("samples, % (most important first)", "importance, %")
-    return Finding(head, rows, claims, curves, axes)
+    return Finding(head, rows, claims)
 
 
 def figure_4(options: Options) -> Finding:
-    """Draw batches at random and by importance, and compare what they hold."""
     training, samples = trained(options, MOMENTS[-1])
     samples = samples[:MOST]
     losses, norms = training.all_losses(samples), gradient_norms(training, samples)
@@ -123,7 +116,6 @@ def figure_4(options: Options) -> Finding:
 
 
 def gradient_norms(training: Training, samples: NDArray[np.int64]) -> Vector:
-    """Return the norm of each example's own gradient."""
     params = [p for p in training.model.parameters() if p.requires_grad]
     found = []
     for sample in samples:
@@ -143,7 +135,6 @@ CHANGES = {(1, 0.05): 0.5, (1, 0.1): 0.7, (10, 0.1): 0.65}
 
 
 def figure_6(options: Options) -> Finding:
-    """See how far samples' ranks of importance move within 1 and 10 iterations."""
     training, samples = trained(options, MOMENTS[1])
     moves: dict[int, list[Vector]] = {1: [], 10: []}
     for _ in range(10):
@@ -157,7 +148,7 @@ def figure_6(options: Options) -> Finding:
         for step, found in moves.items()
         for below in (0.05, 0.1)
     }
-    rows, claims, curves, grid = [], [], {}, np.linspace(0, 1, 51)
+    rows, claims = [], []
     times = {1: "1 iteration", 10: "10 iterations"}
     for (step, below), share in shares.items():
         paper = CHANGES.get((step, below))
@@ -167,11 +158,8 @@ def figure_6(options: Options) -> Finding:
             text = f"Samples that change less than {below:.0%} in rank in {times[step]}"
             text, about = f"{text} (at least 9/10 of that)", f"about {paper:.0%}"
             claims.append(Claim(text, about, here, share >= 0.9 * paper))
-    for step, found in moves.items():
-        below_of = [100 * float(np.mean(np.concatenate(found) <= at)) for at in grid]
-        curves[f"after {times[step]}"] = Curve((100 * grid).tolist(), below_of)
     head = ("iterations", "change of rank below", "samples", "paper")
-    return Finding(head, rows, claims, curves, ("change of rank, %", "samples, %"))
+    return Finding(head, rows, claims)
 
 
 # --- section 4.4 --------------------------------------------------------------------------------

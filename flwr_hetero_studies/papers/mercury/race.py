@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from flwr_hetero_studies.core import curves
-from flwr_hetero_studies.core.experiment import Curve
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.mercury.clock import StepCosts, costs
 from flwr_hetero_studies.papers.mercury.training import Sampling, TrainedRun, Workload, train
@@ -32,7 +31,6 @@ class SeededTask:
     seeds: tuple[int, ...]
 
     def train(self, method: Sampling, cost: StepCosts | None = None) -> TrainedRun:
-        """Train with each seed and average."""
         task = self.task
         if method.adapts_steps:
             steps, evaluations = LONGER * task.num_steps, LONGER * task.evaluations
@@ -41,7 +39,6 @@ class SeededTask:
         return mean_of([train(task, method, cost, seed) for seed in self.seeds])
 
     def changed(self, **changes: Any) -> "SeededTask":
-        """Change the task."""
         return replace(self, task=replace(self.task, **changes))
 
 
@@ -53,7 +50,6 @@ FAST: dict[str, tuple[Workload, int]] = {
 
 
 def cell(options: Options, kind: str) -> SeededTask:
-    """Return the task of a kind in the form that was asked for."""
     task, count = FAST[kind]
     if not options.fast:
         shape, _ = data_shape(options.dataset(kind))
@@ -63,18 +59,15 @@ def cell(options: Options, kind: str) -> SeededTask:
 
 
 def mean_of(runs: Sequence[TrainedRun]) -> TrainedRun:
-    """Average runs that were evaluated equally often."""
     *columns, moved = (np.mean(each, axis=0).tolist() for each in zip(*runs, strict=True))
     return TrainedRun._make([*columns, round(moved)])
 
 
 def smooth(run: TrainedRun) -> curves.Vector:
-    """Average each accuracy with its neighbours."""
     return curves.smooth(run.accuracy, WINDOW, centred=True)
 
 
 def plateau(run: TrainedRun) -> float:
-    """Return the mean accuracy of the last part."""
     return float(smooth(run)[-max(1, int(PLATEAU * len(run.accuracy))) :].mean())
 
 
@@ -93,15 +86,8 @@ def gain(base: TrainedRun, run: TrainedRun, what: str = "seconds") -> float:
 
 
 def written(ratio: float) -> str:
-    """Write a gain."""
     return f"{ratio:.2f}x" if ratio else "never"
 
 
 def end_of(run: TrainedRun) -> str:
-    """Write the accuracy at the plateau."""
     return f"{100 * plateau(run):.2f} %"
-
-
-def curve(run: TrainedRun, what: str) -> Curve:
-    """Return accuracy in percent against what was spent."""
-    return Curve(getattr(run, what), [100 * value for value in run.accuracy])

@@ -37,17 +37,14 @@ Methods = Mapping[str, list[Line]]
 
 
 def end_accuracy(line: Line) -> float:
-    """Return what a run holds at its end: the mean of its last measurements."""
     return curves.last(line, "accuracy", SMOOTHING)
 
 
 def smooth(line: Line) -> curves.Vector:
-    """Average each accuracy with its neighbours."""
     return curves.smooth(line["curve"]["accuracy"], SMOOTHING, centred=True)
 
 
 def time_to(line: Line, target: float, clock: str, never: float = np.nan) -> float:
-    """Return when a run reached a target, between two measurements."""
     return curves.time_to(line["curve"][clock], smooth(line), target, never=never)
 
 
@@ -59,12 +56,10 @@ def gain(line: Line, base: Line, drop: float) -> float:
 
 
 def pooled_gain(line: Line, base: Line) -> float:
-    """Return the geometric mean of the gains at all targets."""
     return float(np.exp(np.mean([np.log(gain(line, base, drop)) for drop in DROPS])))
 
 
 def pooled_gains(methods: Methods, name: str) -> list[float]:
-    """Return a method's gain of each seed."""
     return [pooled_gain(*pair) for pair in record.pairs(methods[name], methods[UNIFORM])]
 
 
@@ -95,7 +90,6 @@ def columns(methods: Methods, name: str) -> list[str]:
 
 
 def default(cells: list[Methods]) -> dict[str, Any]:
-    """Compare the default with uniform sampling, cell by cell."""
     rows, every = [], []
     for methods in cells:
         gains, case = pooled_gains(methods, DEFAULT), methods[DEFAULT][0]["case"]
@@ -113,7 +107,6 @@ def default(cells: list[Methods]) -> dict[str, Any]:
 
 
 def rivals(cells: list[Methods]) -> dict[str, Any]:
-    """Compare all methods where more than two were run."""
     text, parts = "", {}
     for methods in (methods for methods in cells if len(methods) >= 4):
         rows = []
@@ -131,7 +124,6 @@ def rivals(cells: list[Methods]) -> dict[str, Any]:
 
 
 def draw_cells(cells: list[Methods], path: Path) -> None:
-    """Draw accuracy against virtual time, a panel per cell, mean over seeds."""
     data = cells[-1][UNIFORM][0]["case"]["data"]
     panels = defaultdict[str, dict[str, Any]](dict)
     for methods in cells:
@@ -145,7 +137,6 @@ def draw_cells(cells: list[Methods], path: Path) -> None:
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
-    """Return the parts of the page; draw the figure."""
     parts: dict[str, Any] = {}
     if cells := [methods for methods in cells_of(lines) if DEFAULT in methods]:
         seeds = record.seeds(lines)

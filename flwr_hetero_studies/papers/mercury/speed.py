@@ -1,15 +1,15 @@
 """Figures 11 to 18, and under which conditions the gains appear."""
 
 from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import Any
 
-from flwr_hetero_studies.core.experiment import ENOUGH, Claim, Curve, Finding, times
+from flwr_hetero_studies.core.experiment import ENOUGH, Claim, Finding, times
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.mercury.clock import MBPS, costs, overlapped_s
 from flwr_hetero_studies.papers.mercury.race import (
     cell,
-    curve,
     end_of,
     gain,
     plateau,
@@ -49,12 +49,10 @@ def on_link(run: TrainedRun, mbps: float, workers: int = 4) -> TrainedRun:
 
 
 def step_s(run: TrainedRun) -> float:
-    """Return the seconds of a step, mean over a run."""
     return run.seconds[-1] / run.steps[-1]
 
 
 def figure_11(options: Options) -> Finding:
-    """Race Mercury, TicTac and AdaComm against SGD on every link."""
     kinds = list(PUBLISHED) if options.fast or not options.data else ["images"]
     rows, found = [], dict[tuple[str, int], tuple[float, ...]]()
     for kind in kinds:
@@ -95,14 +93,12 @@ def figure_11(options: Options) -> Finding:
 
 
 def uncompromised(base: TrainedRun, run: TrainedRun) -> Claim:
-    """Claim that a run ends at the accuracy of the base."""
     more = plateau(run) - plateau(base)
     text = "Accuracy is not compromised (within half a point)"
     return Claim(text, "same", f"{100 * more:+.2f} points", more >= -0.005)
 
 
 def figure_12(options: Options) -> Finding:
-    """Compare the curves of Mercury, TicTac and AdaComm over exchanges and over time."""
     task, one_s = cell(options, "images"), overlapped_s(costs(100))
     tictac, adacomm, mercury = (task.train(method) for method in (RANDOM, ADACOMM, MERCURY))
     # by its own clock; the accuracy is that of plain SGD
@@ -125,16 +121,14 @@ def figure_12(options: Options) -> Finding:
               f"AdaComm {late:.2f} times Mercury's rounds", late > 1),
         uncompromised(tictac, mercury),
     ]  # fmt: skip
-    curves = {name: curve(run, "exchanges") for name, run in runs.items()}
     to = (f"rounds to {100 * goal:.1f} %" for goal in goals)
     head = ("method", *to, "seconds to it", "end accuracy", "paper")
-    return Finding(head, rows, claims, curves, ("communication rounds", "test accuracy, %"))
+    return Finding(head, rows, claims)
 
 
 def compare(
     options: Options, methods: dict[str, Sampling], published: tuple[float, float]
 ) -> Finding:
-    """Compare the second method with the first: more iterations, and less time."""
     task = cell(options, "images")
     runs = {name: task.train(method) for name, method in methods.items()}
     (_, base), (name, _) = runs.items()
@@ -150,22 +144,19 @@ def compare(
         times(f"{name} is faster in total time", published[1], faster),
     ]  # fmt: skip
     head = ("method", "iterations, relative", "speedup", "paper", "seconds a step", "end accuracy")
-    curves = {each: curve(run, "seconds") for each, run in runs.items()}
-    return Finding(head, rows, claims, curves, ("seconds", "test accuracy, %"))
+    return Finding(head, rows, claims)
 
 
-def figure_13(options: Options) -> Finding:
-    """Score a group per step, or all local data."""
-    methods = {"all-inclusive": replace(GROUPWISE, share=1.0), "group-wise": GROUPWISE}
-    return compare(options, methods, (1.2, 4.2))
-
-
-def figure_15(options: Options) -> Finding:
-    """Score during the exchange of gradients, or before each batch."""
-    methods = {"sequential": replace(MERCURY, is_hidden=False), "BACC": MERCURY}
-    return compare(options, methods, (1.05, 2.2))
-
-
+figure_13 = partial(
+    compare,
+    methods={"all-inclusive": replace(GROUPWISE, share=1.0), "group-wise": GROUPWISE},
+    published=(1.2, 4.2),
+)
+figure_15 = partial(
+    compare,
+    methods={"sequential": replace(MERCURY, is_hidden=False), "BACC": MERCURY},
+    published=(1.05, 2.2),
+)
 RESHARDING = {
     "none": ("", 0.0, ""),
     "random, a third of the data": ("random", 1 / 3, "+1.84 points"),
@@ -176,7 +167,6 @@ RESHARDING = {
 
 
 def figure_14(options: Options) -> Finding:
-    """Move samples between devices at random, or important ones only and half as many."""
     iid = cell(options, "images")
     splits = {"IID": iid, "Dirichlet 0.5": iid.changed(alpha=0.5)}
     rows, ends = [], []
@@ -197,7 +187,6 @@ def figure_14(options: Options) -> Finding:
 
 
 def figure_16(options: Options) -> Finding:
-    """Let bandwidth vary, with and without adaptation to it."""
     task = cell(options, "images")
     base, rows, drops = task.train(RANDOM), [], []
     for mbps in MBPS:
@@ -220,7 +209,6 @@ def figure_16(options: Options) -> Finding:
 
 
 def figure_17(options: Options) -> Finding:
-    """Use 4, 8 and 12 devices."""
     rows, found = [], dict[tuple[int, int], float]()
     links = options.pick((MBPS[0], MBPS[-1]), MBPS)
     for workers in (4, 8, 12):
@@ -242,15 +230,12 @@ def figure_17(options: Options) -> Finding:
 
 
 def figure_18(options: Options) -> Finding:
-    """Train on non-IID data that stays where it is, without BACC."""
-    gains, rows, curves = {}, [], dict[str, Curve]()
+    gains, rows = {}, []
     for alpha, published in BY_ALPHA.items():
         task = cell(options, "images").changed(workers=12, alpha=alpha)
         base, run = task.train(RANDOM), task.train(GROUPWISE)
         gains[alpha] = gain(base, run, "steps")
         rows.append((alpha, end_of(base), end_of(run), written(gains[alpha]), f"{published:.2f}x"))
-        curves[f"Non-IS, alpha {alpha:g}"] = curve(base, "steps")
-        curves[f"Groupwise-IS, alpha {alpha:g}"] = curve(run, "steps")
     found = list(gains.values())
     texts = " / ".join(map(written, found))
     claims = [
@@ -263,7 +248,7 @@ def figure_18(options: Options) -> Finding:
               texts.replace(" /", ","), found[0] > found[1] > found[2]),
     ]  # fmt: skip
     head = ("alpha", "Non-IS: end", "Groupwise-IS: end", "gain in iterations", "paper")
-    return Finding(head, rows, claims, curves, ("iterations", "test accuracy, %"))
+    return Finding(head, rows, claims)
 
 
 Change = dict[str, Any]
@@ -288,7 +273,6 @@ CONDITIONS: dict[str, tuple[Change, Change, Change]] = {
 
 
 def section_6_2(options: Options) -> Finding:
-    """Change one condition of the paper's setting at a time."""
     cost, rows, claims = costs(10), list[tuple[str, ...]](), list[Claim]()
     bases: dict[str, TrainedRun] = {}
     for name, (of_task, of_base, of_run) in CONDITIONS.items():

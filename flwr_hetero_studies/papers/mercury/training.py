@@ -94,7 +94,6 @@ class RandomSampler(UniformSampler):
     """Draw with replacement."""
 
     def next_batch(self) -> Batch:
-        """Draw a batch."""
         return self.rng.integers(self.num_samples, size=self.batch_size), np.ones(self.batch_size)
 
 
@@ -231,11 +230,9 @@ class Training:
             self.local_steps = adaptive_steps(loss, self.first_loss, count, FIRST_STEPS)
 
     def losses(self, rows: Rows, model: nn.Module | None = None) -> torch.Tensor:
-        """Run examples forward."""
         return batch_losses(model or self.model, self.examples, rows)
 
     def all_losses(self, rows: Rows) -> NDArray[np.float64]:
-        """Return the losses of many examples, by the model as it is."""
         with torch.no_grad():
             parts = np.array_split(rows, -(-len(rows) // SCORE_BATCH))
             found = torch.cat([self.losses(part) for part in parts])
@@ -273,5 +270,4 @@ class Training:
 
 
 def train(task: Workload, method: Sampling, cost: StepCosts, seed: int) -> TrainedRun:
-    """Train once."""
     return Training(task, method, cost, seed).run()

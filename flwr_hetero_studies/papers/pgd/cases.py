@@ -60,7 +60,6 @@ def races(options: Options) -> Iterator[Case]:
 
 
 def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
-    """Yield all runs that the lines so far allow."""
     every = list(races(options))
     for seed in options.seeds_or(range(3)):
         yield from (Trial(case, seed) for case in every if is_wanted(case, seed, every, lines))
@@ -94,7 +93,6 @@ def is_wanted(case: Case, seed: int, every: list[Case], lines: list[Line]) -> bo
 
 
 def run(case: Case, seed: int, data: Data, **given: Any) -> dict[str, Any]:
-    """Run a case of any kind."""
     if case["experiment"] == "cost":
         return {"metrics": costs.measure(case["name"], **given)}
     task = of_race(case["task"], case["samples"], data)
@@ -103,8 +101,8 @@ def run(case: Case, seed: int, data: Data, **given: Any) -> dict[str, Any]:
         return {"metrics": {"methods": prices(task, ratios, given["methods"], given["turns"])}}
     settings = Ratios(case["top"], case["renewal"], case["lr"], case["iterations"], workers=0)
     found = train(task, case["method"], settings, seed, 15 if "cnn" in case["task"] else 30)
-    names = {"iteration": "step", "loss": "loss", "accuracy": "accuracy"}
-    curve = {name: [float(f"{v:.5g}") for v in found[own]] for name, own in names.items()}
+    columns = {"iteration": found["step"], "loss": found["loss"]}
+    curve = {name: [float(f"{v:.5g}") for v in column] for name, column in columns.items()}
     return {"metrics": {"loss": curve["loss"][-1]}, "curve": curve}
 
 
@@ -135,6 +133,5 @@ def prices(
         ratios = (np.array(times) / base)[epoch:]
         quarters = [float(np.median(part)) for part in np.array_split(ratios, 4) if len(part)]
         start = ready[name] / float(np.median(base)) * TURN if name == PGD_A else 0.0
-        found[name] = {"ms": 1e3 * float(np.median(times)) / TURN, "start": start}
-        found[name]["price"] = float(np.mean(quarters))
+        found[name] = {"start": start, "price": float(np.mean(quarters))}
     return found

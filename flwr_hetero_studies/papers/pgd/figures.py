@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from math import inf, isfinite
+from math import inf
 
 import numpy as np
 
 from flwr_hetero_studies.core.curves import Columns, time_to
-from flwr_hetero_studies.core.experiment import Claim, Curve, Finding, times
+from flwr_hetero_studies.core.experiment import Claim, Finding, times
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.pgd.tasks import of_figure
 from flwr_hetero_studies.papers.pgd.workers import (
@@ -32,16 +32,9 @@ RATES = (0.03, 0.1, 0.3)
 LR = 0.1
 """Of the experiments on k and r."""
 TRIED = (0.001, 0.01, 0.05, 0.1, 0.3)
-WORK = "gradients of examples"
 HEAD = ["k", "r", "loss at the end", "rises / first loss", "gradients"]
 Pairs = Mapping[tuple[float, float], Columns]
 """Curves of PGD-A by k and r."""
-
-
-def curve_of(curve: Columns) -> Curve:
-    """Draw the loss over the work, as far as it is finite."""
-    pairs = ((x, y) for x, y in zip(curve["work"], curve["loss"], strict=True) if isfinite(y))
-    return Curve(*map(list, zip(*pairs, strict=True)))
 
 
 def eased(curve: Columns) -> list[float]:
@@ -56,7 +49,6 @@ def work_to(curve: Columns, goal: float, unit: str = "work") -> float:
 
 
 def part_of(curve: Columns, part: float) -> float:
-    """Return the loss at a part of a run."""
     losses = eased(curve)
     return losses[round(part * (len(losses) - 1))]
 
@@ -69,17 +61,14 @@ def gain(own: Sequence[Columns], base: Sequence[Columns], part: float, unit: str
 
 
 def factor(value: float, digits: int = 1) -> str:
-    """Write how many times; 0 and infinity are never."""
     return f"{value:.{digits}f}x" if 0 < value < inf else "never"
 
 
 def percent(ratio: float) -> str:
-    """Write a ratio as in the paper."""
     return f"{100 * ratio:g}%"
 
 
 def each_pair(options: Options, model: str, pairs: Sequence[tuple[float, float]]) -> Pairs:
-    """Train PGD-A with pairs of k and r."""
     task, steps, found = of_figure(options, model), options.pick(200, 10_000), {}
     for top, renewal in pairs:
         options.say(f"k = {percent(top)}, r = {percent(renewal)}")
@@ -87,18 +76,15 @@ def each_pair(options: Options, model: str, pairs: Sequence[tuple[float, float]]
     return found
 
 
-def shown(found: Pairs, of: str = "") -> tuple[list[list[str]], dict[str, Curve]]:
-    """Write a row and draw a curve per pair."""
-    rows, curves = [], {}
-    for (top, renewal), curve in found.items():
-        k, r, work = percent(top), percent(renewal), f"{curve['work'][-1]:.3g}"
-        rows.append([k, r, f"{final(curve):.4f}", f"{jumps(curve):.3f}", work])
-        curves[f"{of}k={k}, r={r}"] = curve_of(curve)
-    return rows, curves
+def written(found: Pairs) -> list[list[str]]:
+    return [
+        [percent(top), percent(renewal), f"{final(curve):.4f}", f"{jumps(curve):.3f}",
+         f"{curve['work'][-1]:.3g}"]
+        for (top, renewal), curve in found.items()
+    ]  # fmt: skip
 
 
 def figure_6(options: Options) -> Finding:
-    """Vary the top ratio k, with a small and a large renewal ratio."""
     small, large = 0.001, 0.1
     found = each_pair(options, "lr", [(k, r) for r in (small, large) for k in TRIED])
     diverged, start = final(found[0.001, small]), found[0.001, small]["loss"][0]
@@ -115,12 +101,10 @@ def figure_6(options: Options) -> Finding:
         Claim("with r = 10% a too small k bumps: k = 0.1% rises more than k = 30%", "big bumps",
               f"{rough[0]:.4f} against {rough[1]:.4f}", rough[0] > rough[1]),
     ]  # fmt: skip
-    rows, curves = shown(found)
-    return Finding(HEAD, rows, claims, curves, (WORK, "loss"))
+    return Finding(HEAD, written(found), claims)
 
 
 def figure_7(options: Options) -> Finding:
-    """Vary the renewal ratio r, with a small and a large top ratio."""
     small, large = 0.01, 0.1
     found = each_pair(options, "lr", [(k, r) for k in (small, large) for r in TRIED])
     ends = {k: [final(found[k, r]) for r in TRIED] for k in (small, large)}
@@ -136,8 +120,7 @@ def figure_7(options: Options) -> Finding:
               "are within a factor of 1.25", "slightly",
               ", ".join(f"{end:.4f}" for end in middle), max(middle) <= 1.25 * min(middle)),
     ]  # fmt: skip
-    rows, curves = shown(found)
-    return Finding(HEAD, rows, claims, curves, (WORK, "loss"))
+    return Finding(HEAD, written(found), claims)
 
 
 SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -147,21 +130,16 @@ BOTH = 0.02
 
 
 def sides(measure: Callable[[Columns], float], found: Pairs) -> tuple[float, float]:
-    """Return the means where r > k and where r < k."""
     values = [measure(curve) for curve in found.values()]
     return float(np.mean(values[-2:])), float(np.mean(values[:2]))
 
 
 def figure_8(options: Options) -> Finding:
-    """Vary k and r, together fixed."""
     pairs = [(BOTH * (1 - share), BOTH * share) for share in SHARES]
-    rows, curves, claims = list[list[str]](), dict[str, Curve](), list[Claim]()
-    bumps = list[tuple[float, float]]()
+    rows, claims, bumps = list[list[str]](), list[Claim](), list[tuple[float, float]]()
     for model in ("LR", "CNN"):
         found = each_pair(options, model.lower(), pairs)
-        own_rows, own_curves = shown(found, f"{model}, ")
-        rows += [[model, *row[:-1]] for row in own_rows]
-        curves |= own_curves
+        rows += [[model, *row[:-1]] for row in written(found)]
         less, more = sides(final, found)
         bumps.append(sides(jumps, found))
         claims.append(Claim(f"{model}: with r > k the loss ends lower than with r < k", "lower",
@@ -169,11 +147,10 @@ def figure_8(options: Options) -> Finding:
     less, more = bumps[0]
     claims.append(Claim("LR: with r < k it bumps more", "drastically",
                         f"{more:.4f} against {less:.4f}", more > less))  # fmt: skip
-    return Finding(["model", *HEAD[:-1]], rows, claims, curves, (WORK, "loss"))
+    return Finding(["model", *HEAD[:-1]], rows, claims)
 
 
 def figure_9(options: Options) -> Finding:
-    """With aggressive updates and without."""
     task, renewals = of_figure(options, "cnn"), (0.005, 0.01, 0.02)
     settings, found = Ratios(0.01, 0.0, LR, options.pick(200, 5000)), {}
     for renewal in renewals:
@@ -184,15 +161,16 @@ def figure_9(options: Options) -> Finding:
     # one loss for all r, that the worst has reached at its end
     goal = max(final(found[PGD_A, r]) for r in renewals)
     to_goal = [work_to(found[PGD_A, renewal], goal) for renewal in renewals]
-    rows, curves, gains = [], {}, []
+    gains = []
     for renewal in renewals:
         losses = eased(found[PGD_A, renewal])
         half = losses[len(losses) // 2]
         work = [work_to(found[method, renewal], half) for method in (PGD_A, PGD_S)]
         gains.append(work[1] / work[0])
-    for (method, renewal), curve in found.items():
-        rows.append([method, percent(renewal), f"{final(curve):.4f}", f"{jumps(curve):.3f}"])
-        curves[f"{method}, r={percent(renewal)}"] = curve_of(curve)
+    rows = [
+        [method, percent(renewal), f"{final(curve):.4f}", f"{jumps(curve):.3f}"]
+        for (method, renewal), curve in found.items()
+    ]
     claims = [
         Claim("to the loss at half of its run PGD-A needs at least 1.1 times less work than PGD-S, "
               "with any r", "1.1 to 6 times",
@@ -202,11 +180,10 @@ def figure_9(options: Options) -> Finding:
               "yes", ", ".join(f"{work:.3g}" for work in to_goal),
               all(b < a for a, b in pairwise(to_goal))),
     ]  # fmt: skip
-    return Finding(["method", *HEAD[1:-1]], rows, claims, curves, (WORK, "loss"))
+    return Finding(["method", *HEAD[1:-1]], rows, claims)
 
 
 def convergence(options: Options, model: str) -> Finding:
-    """Compare PGD with SGD at its best learning rate, each method at its own best."""
     task = of_figure(options, model)
     settings = Ratios(0.01, 0.01, LR, options.pick(300, 5000))
     seeds = range(options.seed, options.seed + options.pick(1, 3))
@@ -236,8 +213,7 @@ def convergence(options: Options, model: str) -> Finding:
     ]  # fmt: skip
     goals = (f"to SGD's at {part:.0%} (in steps)" for part in parts)
     head = ["method", "lr", "loss at the end", *goals, "paper"]
-    curves = {method: curve_of(own[0]) for method, own in found.items()}
-    return Finding(head, rows, claims, curves, (WORK, "training loss"))
+    return Finding(head, rows, claims)
 
 
 figure_10a = partial(convergence, model="mlp")
@@ -263,8 +239,7 @@ def round_s(model: str, workers: int, link_mbps: float) -> float:
 
 
 def figure_11(options: Options) -> Finding:
-    """Time to one loss on 1 to 8 workers."""
-    rows, best, curves = [], {}, {}
+    rows, best = [], {}
     for model in COSTS:
         options.say(f"{model}: {', '.join(map(str, FLEETS))} workers")
         task, settings = of_figure(options, model), Ratios(0.01, 0.01, LR, options.pick(200, 2000))
@@ -278,7 +253,6 @@ def figure_11(options: Options) -> Finding:
             rows.append([model, f"{link:g} Mbit/s", *(f"{value:.1f}x" for value in speedups)])
             if link == LINKS[0]:
                 best[model] = speedups[-1]
-                curves[model] = Curve(list(map(float, FLEETS)), speedups)
         rows.append([model, "steps", *(f"{count:.0f}" for count in steps)])
     claims = [
         *(times(f"PGD scales linearly: 8 workers with the {model.upper()}", 8, value)
@@ -287,4 +261,4 @@ def figure_11(options: Options) -> Finding:
               f"{best['cnn']:.1f}x, {best['mlp']:.1f}x", best["cnn"] > best["mlp"]),
     ]  # fmt: skip
     head = ["model", "link", *(f"{n} workers" for n in FLEETS)]
-    return Finding(head, rows, claims, curves, ("workers", "speed-up"))
+    return Finding(head, rows, claims)

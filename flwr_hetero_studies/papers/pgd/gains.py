@@ -37,14 +37,12 @@ def fit(line: Line) -> Vector:
 
 
 def end_of(line: Line) -> float:
-    """Return the mean of the last points, infinite if the run did not come to its end."""
     curve = line["curve"]
     whole = curve["iteration"] and curve["iteration"][-1] == line["case"]["iterations"]
     return float(np.nan_to_num(curve["loss"][-LAST:], nan=np.inf).mean()) if whole else np.inf
 
 
 def best_rate(lines: Sequence[Line]) -> float | None:
-    """Return the learning rate of the least final loss with the first seed."""
     first = [line for line in lines if line["seed"] == 0]
     return float(min(first, key=end_of)["case"]["lr"]) if first else None
 
@@ -63,7 +61,6 @@ def mean_curve(runs: Sequence[Line], name: str) -> Vector:
 
 
 def goals(sgd: Sequence[Line]) -> list[float]:
-    """Return the mean loss of SGD's runs at some parts of them."""
     mean = np.mean([fit(line) for line in sgd], axis=0)
     return [at(mean, part * (len(mean) - 1)) for part in PARTS]
 
@@ -84,7 +81,6 @@ class RaceGain(NamedTuple):
     in_time: Vector
 
     def cells(self) -> list[str]:
-        """Give the steps with their gain, and the gain in time with its range."""
         missing = int(np.isinf(self.steps).sum())
         if 2 * missing >= len(self.steps):
             return [f"never in {missing} of {len(self.steps)}", ""]
@@ -94,7 +90,6 @@ class RaceGain(NamedTuple):
         return [steps, f"{np.median(self.in_time):.2f}x{extent}"]
 
     def brief(self) -> str:
-        """Give the median gain in time."""
         median = float(np.median(self.in_time))
         return f"{median:.2f}" if median > 0 else "never"
 

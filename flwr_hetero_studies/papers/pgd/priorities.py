@@ -13,7 +13,7 @@ from flwr_hetero.pgd.algorithm import top_share
 from flwr_hetero.pgd.priorities import all_priorities
 from flwr_hetero_studies.core import alone
 from flwr_hetero_studies.core.curves import Vector
-from flwr_hetero_studies.core.experiment import ENOUGH, Claim, Curve, Finding
+from flwr_hetero_studies.core.experiment import ENOUGH, Claim, Finding
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.pgd.tasks import Problem, each_loss, of_figure
 from flwr_hetero_studies.papers.pgd.workers import AT_A_TIME
@@ -82,7 +82,6 @@ def decrease(model: nn.Module, examples: Examples, gradient: dict[str, Tensor]) 
 
 
 def figure_1(options: Options) -> Finding:
-    """Distribution of priorities, and the part of the loss decrease that the top accounts for."""
     task = of_figure(options, "mlp-100")
     doubled = Examples(task.examples.inputs.double(), task.examples.targets)
     looks: dict[int, TopParts] = {}
@@ -92,13 +91,11 @@ def figure_1(options: Options) -> Finding:
             # a small step's decrease is lost in single precision
             looks[step] = look_at(model.double(), doubled)
             model.float()
-    rows, curves, levels = [], {}, np.linspace(0.01, 0.99, 50)
+    rows = []
     for step, found in looks.items():
         both = zip(found.of_decrease, found.of_priorities, strict=True)
         cells = (f"{part:.1%} ({sums:.1%})" for part, sums in both)
         rows.append([step, f"{(found.priorities < 0).mean():.0%}", *cells])
-        heights = np.quantile(found.priorities, levels) / np.abs(found.priorities).mean()
-        curves[f"iteration {step}"] = Curve(levels.tolist(), heights.tolist())
     rows.append(["50, paper", "", *(f"{part:.0%}" for part in TOPS.values())])
     parts, sums = (np.array(each) for each in looks[50][1:])
     published = np.array(list(TOPS.values()))
@@ -114,8 +111,7 @@ def figure_1(options: Options) -> Finding:
               f"off by at most {error:.1%}", error <= 0.1),
     ]  # fmt: skip
     head = ["iteration", "negative", *(f"top {top:.1%}" for top in TOPS)]
-    axes = ("share of the examples", "priority over the mean size")
-    return Finding(head, rows, claims, curves, axes)
+    return Finding(head, rows, claims)
 
 
 # --- Figure 5 -------------------------------------------------------------------------------
@@ -126,15 +122,13 @@ FALLING = 5
 
 
 def figure_5(options: Options) -> Finding:
-    """Priorities of examples over the iterations."""
-    found, falls, rows = dict[str, Vector](), list[Fall](), []
+    falls, rows = list[Fall](), []
     for name in ("mlp", "cnn"):
         options.say(name)
         task = of_figure(options, name)
         models = while_training(task, STEPS, options.seed)
         looks = [priorities_of(m, task.examples)[0] for step, m in models if step % EVERY == 0]
-        found[name] = np.array(looks)
-        falls.append(fall := Fall.of(found[name]))
+        falls.append(fall := Fall.of(np.array(looks)))
         rows.append([name, f"{fall.early:.3f}", f"{fall.late:.3f}", f"{fall.positive:.0%}",
                      f"{fall.line:.2f}"])  # fmt: skip
     early, lines, positive = zip(
@@ -150,12 +144,8 @@ def figure_5(options: Options) -> Finding:
         Claim("and positive, for Eq. 11 takes their logarithm: 95 % of all", "all",
               ", ".join(f"{part:.0%}" for part in positive), min(positive) >= 0.95),
     ]  # fmt: skip
-    chosen = np.random.default_rng(options.seed).choice(found["mlp"].shape[1], 3, replace=False)
-    iterations = [float(i) for i in range(0, STEPS + 1, EVERY)]
-    curves = {f"{name}, example {number}": Curve(iterations, values[:, i].tolist())
-              for name, values in found.items() for number, i in enumerate(chosen, 1)}  # fmt: skip
     head = ["model", "change of ln |p| an iteration, to 10", "after", "positive", "line explains"]
-    return Finding(head, rows, claims, curves, ("iteration", "priority"))
+    return Finding(head, rows, claims)
 
 
 class Fall(NamedTuple):
@@ -169,7 +159,6 @@ class Fall(NamedTuple):
 
     @classmethod
     def of(cls, values: Vector) -> "Fall":
-        """Measure it."""
         # Eq. 11 takes logarithms of what is negative for many
         logs = np.log(np.abs(values) + 1e-300)
         change = np.abs(np.diff(logs, axis=0)) / EVERY

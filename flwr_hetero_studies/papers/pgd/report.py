@@ -44,7 +44,6 @@ def gains_of(runs: Mapping[str, list[Line]], own: str, costs: Mapping[str, Any])
 
 
 def count(lines: Sequence[Line]) -> str:
-    """Say how many seeds."""
     number = len(seeds(lines))
     return f"{number} seed{'s' * (number != 1)}"
 
@@ -73,7 +72,6 @@ def in_short(races: Races, prices: Prices) -> str:
 
 
 def race(experiment: str, races: Races, prices: Prices) -> str:
-    """Tabulate steps and time to a loss."""
     text = f"## {experiment}: convergence at equal work\n\nPaper: {PAPER[experiment]}.\n"
     for key, runs in races.items():
         if key[0] != experiment:
@@ -95,7 +93,6 @@ def race(experiment: str, races: Races, prices: Prices) -> str:
 
 
 def draw_races(races: Races, prices: Prices, path: Path) -> None:
-    """Draw the training loss against steps and against time, a row per race."""
     panels: dict[str, dict[str, tuple[Vector, Vector]]] = {}
     for key, runs in races.items():
         for clock in ("steps", "time"):
@@ -117,7 +114,6 @@ def final_loss(runs: Sequence[Line]) -> str:
 
 
 def cost(lines: list[Line]) -> str:
-    """Tabulate time and memory of the ways to priorities."""
     rows = []
     for line in lines:
         model = "{name}, batch {batch}".format(**line["case"])
@@ -127,7 +123,6 @@ def cost(lines: list[Line]) -> str:
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
-    """Return the parts of the page; draw the figure."""
     groups = by(lines, "experiment")
     priced = groups.get("price", [])
     prices = {(x["case"]["race"], x["case"]["task"]): x["metrics"]["methods"] for x in priced}

@@ -27,7 +27,6 @@ class Problem:
 
 
 def each_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of each example."""
     return cross_entropy(outputs, targets, reduction="none")
 
 
@@ -75,7 +74,6 @@ def images(dataset: str, model: str, most: int | None = None) -> Problem:
 
 
 def small_mlp(shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """One hidden layer of 100 (Figure 1)."""
     first = nn.Linear(prod(shape), 100)
     return nn.Sequential(nn.Flatten(), first, nn.ReLU(), nn.Linear(100, num_classes))
 

@@ -43,10 +43,7 @@ class Ratios:
 
 
 class BasicPGD(BatchSampler):
-    """PGD-S: Algorithm 1 without its aggressive lines 11, 20 and 21.
-
-    Priorities are computed for S alone; the step and the new aggregate are of T alone.
-    """
+    """PGD-S: Algorithm 1 without its aggressive lines 11, 20 and 21: steps are on T alone."""
 
     learns = True
 
@@ -135,8 +132,7 @@ def train(task: Problem, method: str, settings: Ratios, seed: int, num_points: i
     started = begin(task, method, settings, seed)
 
     def look(model: nn.Module) -> dict[str, float]:
-        found = evaluate(model, task.examples, AT_A_TIME)
-        return dict(zip(("loss", "accuracy"), found, strict=True))
+        return {"loss": evaluate(model, task.examples, AT_A_TIME)[0]}
 
     every = max(1, settings.steps // num_points)
     curve = alone.train(**started, num_steps=settings.steps, every=every, look=look)
@@ -150,7 +146,6 @@ def train(task: Problem, method: str, settings: Ratios, seed: int, num_points: i
 def at_best_rate(
     task: Problem, method: str, settings: Ratios, rates: Sequence[float], seeds: Sequence[int]
 ) -> tuple[float, list[Columns]]:
-    """Train at the learning rate of the least loss at the end with the first seed."""
     tried = {lr: train(task, method, replace(settings, lr=lr), seeds[0]) for lr in rates}
     best = min(tried, key=lambda lr: final(tried[lr]))
     others = [train(task, method, replace(settings, lr=best), seed) for seed in seeds[1:]]
@@ -162,7 +157,6 @@ LAST = 3
 
 
 def final(curve: Columns) -> float:
-    """Average the last points."""
     return float(np.mean(curve["loss"][-LAST:]))
 
 

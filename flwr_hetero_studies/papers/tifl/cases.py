@@ -54,7 +54,6 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
 
 
 def run(case: Case, seed: int, data: Data, **limit: float) -> dict[str, Any]:
-    """Run a case of any kind."""
     if case["experiment"] == "digits":
         return on_digits(case, seed, **limit)
     return mix(case, seed, data)
@@ -70,16 +69,11 @@ def on_digits(case: Case, seed: int, budget_s: float = inf) -> dict[str, Any]:
     strategy = TiFL(FedAvg(fraction_evaluate=0.0), 3, policy=policy, seed=seed, **phase)
     settings, fleet = Settings.from_run_config(run_config), named_fleet("paper-5", 20)
 
-    def note(moment: Moment) -> dict[str, Any]:
-        return {"tier": moment.record["tifl"]["tier"]}
-
-    curve = emulate(app, settings, strategy, fleet, run_config, note=note, budget_s=budget_s,
-                    charged=False)  # fmt: skip
+    curve = emulate(app, settings, strategy, fleet, run_config, budget_s=budget_s, charged=False)
     free_s = curve["virtual_s"][0]
     clock_s = [round(time_s - free_s, 5) for time_s in curve["virtual_s"]]
     metrics = {"profiling_s": 0.0 if policy == VANILLA else free_s}
-    kept = {key: curve[key] for key in ("accuracy", "tier")}
-    return {"metrics": metrics, "curve": {"clock_s": clock_s, **kept}}
+    return {"metrics": metrics, "curve": {"clock_s": clock_s, "accuracy": curve["accuracy"]}}
 
 
 def mix(case: Case, seed: int, data: Data) -> dict[str, Any]:
@@ -102,5 +96,5 @@ def mix(case: Case, seed: int, data: Data) -> dict[str, Any]:
         curve = emulate(app, settings, strategy, fleet, run_config, note=note, **limits)
     drawn = [tier for tier in curve["tier"] if tier is not None]
     rounds = np.bincount(drawn, minlength=5).tolist()
-    kept = {key: curve[key] for key in ("virtual_s", "accuracy", "slow", "tier")}
-    return {"metrics": {"accuracy": curve["accuracy"][-1], "rounds": rounds}, "curve": kept}
+    kept = {key: curve[key] for key in ("virtual_s", "accuracy", "slow")}
+    return {"metrics": {"rounds": rounds}, "curve": kept}

@@ -35,14 +35,12 @@ from flwr_hetero_studies.papers.tifl.runs import (
 
 
 def same_time(text: str, published: str, ratios: Sequence[float]) -> Claim:
-    """Claim that times are the same in two settings, from their ratio for each policy."""
     least, most = min(ratios), max(ratios)
     here, holds = f"{least:.2f} to {most:.2f} of it", least >= 0.9 and most <= 1.1
     return Claim(f"{text} (each policy within 10 %)", published, here, holds)
 
 
 def figure_1b(options: Options) -> Finding:
-    """Train vanilla FL with 2, 5, 10 and all classes per client."""
     plans = {f"non-IID({count})": Plan(partition=classes(count), nodes=20) for count in LEVELS}
     found = compare(options, plans | {"IID": Plan(nodes=20)}, [VANILLA])
     percent = {setting: one[VANILLA].accuracy for setting, one in found.items()}
@@ -56,11 +54,10 @@ def figure_1b(options: Options) -> Finding:
     ]  # fmt: skip
     paper = {"non-IID(2), vanilla": "-18 points", "non-IID(5), vanilla": "a further -8 points"}
     paper |= {"non-IID(10), vanilla": "-6 points"}
-    return outcome(found, claims, paper, by_time=False)
+    return outcome(found, claims, paper)
 
 
 def figure_3a(options: Options) -> Finding:
-    """Compare the policies on devices of five speeds with IID data."""
     found = compare(options, {"resource": Plan(cpus=CIFAR_CPUS)}, STATIC)
     ours = found["resource"]
     by_then = {name: one.by_time.at(ours[FAST].seconds) for name, one in ours.items()}
@@ -78,7 +75,6 @@ def figure_3a(options: Options) -> Finding:
 
 
 def figure_3b(options: Options) -> Finding:
-    """Compare the policies on equal devices with 10 to 30 % of the data in each group."""
     found = compare(options, {"quantity": Plan(partition=QUANTITY)}, STATIC)
     ours = found["quantity"]
     best = max(speed(ours, policy) for policy in STATIC)
@@ -92,7 +88,6 @@ def figure_3b(options: Options) -> Finding:
 
 
 def figure_4(options: Options) -> Finding:
-    """Compare the policies on equal devices by the number of classes per client."""
     plans = {f"non-IID({n})": Plan(partition=classes(n), fast_seeds=1) for n in LEVELS}
     found = compare(options, plans | {"IID": Plan(fast_seeds=1)}, STATIC)
     iid, two = found["IID"], found["non-IID(2)"]
@@ -108,11 +103,10 @@ def figure_4(options: Options) -> Finding:
         Claim("vanilla and uniform lose less than slow, random and fast (means)",
               "better resilience", f"{even:.1f} against {biased:.1f} points lost", even < biased),
     ]  # fmt: skip
-    return outcome(found, claims, by_time=False)
+    return outcome(found, claims)
 
 
 def figure_5(options: Options) -> Finding:
-    """Compare policies that avoid the slowest tier more and more."""
     plan = Plan(MNIST_CPUS, classes(2), "mnist_cnn")
     policies = (VANILLA, UNIFORM, "fast1", "fast2", "fast3")
     found = compare(options, {"resource + non-IID(2)": plan}, policies)
@@ -129,7 +123,6 @@ def figure_5(options: Options) -> Finding:
 
 
 def figure_6a(options: Options) -> Finding:
-    """Compare the policies on devices of five speeds with 5 classes per client."""
     plans = {"resource": Plan(CIFAR_CPUS), "resource + non-IID(5)": Plan(CIFAR_CPUS, classes(5))}
     found = compare(options, plans, STATIC)
     even, skewed = found.values()
@@ -144,7 +137,6 @@ def figure_6a(options: Options) -> Finding:
 
 
 def figure_6b(options: Options) -> Finding:
-    """Compare the policies where speed, amount and classes of data are all unequal."""
     found = compare(options, {"combined": Plan(CIFAR_CPUS, COMBINED)}, STATIC)
     ours, both = found["combined"], (VANILLA, UNIFORM)
     by_then = [ours[name].by_time.at(ours[UNIFORM].seconds) for name in both]
@@ -159,20 +151,17 @@ def figure_6b(options: Options) -> Finding:
 
 
 def better(ours: Mapping[str, Trained]) -> tuple[dict[str, float], str]:
-    """Return the points by which the adaptive policy is more accurate than others, and a text."""
     points = {name: ours[ADAPTIVE].accuracy - ours[name].accuracy for name in (VANILLA, UNIFORM)}
     return points, ", ".join(f"{value:+.2f} to {name}" for name, value in points.items())
 
 
 def outperforms(setting: str, published: str, ours: Mapping[str, Trained]) -> Claim:
-    """Claim that the adaptive policy is the more accurate one in a setting."""
     points, here = better(ours)
     text = f"{setting}: adaptive is more accurate than vanilla and uniform"
     return Claim(text, published, here, min(points.values()) > 0)
 
 
 def figure_7(options: Options) -> Finding:
-    """Compare the adaptive policy where amounts, classes or everything is unequal."""
     plans = {"amount": Plan(partition=QUANTITY), "class": Plan(partition=classes(5))}
     plans["combine"] = Plan(CIFAR_CPUS, COMBINED)
     found = compare(options, plans, (VANILLA, UNIFORM, ADAPTIVE, CAPPED))
@@ -190,15 +179,13 @@ def figure_7(options: Options) -> Finding:
 
 
 def figure_8(options: Options) -> Finding:
-    """Compare the adaptive policy on equal devices by the number of classes per client."""
     plans = {f"non-IID({n})": Plan(partition=classes(n)) for n in LEVELS}
     found = compare(options, plans, (VANILLA, UNIFORM, ADAPTIVE))
     claims = [outperforms(name, "consistently outperforms", one) for name, one in found.items()]
-    return outcome(found, claims, by_time=False)
+    return outcome(found, claims)
 
 
 def figure_9(options: Options) -> Finding:
-    """Compare all policies on many small clients of unequal amounts and classes."""
     config = PAPER | {"optimizer": "sgd", "learning-rate": 0.004, "lr-decay": 1.0}
     partition = {"partition": "dirichlet", "alpha": 0.5}
     nodes, per_round = options.pick((60, 6), (182, 10))

@@ -45,18 +45,15 @@ def mean_curve(
 
 
 def time_to(target: float, time: Vector, curve: Vector) -> str:
-    """Return the first time at which the curve is at the target."""
     place = curves.reached(curve, target)
     return "never" if np.isnan(place) else f"{time[int(place)]:.2f}"
 
 
 def lengths(lines: Sequence[Line]) -> dict[int, float]:
-    """Return virtual seconds of each seed's run."""
     return {line["seed"]: line["curve"]["clock_s"][-1] for line in lines}
 
 
 def race(lines: Sequence[Line]) -> str:
-    """Compare runs with vanilla's: length, final accuracy and time to target."""
     vanilla, rows = record.of(lines, name=VANILLA), []
     target, unit_s = final_accuracy(vanilla) - TOLERANCE, lengths(vanilla)
     for name, mine in record.by(lines, "name").items():
@@ -70,7 +67,6 @@ def race(lines: Sequence[Line]) -> str:
 
 
 def draw_race(lines: Sequence[Line], path: Path) -> None:
-    """Draw accuracy against virtual time."""
     vanilla, drawn = record.of(lines, name=VANILLA), dict[str, tuple[Vector, Vector]]()
     for name, mine in record.by(lines, "name").items():
         time, curve = mean_curve(mine, lengths(vanilla))
@@ -88,15 +84,11 @@ def held(line: Line, name: str) -> Vector:
 
 
 def quarter(line: Line, name: str, number: int) -> float:
-    """Return the mean of a column over a quarter of the run's time."""
     return float(np.array_split(held(line, name), 4)[number - 1].mean())
 
 
 def target_s(line: Line, base: Line, *, by_time: bool) -> float:
-    """Return when the accuracy is within a point of the base's in its last quarter.
-
-    It is averaged over the last ``WINDOW_S`` seconds, or over the last 5 rounds.
-    """
+    """Return when the smoothed accuracy is within a point of the base's in its last quarter."""
     target, curve = quarter(base, "accuracy", 4) - TOLERANCE, line["curve"]
     column, window = (held(line, "accuracy"), WINDOW_S) if by_time else (curve["accuracy"], SMOOTH)
     clock = np.arange(len(column)) if by_time else curve["virtual_s"]
@@ -104,7 +96,6 @@ def target_s(line: Line, base: Line, *, by_time: bool) -> float:
 
 
 def mixes(lines: Sequence[Line]) -> str:
-    """Compare the rounds of each tier and what they are worth, at the same virtual time."""
     base, rows = record.of(lines, name="paced"), []
     for name, mine in record.by(lines, "name").items():
         tiers = np.mean([line["metrics"]["rounds"] for line in mine], axis=0)
@@ -123,14 +114,12 @@ def mixes(lines: Sequence[Line]) -> str:
 
 
 def quarters(lines: Sequence[Line]) -> list[str]:
-    """Return both accuracies in the second and last quarter: mean over seeds, and extremes."""
     columns = [(key, number) for key in ("accuracy", "slow") for number in (2, 4)]
     found = [[100 * quarter(line, *column) for line in lines] for column in columns]
     return [tables.extent(each, "{:.1f}") for each in found]
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
-    """Return the parts of the page; draw the figures."""
     groups = record.by(lines, "experiment")
     parts: dict[str, Any] = {"versions": record.software(lines, "flwr", "torch", "numpy")}
     if digits := groups.get("digits"):

@@ -68,38 +68,30 @@ class Plan:
 
     @property
     def fleet(self) -> list[DeviceProfile]:
-        """Equal groups of nodes, one for each CPU share."""
         shares = [self.cpus[node * len(self.cpus) // self.nodes] for node in range(self.nodes)]
         spread = np.exp(SPREAD * np.random.default_rng(0).standard_normal(self.nodes))
         return [DeviceProfile(float(speed), jitter=JITTER) for speed in shares * spread]
 
 
 def classes(count: int) -> dict[str, str | int]:
-    """Partition so that each client has examples of so many classes."""
     return {"partition": "classes", "classes-per-node": count}
 
 
 class Trained(NamedTuple):
-    """Means over seeds: seconds of training, final accuracy, accuracy by round and by time.
-
-    Profiling and evaluation take time too, ``all_s`` in all, which the paper does not count.
-    """
+    """Means over seeds: seconds of training and in all, final accuracy, and accuracy by time."""
 
     seconds: float
     all_s: float
     accuracy: float
-    by_round: Curve
     by_time: Curve
 
 
 def train(options: Options, plan: Plan, policy: str) -> Trained:
-    """Train with a policy, once for each seed."""
     seeds = range(options.seed, options.seed + options.pick(plan.fast_seeds, 5))
     runs = [_train(options, plan, policy, seed) for seed in seeds]
     seconds, all_s, percent = (np.mean(rows, axis=0).tolist() for rows in zip(*runs, strict=True))
     final = float(np.mean(percent[-max(1, len(percent) // 10) :]))
-    curves = Curve(range(len(percent)), percent), Curve(seconds, percent)
-    return Trained(seconds[-1], all_s[-1], final, *curves)
+    return Trained(seconds[-1], all_s[-1], final, Curve(seconds, percent))
 
 
 def _train(options: Options, plan: Plan, policy: str, seed: int) -> tuple[list[float], ...]:
@@ -134,7 +126,6 @@ APP.evaluate()(evaluate_node)
 def compare(
     options: Options, plans: Mapping[str, Plan], policies: Iterable[str]
 ) -> dict[str, dict[str, Trained]]:
-    """Train with every policy in every setting."""
     found: dict[str, dict[str, Trained]] = {}
     for setting, plan in plans.items():
         found[setting] = {}
@@ -148,43 +139,35 @@ def outcome(
     found: Mapping[str, Mapping[str, Trained]],
     claims: Sequence[Claim],
     paper: Mapping[str, str] | None = None,
-    *,
-    by_time: bool = True,
 ) -> Finding:
     """Make a table of settings and policies; ``paper`` says of "setting, policy" what it prints."""
-    rows, curves = [], {}
+    rows = []
     for setting, policies in found.items():
         for policy, one in policies.items():
-            name = f"{setting}, {policy}"
             faster = policies[VANILLA].seconds / one.seconds if VANILLA in policies else 1.0
             cells = f"{one.seconds:.1f}", f"{faster:.2f}x", f"{one.all_s:.1f}"
             percent = f"{one.accuracy:.2f}"
-            rows.append((setting, policy, *cells, percent, (paper or {}).get(name, "")))
-            curves[name] = one.by_time if by_time else one.by_round
+            printed = (paper or {}).get(f"{setting}, {policy}", "")
+            rows.append((setting, policy, *cells, percent, printed))
     head = ("setting", "policy", "training s", "faster", "in all s", "accuracy %", "paper")
-    axes = "virtual seconds" if by_time else "round", "accuracy, %"
-    return Finding(head, rows, claims, curves, axes)
+    return Finding(head, rows, claims)
 
 
 def speed(found: Mapping[str, Trained], policy: str, over: str = VANILLA) -> float:
-    """Return how many times faster a policy is than another."""
     return found[over].seconds / found[policy].seconds
 
 
 def percents(found: Mapping[str, Trained], policies: Iterable[str] = ()) -> dict[str, float]:
-    """Return the final accuracy of these policies, or of all."""
     return {name: found[name].accuracy for name in (tuple(policies) or found)}
 
 
 def lowest(text: str, published: str, found: Mapping[str, Trained], policy: str) -> Claim:
-    """Claim that a policy has the lowest accuracy of all."""
     own, others = found[policy].accuracy, min(v for n, v in percents(found).items() if n != policy)
     here = f"{own:.2f}; others from {others:.2f}"
     return Claim(f"{text} (the lowest accuracy)", published, here, own < others)
 
 
 def alike(text: str, published: str, values: Mapping[str, float]) -> Claim:
-    """Claim that accuracies differ by next to nothing."""
     spread = max(values.values()) - min(values.values())
     here = ", ".join(f"{name} {value:.1f}" for name, value in values.items())
     return Claim(f"{text} (within {ALIKE} points)", published, here, spread <= ALIKE)

@@ -16,7 +16,7 @@ from flwr_hetero.server.rounds import Run
 from flwr_hetero.strategy import TiFL, Wrapper
 from flwr_hetero.tifl.algorithm import STATIC_POLICIES, VANILLA, policy_probs
 from flwr_hetero.tifl.tiers import paper_estimate
-from flwr_hetero_studies.core.experiment import Claim, Curve, Finding
+from flwr_hetero_studies.core.experiment import Claim, Finding
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.tifl.runs import CIFAR_CPUS, MODELS, PAPER, Plan
 from flwr_hetero_studies.tasks import data_shape, load_partition, make_model
@@ -32,7 +32,6 @@ STUDY_CPUS = (4.0, 2.0, 1.0, 1 / 3, 1 / 5)
 
 
 def figure_1a(options: Options) -> Finding:
-    """Time an epoch on this machine's CPU by the amount of data."""
     amounts = options.pick((100, 200, 500, 1000), (500, 1000, 2000, 5000))
     dataset = options.dataset("images")
     examples, shape = load_partition(dataset, 0, 1), data_shape(dataset)
@@ -50,13 +49,11 @@ def figure_1a(options: Options) -> Finding:
     # CPU shares are emulated, as in the fleet
     seconds = {f"{cpu:.2g} CPU": [one_s / cpu for one_s in taken[1:]] for cpu in STUDY_CPUS}
     rows = [(n, *(f"{own[i]:.3f}" for own in seconds.values())) for i, n in enumerate(amounts)]
-    curves = {name: Curve(amounts, own) for name, own in seconds.items()}
     head = ("examples", *(f"{name}, s" for name in seconds))
-    return Finding(head, rows, [claim], curves, ("examples", "seconds per round"))
+    return Finding(head, rows, [claim])
 
 
 def table_1(options: Options) -> Finding:
-    """Compare the policies' probabilities with those printed."""
     ours = {policy: tuple(policy_probs(policy, 5).tolist()) for policy in STATIC_POLICIES}
     rows = [
         (policy, *(f"{value:g}" for value in ours[policy]), ", ".join(map(str, printed)))
@@ -69,7 +66,6 @@ def table_1(options: Options) -> Finding:
 
 
 def table_2(options: Options) -> Finding:
-    """Compare Eq. 6 with the time that rounds take, on nodes that do not train."""
     rounds, seeds = 500, range(options.seed, options.seed + 5)
     rows, errors = [], {}
     for policy, (paper_est, paper_act, paper_mape) in TABLE_2.items():
@@ -112,7 +108,6 @@ def mape(estimate: float, actual: float) -> float:
 
 
 def equation_3(options: Options) -> Finding:
-    """Count how often a round of random selection holds a node of the slowest level."""
     rounds = options.pick(500, 5000)
     found, rows = [], []
     for selected in (1, 2, 5, 10, 20):
@@ -145,18 +140,15 @@ class RoundTimes(Wrapper):
         self.ends_s: list[float] = []
 
     def on_round_end(self, run: Run, record: dict[str, Any]) -> None:
-        """Note the time."""
         self.ends_s.append(record["virtual_s"])
 
 
 def idle_strategy(policy: str, seed: int, per_round: int = 5) -> TiFL:
-    """Make TiFL as the paper has it."""
     phase: dict[str, Any] = {"profiling": "phase", "sync_rounds": 5, "warmup_rounds": 0}
     return TiFL(FedAvg(fraction_evaluate=0.0), per_round, policy=policy, seed=seed, **phase)
 
 
 def idle_run(policy: str, rounds: int, seed: int) -> TiFL:
-    """Run the rounds of a policy without training."""
     strategy = idle_strategy(policy, seed)
     start(strategy, rounds, seed)
     return strategy

@@ -1,7 +1,6 @@
 """Every experiment: in the committed record, and in its short form."""
 
 import json
-import math
 
 import pytest
 
@@ -24,7 +23,7 @@ def test_every_experiment_is_recorded_or_says_why_not():
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("experiment", RUN, ids=lambda each: f"{each.paper}-{each.name}")
-def test_fast_form_has_rows_claims_and_curves(experiment):
+def test_fast_form_has_rows_and_claims(experiment):
     try:
         found = experiment.run(Options(fast=True))
     except NotHereError as reason:
@@ -33,6 +32,3 @@ def test_fast_form_has_rows_claims_and_curves(experiment):
     assert json.loads(json.dumps(found.parts))["metrics"]["verdict"] == found.verdict
     assert all(len(row) == len(found.head) for row in found.rows)
     assert 1 <= len(found.claims) <= 4
-    for curve in found.curves.values():
-        assert len(curve.x) == len(curve.y)
-        assert all(map(math.isfinite, [*curve.x, *curve.y]))

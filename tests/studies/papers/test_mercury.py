@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from flwr_hetero_studies.core.plan import Options
-from flwr_hetero_studies.papers.mercury import clock, importance, race, speed
+from flwr_hetero_studies.papers.mercury import importance, race, speed
 from flwr_hetero_studies.papers.mercury.clock import StepCosts, costs, overlapped_s
 from flwr_hetero_studies.papers.mercury.race import gain, mean_of, spent
 from flwr_hetero_studies.papers.mercury.training import (
@@ -155,7 +155,3 @@ def test_without_overlapping_nothing_is_saved(monkeypatch):
 def test_cells_have_seeds_of_their_own():
     one, other = (race.cell(Options(fast=True, seeds=[seed]), "images") for seed in (0, 1))
     assert not set(one.seeds) & set(other.seeds)
-
-
-def test_speedup_by_hand():
-    assert clock.speedup(0.4, 2.0, 1.0, 3.0) == pytest.approx(1 / (0.4 * 1.5))

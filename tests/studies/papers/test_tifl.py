@@ -23,8 +23,7 @@ def small_model(monkeypatch):
 
 
 def trained(seconds, accuracy):
-    ends = Curve([0.0, seconds], [10.0, accuracy])
-    return Trained(seconds, seconds, accuracy, ends, ends)
+    return Trained(seconds, seconds, accuracy, Curve([0.0, seconds], [10.0, accuracy]))
 
 
 def alike_all(options, plans, policies):
@@ -41,8 +40,8 @@ def test_vanilla_waits_for_slow_nodes_and_fast_does_not():
     vanilla, fast = (runs.train(QUIET, TINY, policy) for policy in ("vanilla", "fast"))
     assert fast.seconds < vanilla.seconds / 2
     assert fast.all_s > fast.seconds  # profiling
-    assert len(vanilla.by_round.x) == len(vanilla.by_time.x) == 4
-    assert vanilla.accuracy == vanilla.by_round.y[-1]
+    assert len(vanilla.by_time.x) == 4
+    assert vanilla.accuracy == vanilla.by_time.y[-1]
 
 
 def test_adaptive_measures_tiers_and_keeps_to_credits():
