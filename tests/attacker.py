@@ -1,6 +1,5 @@
 """A fleet with nodes that lie, and the nests of wrappers that they attack."""
 
-import logging
 import random
 from copy import deepcopy
 from pathlib import Path
@@ -14,6 +13,7 @@ from recording import Folder, History
 from toy import FLOWER_STRATEGIES
 
 from flwr_hetero import strategy as ours
+from flwr_hetero._flwr import only_errors
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero_studies import rivals
 from flwr_hetero_studies.papers.cd_grab.herding import HerdingMeter
@@ -121,14 +121,10 @@ def attack(strategy, lies, *, rounds=3, profiles=FLEET, app=None, arrays=None, g
     def watch(number, arrays):
         models.append(deepcopy(arrays["w"].numpy()))
 
-    logging.disable(logging.CRITICAL)
-    try:
-        with TemporaryDirectory() as folder:
-            if isinstance(history, ours.Recorded):
-                history.run_dir.checkpoint_dir = Path(folder)
-            history.start(grid, arrays or start(), rounds, evaluate_fn=watch)
-    finally:
-        logging.disable(logging.NOTSET)
+    with only_errors(), TemporaryDirectory() as folder:
+        if isinstance(history, ours.Recorded):
+            history.run_dir.checkpoint_dir = Path(folder)
+        history.start(grid, arrays or start(), rounds, evaluate_fn=watch)
     return records[1:], np.array(models)
 
 

@@ -1,14 +1,12 @@
 """Nodes that descend on |x - goal|^2 / 2, and a grid that sees who is at work."""
 
-import logging
-
 import numpy as np
 from flwr.app import Array, ArrayRecord
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from toy import partition_of, reply_with
 
-from flwr_hetero._flwr import MESSAGE_UNAVAILABLE
+from flwr_hetero._flwr import MESSAGE_UNAVAILABLE, only_errors
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 
 STEPS = 10
@@ -97,9 +95,6 @@ def models(strategy, grid, merges, x=0.0, **settings):
     def watch(number, arrays):
         found.append(arrays["x"].numpy())
 
-    logging.disable(logging.WARNING)
-    try:
+    with only_errors():
         result = strategy.start(grid, start(x), merges, evaluate_fn=watch, **settings)
-    finally:
-        logging.disable(logging.NOTSET)
     return np.squeeze(found, axis=1) if found[0].shape == (1,) else np.array(found), result

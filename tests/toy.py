@@ -7,6 +7,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
 
+from flwr_hetero import keys
 from flwr_hetero.mod import timing
 
 FLOWER_STRATEGIES = {
@@ -48,10 +49,7 @@ def reply_with(message, metrics: dict, arrays: dict | None = None) -> Message:
 
 
 def app_of(train, mods=(), profile: dict | None = None, spread=0.0) -> ClientApp:
-    """Make a ClientApp that trains by a function.
-
-    ``profile``: metrics of its answer to profiling, if any; ``spread``: of the nodes' accuracies.
-    """
+    """Make a ClientApp; ``profile``: what it answers to that, ``spread``: of nodes' accuracies."""
     app = ClientApp(mods=list(mods))
     app.train()(train)
     if profile is not None:
@@ -65,6 +63,27 @@ def app_of(train, mods=(), profile: dict | None = None, spread=0.0) -> ClientApp
     return app
 
 
+def rewriting(change):
+    """Make a mod that lets ``change(partition, message, reply)`` alter replies."""
+
+    def mod(message, context, call_next):
+        reply = call_next(message, context)
+        change(partition_of(context), message, reply)
+        return reply
+
+    return mod
+
+
+def altered(change, when=lambda partition, number: partition == 0):
+    """Make a mod that updates the metrics of a reply when ``when(partition, round)``."""
+
+    def update(partition, message, reply):
+        if when(partition, message.content["config"].get("server-round", 0)):
+            next(iter(reply.content.metric_records.values())).update(change)
+
+    return rewriting(update)
+
+
 def toy_app(*, profile: bool = True, mods=(timing,)) -> ClientApp:
     """Make a ClientApp whose node i pulls the model halfway to ``target(i)``."""
 
@@ -76,3 +95,21 @@ def toy_app(*, profile: bool = True, mods=(timing,)) -> ClientApp:
         return reply_with(message, {"num-examples": 100, "train-loss": loss}, new)
 
     return app_of(train, mods, {"num-examples": 100} if profile else None, spread=0.01)
+
+
+class InMemoryGrid:
+    """Flower's simulation, as a strategy sees it; nodes report their time, or do not."""
+
+    def __init__(self, grid, report=True):
+        self.grid, self.report = grid, report
+
+    def __getattr__(self, name):
+        if name == "virtual_time_s":
+            raise AttributeError(name)
+        return getattr(self.grid, name)
+
+    def pull_messages(self, message_ids):
+        replies = self.grid.wait_for(message_ids)
+        for reply in replies if not self.report else ():
+            del reply.content[keys.TIMING]
+        return replies

@@ -18,11 +18,7 @@ ALIKE = [DeviceProfile(speed) for speed in (1.0, 1.02, 1.04, 1.06, 1.08, 1.1)]
 
 def examples(number):
     """Claim so many examples, and send a model of 100."""
-
-    def lie(message, reply):
-        reply.content["metrics"]["num-examples"] = number
-
-    return lie
+    return lambda _, reply: reply.content["metrics"].update({"num-examples": number})
 
 
 def at_once(message, reply):

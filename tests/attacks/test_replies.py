@@ -36,17 +36,11 @@ def another_partition(message, reply):
 
 
 def one_more(name):
-    def lie(message, reply):
-        reply.content["arrays"][name] = reply.content["arrays"]["w"]
-
-    return lie
+    return lambda _, reply: reply.content["arrays"].update({name: reply.content["arrays"]["w"]})
 
 
 def written_by(kind):
-    def lie(message, reply):
-        reply.content["arrays"]["w"].stype = kind
-
-    return lie
+    return lambda _, reply: setattr(reply.content["arrays"]["w"], "stype", kind)
 
 
 def metric(name, value):
@@ -58,10 +52,7 @@ def metric(name, value):
 
 
 def more(name, record):
-    def lie(message, reply):
-        reply.content[name] = record
-
-    return lie
+    return lambda _, reply: reply.content.update({name: record})
 
 
 def model(value, dtype, shape=None):

@@ -1,7 +1,5 @@
 """Nodes that keep silent, nodes that all fail, and hooks that raise, in every wrapper."""
 
-import logging
-
 import numpy as np
 import pytest
 from attacker import NESTS, attack, leaf, reasons, start
@@ -10,7 +8,7 @@ from flwr.app import ConfigRecord
 from recording import Folder, History
 
 from flwr_hetero import strategy as ours
-from flwr_hetero._flwr import NodeInfo
+from flwr_hetero._flwr import NodeInfo, only_errors
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
 from flwr_hetero.server.context import Exchange
 
@@ -26,18 +24,14 @@ def run(strategy, faults, rounds, path=None):
 
     def watch(messages):
         messages = list(messages)
-        found = [message.metadata.dst_node_id - 1000 for message in messages]
-        sent.extend((grid.virtual_time_s, node) for node in found)
+        sent.extend((grid.virtual_time_s, m.metadata.dst_node_id - 1000) for m in messages)
         return push(messages)
 
     grid.push_messages = watch
     whole = ours.Recorded(strategy, run_dir=Folder(path)) if path else History(strategy)
     records = whole.run_dir.records if path else whole.records
-    logging.disable(logging.CRITICAL)
-    try:
+    with only_errors():
         whole.start(grid, start(), rounds, TIMEOUT_S)
-    finally:
-        logging.disable(logging.NOTSET)
     return records, sent
 
 

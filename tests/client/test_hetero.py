@@ -7,24 +7,21 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 from node_toy import BATCH, NUM, Node, plain, report
 from quadratics import fedavg, start
 from recording import History
 from torch.utils.data import DataLoader, TensorDataset
+from toy import reply_with, rewriting
 
 from flwr_hetero import keys
 from flwr_hetero.client import work as work_module
 from flwr_hetero.client.handler import current_handler
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import StepLoader, hetero
-from flwr_hetero.sampler import (
-    UniformSampler,
-)
+from flwr_hetero.sampler import UniformSampler
 from flwr_hetero.strategy import LocalSteps
-
-# --- what the reply says, and local epochs ------------------------------------------------------
 
 
 class Endless:
@@ -144,24 +141,21 @@ def test_epochs_go_on_in_one_pass_over_the_data():
     assert sorted(seen[:NUM]) == sorted(seen[NUM:]) == list(range(NUM))
 
 
-# --- the server ---------------------------------------------------------------------------------
-
-
 def metrics_of(own=None, claim=None):
     """Return what LocalSteps notes of an app that reports metrics of its own; ``claim``: steps."""
 
-    def spoil(message, context, call_next):
-        reply = call_next(message, context)
+    def spoil(partition, message, reply):
         reply.content[keys.WORK].update({} if claim is None else {"num-steps": claim})
-        return reply
 
     def train(msg, context):
         list(hetero.batches(plain(), msg))
-        metrics = MetricRecord({"num-examples": NUM, **(own or {})})
-        content = RecordDict({"arrays": msg.content["arrays"], "metrics": metrics})
-        return Message(content, reply_to=msg)
+        metrics = {"num-examples": NUM, **(own or {})}
+        return reply_with(msg, metrics, dict(msg.content["arrays"]))
 
-    app, run = ClientApp(mods=[spoil, hetero]), History(LocalSteps(fedavg(), fast_steps=3))
+    app, run = (
+        ClientApp(mods=[rewriting(spoil), hetero]),
+        History(LocalSteps(fedavg(), fast_steps=3)),
+    )
     app.train()(train)
     run.start(LocalGrid(app, [DeviceProfile()] * 3), start(np.zeros(2)), num_rounds=2)
     return run.records[-1]["train"]
@@ -178,9 +172,6 @@ def test_the_server_takes_the_work_for_the_metrics():
 def test_nonsense_is_no_report(value):
     with pytest.raises(RuntimeError, match="num-steps"):
         metrics_of(claim=value)
-
-
-# --- without a mod ------------------------------------------------------------------------------
 
 
 NUMBERS = TensorDataset(torch.arange(10.0)[:, None], torch.arange(10))

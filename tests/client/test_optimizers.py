@@ -5,11 +5,12 @@ import copy
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from node_toy import Node
 from torch import nn
+from toy import reply_with
 
 from flwr_hetero import keys
 from flwr_hetero.client import work
@@ -161,9 +162,8 @@ def answer(msg: Message, context: Context) -> Message:
     model = fresh()
     model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
     train(model, [MOMENTUM(model.parameters())], hetero.batches(BATCHES, msg))
-    metrics = MetricRecord({"num-examples": 8 * len(BATCHES)})
-    arrays = ArrayRecord(model.state_dict())
-    return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=msg)
+    arrays = dict(ArrayRecord(model.state_dict()))
+    return reply_with(msg, {"num-examples": 8 * len(BATCHES)}, arrays)
 
 
 def test_slices_of_one_node_are_sequential_training_with_momentum():

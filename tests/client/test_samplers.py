@@ -33,8 +33,6 @@ from flwr_hetero.sampler import (
     WeightedLoss,
 )
 
-STATE = {"order": np.arange(4), "cache": np.ones(3, np.float32), "n": 3, "rng": "{}", "on": True}
-
 
 def test_uniform_epochs_are_permutations():
     sampler = UniformSampler(10, 4, seed=0)
@@ -51,10 +49,12 @@ def context():
 
 
 def test_state_is_read_as_it_was_saved(context):
-    save_state(context, "sampler", STATE)
+    arrays = {"order": np.arange(4), "cache": np.ones(3, np.float32)}
+    saved = arrays | {"n": 3, "rng": "{}", "on": True}
+    save_state(context, "sampler", saved)
     state = load_state(context, "sampler")
-    assert state.keys() == STATE.keys()
-    assert all(np.array_equal(state[key], STATE[key]) for key in STATE)
+    assert state.keys() == saved.keys()
+    assert all(np.array_equal(state[key], saved[key]) for key in saved)
     assert state["cache"].dtype == np.float32
     assert load_state(context, "other") is None
 
@@ -214,9 +214,6 @@ def test_what_cannot_follow_is_refused(method, sent, reason):
     )
     baseline = OrderedSampler(12, 2, method="d-rr")  # it needs no model
     Node(lambda msg, context: follow(baseline, msg, context)).ask()
-
-
-# --- put in place by hetero ----------------------------------------------------------------------
 
 
 def train_with(sampler=None, epochs=1, batches=hetero.batches, loader=plain, **how):

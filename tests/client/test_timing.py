@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from toy import toy_app
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from toy import reply_with, toy_app
 
 from flwr_hetero import keys
 from flwr_hetero.client import emulation
@@ -48,17 +48,11 @@ def instruction(kind="train", server_round=3, **config):
 
 
 def answer(message, context=None, **metrics):
-    metrics = MetricRecord({"num-examples": 50, **metrics})
-    return Message(RecordDict({"metrics": metrics}), reply_to=message)
+    return reply_with(message, {"num-examples": 50, **metrics})
 
 
 def ask(context, kind="train", app=answer):
     return timing(instruction(kind), context, app)
-
-
-@pytest.fixture
-def context():
-    return node()
 
 
 def stamped(context=None, **metrics):
@@ -143,22 +137,23 @@ def clock(monkeypatch):
     return read
 
 
-def test_timing_reads_the_monotonic_clock(context, clock):
+def test_timing_reads_the_monotonic_clock(clock):
     clock(10.0, 12.5)
-    reply = ask(context)
+    reply = ask(node())
     record = reply.content[keys.TIMING]
     assert (record[keys.TRAIN_TIME], record[keys.EMULATED]) == (2.5, False)
     assert record[keys.PARTITION_ID] == 1
     assert dict(reply.content["metrics"]) == {"num-examples": 50}
 
 
-def test_app_that_returns_nothing_is_told(context):
+def test_app_that_returns_nothing_is_told():
     """Else its SuperNode would wait for a reply, and take no message any more."""
     with pytest.raises(TypeError, match="the ClientApp returned NoneType, not a Message"):
-        ask(context, "query", lambda message, context: None)
+        ask(node(), "query", lambda message, context: None)
 
 
-def test_pace_is_the_time_from_reply_to_message(context, clock):
+def test_pace_is_the_time_from_reply_to_message(clock):
+    context = node()
     clock(10.0, 12.0, 17.0, 18.0, 30.0, 31.0, 33.0, 34.0)
     for message_type in ("train", "evaluate", "train"):
         ask(context, message_type)
@@ -167,7 +162,8 @@ def test_pace_is_the_time_from_reply_to_message(context, clock):
     assert read_pace(context).idle_s == 3.5  # smoothed with the 2 s after the second training
 
 
-def test_pace_of_nothing_known(context):
+def test_pace_of_nothing_known():
+    context = node()
     assert read_pace(context) is None
     context.state[keys.PACE] = ConfigRecord({keys.IDLE_TIME: "soon", keys.EXAMPLE_TIME: nan})
     assert read_pace(context) == NodePace(0.0, 0.0)
@@ -181,7 +177,8 @@ def test_pace_of_nothing_known(context):
         *[([(2.0, 3.0), bad], (2.0, 1.0)) for bad in ((nan, nan), (inf, inf), (-1.0, -1.0))],
     ],
 )
-def test_note_pace_is_a_moving_average(context, rounds, expected):
+def test_note_pace_is_a_moving_average(rounds, expected):
+    context = node()
     for idle_s, example_s in rounds:
         note_pace(context, idle_s, example_s)
     assert read_pace(context) == expected

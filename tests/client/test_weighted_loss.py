@@ -25,22 +25,6 @@ each = partial(cross_entropy, reduction="none")
 by_scores = pytest.mark.parametrize("learns_from", ["loss", "importance"])
 
 
-def small_model():
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(), nn.Flatten(),
-        nn.Linear(4 * 36, 3),
-    )  # fmt: skip
-
-
-def images(count=20):
-    torch.manual_seed(1)
-    return torch.randn(count, 1, 8, 8), torch.randint(0, 3, (count,))
-
-
-# --- scores of samples -----------------------------------------------------------------
-
-
 def test_gradient_norm_is_softmax_minus_label():
     torch.manual_seed(0)
     outputs, targets = 3 * torch.randn(50, 7), torch.randint(0, 7, (50,))
@@ -49,7 +33,10 @@ def test_gradient_norm_is_softmax_minus_label():
 
 
 def test_scoring_leaves_model_as_it_was_and_no_batch_counts():
-    model, (inputs, targets) = small_model(), images()
+    torch.manual_seed(0)
+    layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(), nn.Flatten()
+    model = nn.Sequential(*layers, nn.Linear(4 * 36, 3))
+    inputs, targets = torch.randn(20, 1, 8, 8), torch.randint(0, 3, (20,))
     model[1].eval()  # a user's frozen BatchNorm stays frozen
     before, modes = copy.deepcopy(model.state_dict()), [m.training for m in model.modules()]
     whole = score_batches(model, [(inputs, targets)])
@@ -62,9 +49,6 @@ def test_scoring_leaves_model_as_it_was_and_no_batch_counts():
     assert all(p.grad is None for p in model.parameters())
     by_hand = each(model.eval()(inputs), targets).detach()
     np.testing.assert_allclose(whole, by_hand, rtol=1e-5)
-
-
-# --- the criterion ---------------------------------------------------------------------
 
 
 class Weighted(UniformSampler):
@@ -112,9 +96,6 @@ def test_weighted_mean_and_scores(learns_from):
 def test_other_samplers_and_reduced_losses_are_refused(arguments, match):
     with pytest.raises(ValueError, match=match):
         WeightedLoss(*arguments)
-
-
-# --- losses that people pass ---------------------------------------------------------------
 
 
 def one_batch(loss_fn, outputs, targets, learns_from="loss"):
@@ -200,8 +181,6 @@ def test_evaluation_is_refused():
     with pytest.raises(IndexError, match="in training only"):
         criterion(*NOTHING)
 
-
-# --- however far ahead batches are drawn -----------------------------------------------------
 
 NUM, BATCH = 50, 4
 INPUTS = torch.randn(NUM, 6, generator=torch.manual_seed(0))

@@ -60,11 +60,10 @@ def look(browser, address, width=1200, scheme="light"):
 
 def count_drawn(browser):
     """Return how many charts the page wants, and how many show a line, a bar or a dot."""
-    script = """
+    return browser.execute_script("""
       const plots = [...document.querySelectorAll('.plot')];
       const shapes = '.js-line, .point, .fills path, .js-fill';
-      return [plots.length, plots.filter((plot) => plot.querySelector(shapes)).length];"""
-    return browser.execute_script(script)
+      return [plots.length, plots.filter((plot) => plot.querySelector(shapes)).length];""")
 
 
 @pytest.fixture

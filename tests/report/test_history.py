@@ -58,19 +58,14 @@ def test_old_spelling_is_read(tmp_path):
     assert wrappers["fairness"]["by_node"] == {"node-0": 0.5}
 
 
-@pytest.fixture
-def history():
-    steps = {"a": 1, "b": None, "c": 4}
+def test_metrics_by_name():
     rounds = (
         {"global": {"accuracy": 0.1}, "cd_grab": {"bound": 9, "name": "x"}},
         {"train": {"loss": 2, "accuracy": 0.3}, "latency": {"node-0": 1.0}},
         {"global": None, "evaluate": {"eval-acc": None}, "cd_grab": {"bound": 7}},
-        {"global": {"list": [1]}, "cd_grab": {"steps": steps}},
+        {"global": {"list": [1]}, "cd_grab": {"steps": {"a": 1, "b": None, "c": 4}}},
     )
-    return History(tuple({"round": i} | record for i, record in enumerate(rounds)))
-
-
-def test_metrics_by_name(history):
+    history = History(tuple({"round": i} | record for i, record in enumerate(rounds)))
     nan = np.nan
     expected = {
         "accuracy": [0.1, nan, nan, nan],

@@ -23,12 +23,9 @@ from flwr_hetero.strategy import FedBuff, FedSlice, Recorded
 def record_run(path, strategy, num_rounds, app=None, faults=()):
     strategy = Recorded(strategy, run_dir=RunDirectory(path, {}))
     speeds = [DeviceProfile(speed) for speed in (4.0, 4.0, 1.0, 0.5)]
-    strategy.start(
-        LocalGrid(app or toy_app(), speeds, faults=faults),
-        toy_arrays(),
-        num_rounds,
-        evaluate_fn=lambda number, _: MetricRecord({"accuracy": min(0.1 * number, 0.9)}),
-    )
+    grid = LocalGrid(app or toy_app(), speeds, faults=faults)
+    metrics = [MetricRecord({"accuracy": min(0.1 * i, 0.9)}) for i in range(num_rounds + 1)]
+    strategy.start(grid, toy_arrays(), num_rounds, evaluate_fn=lambda i, _: metrics[i])
     return read_history(path)
 
 

@@ -1,18 +1,13 @@
 import json
 import os
 
-import pytest
 from filelock import FileLock
 
 from flwr_hetero.cli import main, runs
 
 
-@pytest.fixture
-def folder(make_run, rounds_of):
-    return make_run("run", rounds_of(5))
-
-
-def test_page_follows_the_run_until_it_is_killed(folder, rounds_of, monkeypatch, capsys):
+def test_page_follows_the_run_until_it_is_killed(make_run, rounds_of, monkeypatch, capsys):
+    folder = make_run("run", rounds_of(5))
     pages, lock = [], FileLock(folder / ".lock", thread_local=False)
 
     def sleep(seconds):
@@ -35,7 +30,8 @@ def test_page_follows_the_run_until_it_is_killed(folder, rounds_of, monkeypatch,
     assert said.endswith(f"{runs.KILLED}\n")
 
 
-def test_command_ends_with_the_run(folder, capsys):
+def test_command_ends_with_the_run(make_run, rounds_of, capsys):
+    folder = make_run("run", rounds_of(5))
     changed_s = (folder / "history.jsonl").stat().st_mtime
     (folder / "model.safetensors").touch()
     os.utime(folder / "model.safetensors", (changed_s + 1, changed_s + 1))

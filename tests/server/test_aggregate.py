@@ -82,9 +82,6 @@ def test_a_mean_has_the_type_and_order_that_were_sent():
     assert kept["n"].numpy().tolist() == [2, 2]
 
 
-# --- arrays of replies ---------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("model", "values", "reason"),
     [

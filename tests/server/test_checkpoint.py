@@ -2,46 +2,29 @@ import json
 import pickle
 import random
 import re
+from functools import partial
 
 import numpy as np
 import pytest
-from flwr.serverapp import strategy as flower
+from attacker import leaf
 from recording import Folder, history, killed_and_resumed, timeless
-from toy import toy_app, toy_arrays
+from toy import altered, toy_app, toy_arrays
 
 from flwr_hetero.fleet import DeviceProfile, LocalGrid, named_fleet
-from flwr_hetero.keys import SERVER_ROUND
 from flwr_hetero.report import RunDirectory
 from flwr_hetero.strategy import FedBuff, Recorded, Wrapper
 
-NO_EVALUATION = {"fraction_evaluate": 0.0}
 
-
-def fedavg(**settings):
-    return flower.FedAvg(**NO_EVALUATION, **settings)
-
-
-def altered(change):
-    """Make a mod by which node 0 changes its metrics after round 3."""
-
-    def mod(message, context, call_next):
-        reply = call_next(message, context)
-        if context.node_config["partition-id"] == 0 and message.content["config"][SERVER_ROUND] > 3:
-            reply.content["metrics"].update(change)
-        return reply
-
-    return [mod]
+def late(partition, number):
+    return partition == 0 and number > 3
 
 
 RUNS = {
-    "FedAvg": (fedavg, 15, ()),
-    "FedAdam": (lambda: flower.FedAdam(**NO_EVALUATION), 15, ()),
-    "FedYogi": (lambda: flower.FedYogi(**NO_EVALUATION), 15, ()),
-    "FedAdagrad": (lambda: flower.FedAdagrad(**NO_EVALUATION), 15, ()),
-    "FedAvgM": (lambda: flower.FedAvgM(server_momentum=0.9, **NO_EVALUATION), 15, ()),
-    "sampling by Flower": (lambda: fedavg(fraction_train=0.3), 15, ()),
-    "the usual metrics": (fedavg, 2, altered({"odd": 1.0})),
-    "what nodes said first": (fedavg, 4, altered({"num-examples": 900})),
+    **{n: (partial(leaf, n), 15, ()) for n in ("FedAdam", "FedYogi", "FedAdagrad", "FedAvgM")},
+    "FedAvg": (leaf, 15, ()),
+    "sampling by Flower": (partial(leaf, fraction_train=0.3), 15, ()),
+    "the usual metrics": (leaf, 2, [altered({"odd": 1.0}, late)]),
+    "what nodes said first": (leaf, 4, [altered({"num-examples": 900}, late)]),
 }
 
 
@@ -89,8 +72,8 @@ def spoil(path, change=lambda meta: None, **model):
     np.savez(path, **arrays | {"meta": np.array(json.dumps(meta))})
 
 
-@pytest.fixture
-def _no_report(monkeypatch):
+@pytest.fixture(autouse=True)
+def no_report(monkeypatch):
     monkeypatch.setattr("flwr_hetero.report.page.write_report", lambda path: path)
 
 
@@ -108,7 +91,6 @@ DAMAGES = {
 }
 
 
-@pytest.mark.usefixtures("_no_report")
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_checkpoint_falls_back(tmp_path, damage, caplog):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
@@ -138,7 +120,6 @@ OTHERS = {
 }
 
 
-@pytest.mark.usefixtures("_no_report")
 @pytest.mark.parametrize("reason", OTHERS)
 def test_checkpoint_of_another_run_is_refused(tmp_path, reason):
     checkpoints = run(tmp_path / "run")
@@ -150,8 +131,7 @@ def test_checkpoint_of_another_run_is_refused(tmp_path, reason):
     assert (tmp_path / "run" / "history.jsonl").read_bytes() == lines
 
 
-@pytest.mark.usefixtures("_no_report")
-@pytest.mark.parametrize("inner", [fedavg, lambda: FedBuff(fedavg(), buffer_size=3)])
+@pytest.mark.parametrize("inner", [leaf, lambda: FedBuff(leaf(), buffer_size=3)])
 def test_resume_without_checkpoint_is_refused(tmp_path, inner):
     checkpoints = run(tmp_path / "run", inner=inner())
     lines = (tmp_path / "run" / "history.jsonl").read_bytes()
@@ -167,8 +147,7 @@ def test_resume_without_checkpoint_is_refused(tmp_path, inner):
     assert folder.records == []
 
 
-@pytest.mark.usefixtures("_no_report")
-@pytest.mark.parametrize("inner", [fedavg, lambda: FedBuff(fedavg(), buffer_size=3)])
+@pytest.mark.parametrize("inner", [leaf, lambda: FedBuff(leaf(), buffer_size=3)])
 def test_history_that_lacks_a_round_is_refused(tmp_path, inner):
     run(tmp_path / "run", inner=inner())
     path = tmp_path / "run" / "history.jsonl"

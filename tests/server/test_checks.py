@@ -4,7 +4,7 @@ import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import strategy as flower
 from recording import History
-from toy import toy_app, toy_arrays
+from toy import InMemoryGrid, altered, toy_app, toy_arrays
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import be_server_task, set_message_id
@@ -74,13 +74,10 @@ def test_by_node_has_mean_and_worst_tenth(metric, tenth, first):
     assert found_in("f1", [0.5]) == found_in("f1", []) == {}
 
 
-# --- whole rounds --------------------------------------------------------------------------
-
-
-def run(app, strategy=None, rounds=1, faults=(), nodes=3, **settings):
+def run(mods, strategy=None, rounds=1, faults=(), nodes=3, **settings):
     """Run on equal nodes; return the records of the rounds, and the result."""
     history = History(strategy or flower.FedAvg(fraction_evaluate=0.0))
-    grid = LocalGrid(app, [DeviceProfile()] * nodes, faults=list(faults))
+    grid = LocalGrid(toy_app(mods=mods), [DeviceProfile()] * nodes, faults=faults)
     return history.start(grid, toy_arrays(), rounds, **settings), history.records[1:]
 
 
@@ -100,33 +97,18 @@ def test_replies_reach_the_hooks_sorted_by_identity():
     assert wrapper.order == [f"node-{i}" for i in range(12)]
 
 
-def altered(change, when=lambda partition, number: partition == 0):
-    """Make a mod that changes the metrics of a reply when ``when(partition, round)``."""
-
-    def mod(message, context, call_next):
-        reply = call_next(message, context)
-        number = message.content["config"].get(keys.SERVER_ROUND, 0)
-        if when(context.node_config["partition-id"], number):
-            change(next(iter(reply.content.metric_records.values())))
-        return reply
-
-    return toy_app(mods=[mod])
-
-
-def odd(metrics):
-    metrics["odd"] = 1.0
+ODD = {"odd": 1.0}
 
 
 def test_private_metrics_of_some_nodes_are_dropped():
-    result, (record,) = run(altered(lambda metrics: metrics.update({keys.TRAIN_TIME: 0.5})))
+    result, (record,) = run([altered({keys.TRAIN_TIME: 0.5})])
     assert record["failures"] == []
     assert keys.TRAIN_TIME not in result.train_metrics_clientapp[1]
 
 
 def test_duplicate_and_stale_replies_are_dropped():
-    wrapper, seen = Wrapper(), []
+    wrapper, seen, rounds = Wrapper(), [], []
     grid = LocalGrid(toy_app(), [DeviceProfile()] * 2)
-    rounds = []
     for number in (1, 2):
         context = Exchange(wrapper.fleet, number, toy_arrays())
         how = number, toy_arrays(), ConfigRecord(), grid, context
@@ -140,8 +122,8 @@ def test_duplicate_and_stale_replies_are_dropped():
 
 @pytest.mark.parametrize("earlier", [0, 1, 2])
 def test_earlier_metrics_win_at_a_tie(earlier):
-    app = altered(odd, lambda partition, number: partition == 0 and number > earlier)
-    _, records = run(app, rounds=4, nodes=2)
+    mod = altered(ODD, lambda partition, number: partition == 0 and number > earlier)
+    _, records = run([mod], rounds=4, nodes=2)
     # without earlier rounds the first one wins, and stays the usual one
     rest = ["node-0"] if earlier else ["node-1"]
     failed = [[f["node"] for f in record["failures"]] for record in records]
@@ -149,32 +131,17 @@ def test_earlier_metrics_win_at_a_tie(earlier):
 
 
 def test_node_once_alone_does_not_set_the_metrics():
-    _, records = run(altered(odd), rounds=6, faults=[Fault(i, "errs", 1, 5) for i in (1, 2)])
+    _, records = run([altered(ODD)], rounds=6, faults=[Fault(i, "errs", 1, 5) for i in (1, 2)])
     assert [f["node"] for f in records[5]["failures"]] == ["node-0"]
 
 
 def test_replies_left_without_examples_are_dropped():
     wrapper = Seen(flower.FedAvg(fraction_evaluate=0.0))
     wrapper.kept = 1
-    result, (record,) = run(altered(lambda m: m.update({"num-examples": 0})), wrapper, nodes=2)
+    result, (record,) = run([altered({"num-examples": 0})], wrapper, nodes=2)
     assert result.arrays["w"].numpy().tolist() == [0] * 4
     assert "num-examples is 0" in record["failures"][0]["reason"]
     assert sorted(record["latency"]) == ["node-1"]  # failed nodes have none
-
-
-class InMemoryGrid:
-    """Flower's simulation, as a strategy sees it: no clock to be read, all replies come."""
-
-    def __init__(self, grid):
-        self.grid = grid
-
-    def __getattr__(self, name):
-        if name == "virtual_time_s":
-            raise AttributeError(name)
-        return getattr(self.grid, name)
-
-    def pull_messages(self, message_ids):
-        return self.grid.wait_for(message_ids)
 
 
 def test_simulation_takes_the_time_of_local_grid():

@@ -6,21 +6,18 @@ import textwrap
 import numpy as np
 import pytest
 from composition_toy import composition_app
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from recording import History
+from toy import reply_with, rewriting
 
 from flwr_hetero import keys
 from flwr_hetero import strategy as ours
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mercury.strategy import SAMPLES
 from flwr_hetero.mod import hetero
-from flwr_hetero.server.client_support import (
-    STEP_LINES,
-    MissingClientSupportError,
-    step_lines,
-)
+from flwr_hetero.server.client_support import STEP_LINES, MissingClientSupportError, step_lines
 from flwr_hetero_studies.rivals import AdaComm
 
 NEEDS = [  # wrapper, what it needs, and a line that brings it
@@ -33,22 +30,17 @@ NEEDS = [  # wrapper, what it needs, and a line that brings it
     (ours.Resharding, keys.RESHARDING, "shard.close(reply, context"),
 ]
 ALONE = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
-IDS = [f"{kind.__name__}-{key}" for kind, key, _ in NEEDS]
 
 
 def without(key, partitions, kind="train"):
     """Make a mod that takes a record or a metric out of some nodes' replies."""
 
-    def mod(message, context, call_next):
-        reply = call_next(message, context)
-        is_hit = message.metadata.message_type == kind
-        if is_hit and context.node_config["partition-id"] in partitions:
-            reply.content.pop(key, None)
-            for metrics in reply.content.metric_records.values():
-                metrics.pop(key, None)
-        return reply
+    def take(partition, message, reply):
+        if message.metadata.message_type == kind and partition in partitions:
+            for record in (reply.content, *reply.content.metric_records.values()):
+                record.pop(key, None)
 
-    return mod
+    return rewriting(take)
 
 
 def run(strategy, mods=(), nodes=5, num_rounds=2):
@@ -69,7 +61,7 @@ class First(ours.Wrapper):
         return sorted(messages, key=lambda m: m.metadata.dst_node_id)[:count]
 
 
-@pytest.mark.parametrize(("kind", "key", "line"), NEEDS, ids=IDS)
+@pytest.mark.parametrize(("kind", "key", "line"), NEEDS)
 def test_without_any_support_the_run_stops(kind, key, line):
     with pytest.raises(MissingClientSupportError) as stop:
         run(kind(), [without(key, range(5))])
@@ -91,11 +83,8 @@ def test_few_nodes_are_enough_where_there_are_no_more(make, key, nodes):
         run(make(), [without(key, range(5))], nodes)
 
 
-METRICS_OF_ALL = "train-loss"
-"""Replies with fewer of the app's own metrics than the others are dropped anyway."""
-
-
-@pytest.mark.parametrize(("kind", "key", "line"), [n for n in NEEDS if n[1] != METRICS_OF_ALL])
+# replies with fewer of the app's own metrics than the others are dropped anyway
+@pytest.mark.parametrize(("kind", "key", "line"), [n for n in NEEDS if n[1] != "train-loss"])
 def test_nodes_without_support_are_named(kind, key, line, caplog):
     records = run(kind(), [without(key, {1, 3})])
     assert f"{kind.__name__}: no {key!r} (" in caplog.text
@@ -115,8 +104,6 @@ def test_two_nodes_never_end_a_run(kind, key, count, caplog):
     assert [len(record["weights"]) for record in records[1:]] == [count] * 3 + [5]
     assert f"from {count} of 5 nodes" in caplog.text
 
-
-# --- replies that none of the strategies can use -----------------------------------------------
 
 OUTER = {
     "TiFL": lambda: ours.TiFL(clients_per_round=3, num_tiers=1),
@@ -153,22 +140,6 @@ def test_a_hostile_node_does_not_hide_the_reason():
         run(ours.Wrapper(), mods)
 
 
-# --- the lines -------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def loaded(monkeypatch):
-    """Give a function that makes this process one that has loaded these frameworks."""
-
-    def load(*names):
-        for name in ("transformers", "lightning", "pytorch_lightning", "torch", "sklearn"):
-            monkeypatch.delitem(sys.modules, name, raising=False)
-        for name in names:
-            monkeypatch.setitem(sys.modules, name, object())
-
-    return load
-
-
 @pytest.mark.parametrize(
     ("names", "line"),
     [
@@ -180,8 +151,11 @@ def loaded(monkeypatch):
         ([], "for _ in range(hetero.num_steps("),
     ],
 )
-def test_lines_are_of_the_framework_at_hand(names, line, loaded):
-    loaded(*names)
+def test_lines_are_of_the_framework_at_hand(names, line, monkeypatch):
+    for name in ("transformers", "lightning", "pytorch_lightning", "torch", "sklearn"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    for name in names:
+        monkeypatch.setitem(sys.modules, name, object())
     assert line in step_lines()
     assert "app = ClientApp(mods=[hetero])" in step_lines()
 
@@ -211,9 +185,8 @@ def test_the_lines_for_samples_work():
             "num_classes": 3,
             "choose": lambda count, by_importance: np.arange(count),
         }
-        metrics = MetricRecord({"num-examples": 4})
-        content = RecordDict({"arrays": msg.content["arrays"], "metrics": metrics})
-        own |= {"msg": msg, "context": context, "reply": Message(content, reply_to=msg)}
+        reply = reply_with(msg, {"num-examples": 4}, dict(msg.content["arrays"]))
+        own |= {"msg": msg, "context": context, "reply": reply}
         exec(textwrap.dedent(SAMPLES.lines), own)
         held[node] = own["targets"].tolist()
         return own["reply"]

@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-import pytest
 from flwr.app import Error, Message, RecordDict
 
 from flwr_hetero._flwr import be_server_task, set_message_id
@@ -32,20 +31,13 @@ class HeldUp:
         return [Message(RecordDict(), reply_to=answered)] if "1" in ids else []
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    be_server_task(1, 1, 1)
-    clock = SimpleNamespace(now_s=5.0)
-
+def test_reply_sent_while_a_poll_was_held_up_counts(monkeypatch):
     def sleep(seconds):
         clock.now_s += seconds
 
-    fake = SimpleNamespace(monotonic=lambda: clock.now_s, sleep=sleep)
-    monkeypatch.setattr(context, "time", fake)
-    return clock
-
-
-def test_reply_sent_while_a_poll_was_held_up_counts(clock):
+    clock = SimpleNamespace(now_s=5.0, monotonic=lambda: clock.now_s, sleep=sleep)
+    monkeypatch.setattr(context, "time", clock)
+    be_server_task(1, 1, 1)
     grid, messages = HeldUp(clock), [Message(RecordDict(), node, "train") for node in (1, 2, 3)]
     replies, round_trip_s = context.wait(grid, messages, TIMEOUT_S, None)
     assert [reply.metadata.src_node_id for reply in replies] == [1, 2]

@@ -6,9 +6,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from quadratics import app, models
 from recording import History
-from toy import toy_app
 
 from flwr_hetero import keys
+from flwr_hetero._flwr import be_server_task, set_message_id
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
 from flwr_hetero.records import payload_bytes
 from flwr_hetero.server.context import Costs
@@ -16,18 +16,11 @@ from flwr_hetero.strategy import FedBuff, LocalSteps, TiFL
 from flwr_hetero_studies.rivals import DeadlineSelection
 
 
-@pytest.fixture(autouse=True)
-def grid_so_that_messages_can_be_made():
-    return LocalGrid(toy_app(), [DeviceProfile()])
-
-
-COSTS = ("bytes_down", "bytes_up", "device_s")
-
-
 def sent(name, node=1):
     """Make an instruction of 8 bytes that has been sent."""
+    be_server_task(1, 1, 1)
     message = Message(RecordDict({"config": ConfigRecord({"x": 1})}), node, "train")
-    message.metadata.__dict__["_message_id"] = name
+    set_message_id(message, name)
     return message
 
 
@@ -116,10 +109,8 @@ SPEEDS = [8.0, 4.1, 4.0, 1.0, 0.9, 0.3]
 def test_all_that_nodes_did_is_in_the_history(make, rounds, timeout_s, faults):
     history, grid = History(make()), Counted(SPEEDS, faults=faults)
     models(history, grid, rounds, timeout=timeout_s)
-    found = {key: sum(record[key] for record in history.records) for key in COSTS}
+    sums = (sum(r[key] for r in history.records) for key in ("bytes_down", "bytes_up", "device_s"))
     began_s, over_s = np.array(list(grid.work.values())).T
     end_s = grid.virtual_time_s  # what has not come by then counts up to the time-out
     worked_s = np.where(over_s <= end_s, over_s, np.minimum(began_s + timeout_s, end_s)) - began_s
-    assert found["bytes_down"] == grid.down
-    assert found["bytes_up"] == grid.up
-    assert found["device_s"] == pytest.approx(worked_s.sum(), rel=1e-6)
+    assert tuple(sums) == (grid.down, grid.up, pytest.approx(worked_s.sum(), rel=1e-6))

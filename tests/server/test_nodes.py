@@ -30,8 +30,7 @@ def slept(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("counts", "found"),
-    [((5,), 5), ((0, 0, 1, 2, 5), 5), ((0, 1, 3), 3), ((1,), 1), ((9,), 9)],
+    ("counts", "found"), [((5,), 5), ((0, 0, 1, 2, 5), 5), ((0, 1, 3), 3), ((1,), 1), ((9,), 9)]
 )
 def test_fleet_is_counted_when_it_has_settled(counts, found, slept):
     assert len(settled_nodes(Coming(*counts), 5, settle_s=4)) == found

@@ -2,33 +2,18 @@ import pytest
 from flwr.app import ConfigRecord
 from flwr.serverapp.strategy import FedAvg
 from tifl_toy import PROFILE, Answers, make_tifl
-from toy import toy_app, toy_arrays
+from toy import rewriting, toy_app, toy_arrays
 
 from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
 from flwr_hetero.strategy import SamplerMetrics, Wrapper
 
 
-def reporting(by_node):
-    """A mod that reports statistics of each node's sampler."""
-
-    def mod(message, context, call_next):
-        reply = call_next(message, context)
-        reported = by_node[int(context.node_config["partition-id"])]
-        if reported is not None:
-            reply.content[keys.SAMPLER] = ConfigRecord(reported)
-        return reply
-
-    return mod
-
-
 class Inside(Wrapper):
-    def __init__(self):
-        super().__init__(FedAvg(fraction_evaluate=0.0))
-        self.records = []
+    records = ()
 
     def on_replies(self, context, replies):
-        self.records += [set(reply.content) for reply in replies]
+        self.records = [set(reply.content) for reply in replies]
         return replies
 
 
@@ -51,16 +36,17 @@ NAN, INF = float("nan"), float("inf")
     ],
 )
 def test_means_over_the_nodes_grouped_by_name(by_node, expected):
-    inside = Inside()
+    def report(partition, message, reply):
+        if by_node[partition] is not None:
+            reply.content[keys.SAMPLER] = ConfigRecord(by_node[partition])
+
+    inside = Inside(FedAvg(fraction_evaluate=0.0))
     strategy = SamplerMetrics(inside)
-    grid = LocalGrid(toy_app(mods=[reporting(by_node)]), profiles=[DeviceProfile()] * 3)
+    grid = LocalGrid(toy_app(mods=[rewriting(report)]), profiles=[DeviceProfile()] * 3)
     strategy.start(grid, toy_arrays(), 1)
     assert len(inside.records) == 3
     assert not any(keys.SAMPLER in names for names in inside.records)
     assert strategy.round_info() == expected
-
-
-# --- profiling without a handler ---------------------------------------------------------
 
 
 def test_one_node_is_asked_whether_there_is_a_handler(caplog):

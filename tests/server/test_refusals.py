@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import warnings
+from itertools import product
 
 import numpy as np
 import pytest
@@ -39,34 +40,27 @@ def run(strategy, grid, rounds=3):
     return strategy.start(grid, toy_arrays(), rounds)
 
 
-# --- what ends a run in its first round -------------------------------------------------------
-
-OLDER = (older_app(), "fitins", "grid=OlderClients(grid), ...)")
-SECAGG = (toy_app(mods=[secaggplus_mod]), "secaggplus_configs", "take the mod out")
-
-
-@pytest.mark.parametrize("app", [OLDER, SECAGG], ids=["older API", "SecAgg+"])
-@pytest.mark.parametrize("name", LOOPS)
-def test_a_fault_of_the_app_ends_every_loop_at_once(name, app, caplog):
-    client_app, symptom, cure = app
-    with pytest.raises(RuntimeError, match=symptom) as caught:
-        run(LOOPS[name](), LocalGrid(client_app, FLEET))
-    assert cure in str(caught.value)
-    assert "[ROUND 2/3]" not in caplog.text
+FAULTS = [  # app, whether its grid is in OlderClients, symptom, cure
+    (older_app(), False, "fitins", "grid=OlderClients(grid), ...)"),
+    (toy_app(mods=[secaggplus_mod]), False, "secaggplus_configs", "take the mod out"),
+]
+FAULTS_OF_ONE = [
+    (toy_app(), True, "", "there is no OlderClients"),
+    (older_app(mods=[secaggplus_mod]), True, "", "take the mod out"),
+    (toy_app(mods=[fixedclipping_mod]), False, "", "ClientSideFixedClipping(FedAvg(), "),
+    (ClientApp(), False, "", "@app.train()"),
+]
 
 
 @pytest.mark.parametrize(
-    ("grid", "cure"),
-    [
-        (OlderClients(LocalGrid(toy_app(), FLEET)), "there is no OlderClients"),
-        (OlderClients(LocalGrid(older_app(mods=[secaggplus_mod]), FLEET)), "take the mod out"),
-        (LocalGrid(toy_app(mods=[fixedclipping_mod]), FLEET), "ClientSideFixedClipping(FedAvg(), "),
-        (LocalGrid(ClientApp(), FLEET), "@app.train()"),
-    ],
+    ("name", "fault"), [*product(LOOPS, FAULTS), *product(["TiFL"], FAULTS_OF_ONE)]
 )
-def test_a_fault_of_the_app_is_said_with_its_cure(grid, cure, caplog):
+def test_a_fault_of_the_app_ends_every_loop_at_once_with_its_cure(name, fault, caplog):
+    app, older, symptom, cure = fault
+    grid = LocalGrid(app, FLEET)
     with pytest.raises(RuntimeError) as caught:
-        run(ours.TiFL(clients_per_round=3, num_tiers=1), grid)
+        run(LOOPS[name](), OlderClients(grid) if older else grid)
+    assert symptom in str(caught.value)
     assert cure in str(caught.value)
     assert "[ROUND 2/3]" not in caplog.text
 
@@ -86,16 +80,6 @@ def test_every_cure_is_for_one_symptom():
     assert not any(map(cure_for, others))
 
 
-# --- strategies of the older API --------------------------------------------------------------
-
-
-def older_strategies():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from flwr.server import strategy as older
-    return older
-
-
 @pytest.mark.parametrize(
     ("make", "hint"),
     [
@@ -107,12 +91,13 @@ def older_strategies():
     ],
 )
 def test_what_is_no_strategy_of_today(make, hint):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from flwr.server import strategy as older
     with pytest.raises(ValueError, match=r"^strategy must be a flwr\.serverapp") as caught:
-        ours.TiFL(make(older_strategies()))
+        ours.TiFL(make(older))
     assert hint in str(caught.value)
 
-
-# --- Krum and Bulyan --------------------------------------------------------------------------
 
 TRUSTS_FEW = [
     (flower.Krum, 1, 5),
@@ -148,19 +133,11 @@ def test_too_few_updates_are_refused_at_construction(make, argument):
 
 @pytest.mark.parametrize("kind", [ours.Wrapper, ours.FedBuff, ours.LocalSteps])
 def test_too_few_nodes_are_refused_before_the_first_update(kind):
-    models = []
+    models, grid = [], LocalGrid(toy_app(), FLEET)
     strategy = kind(flower.Bulyan(num_malicious_nodes=1, min_available_nodes=2))
     with pytest.raises(ValueError, match=r"nodes asked must be at least 7 around Bulyan.*got [35]"):
-        strategy.start(
-            LocalGrid(toy_app(), FLEET),
-            toy_arrays(buffer=False),
-            3,
-            evaluate_fn=lambda number, arrays: models.append(number),
-        )
+        strategy.start(grid, toy_arrays(buffer=False), 3, evaluate_fn=lambda n, _: models.append(n))
     assert models == [0]
-
-
-# --- selections and types ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -195,8 +172,6 @@ def test_start_refuses_wrong_types(kind, change, reason):
         kind().start(**given | change)
 
 
-# --- packages -----------------------------------------------------------------------------------
-
 WITHOUT_TORCH = """
 import sys
 class No:
@@ -218,13 +193,3 @@ def test_only_samplers_need_torch():
     )
     assert "the samplers of flwr_hetero.sampler work in PyTorch's DataLoader" in done.stdout
     assert "pip install torch, or in a checkout" in done.stdout
-
-
-def test_a_run_directory_names_the_packages_that_are_missing(tmp_path, monkeypatch):
-    from importlib import util
-
-    known = util.find_spec
-    gone = ("plotly", "jinja2")
-    monkeypatch.setattr(util, "find_spec", lambda name: None if name in gone else known(name))
-    with pytest.raises(ModuleNotFoundError, match="pip install jinja2 plotly, or in a checkout"):
-        ours.Recorded(run_dir=str(tmp_path / "run"))

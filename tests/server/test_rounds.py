@@ -57,9 +57,6 @@ def test_a_strategy_of_flowers_goes_inside(kind):
         outside.start(fleet(4), toy_arrays(), 1)
 
 
-# --- the log -----------------------------------------------------------------------------------
-
-
 def test_line_of_a_round():
     run = rounds.Run(None, None, toy_arrays(), 20, 60.0, ConfigRecord(), ConfigRecord(), None)
     record = {"round": 7, "virtual_s": 2.5, "selected": ["a", "a", "b"], "train": {"acc": 0.1}}
@@ -87,9 +84,6 @@ def test_run_logs_one_line_a_round_and_each_kind_of_warning_thrice(caplog):
     warnings = [log.getMessage() for log in shown if log.levelno == WARNING]
     assert sum("is full" in text for text in warnings) == 3
     assert len(shown) - len(lines) - len(warnings) <= 2  # the header
-
-
-# --- replies that do not count ----------------------------------------------------------------
 
 
 def errs_in(rounds, nodes=range(6)):

@@ -10,8 +10,6 @@ from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
 from flwr_hetero.server.nodes import GridView
 from flwr_hetero.strategy import RandomSelection, Selection, Wrapper
 
-NO_EVALUATION = {"fraction_evaluate": 0.0}
-
 
 def grid_of(num_nodes, **more):
     profiles = [DeviceProfile(1 / (1 + i)) for i in range(num_nodes)]
@@ -50,7 +48,7 @@ def test_the_rule_of_the_how_to_runs():
 
 
 def test_rule_learns_from_outcomes():
-    strategy = Fastest(flower.FedAvg(**NO_EVALUATION))
+    strategy = Fastest(flower.FedAvg(fraction_evaluate=0.0))
     rounds = selected(strategy, grid_of(4, faults=[Fault(1, "errs", 3, 3)]), 4)
     first, second = ["node-0", "node-1"], ["node-2", "node-3"]
     assert [sorted(nodes) for nodes in rounds] == [first, second, first, first]
@@ -63,7 +61,7 @@ def test_random_draws_as_flower_does(clients_per_round):
     random.seed(7)
     count = min(clients_per_round or 5, 5)
     expected = [random.sample(range(1000, 1005), count) for _ in range(3)]
-    strategy = RandomSelection(flower.FedAvg(**NO_EVALUATION), clients_per_round, seed=7)
+    strategy = RandomSelection(flower.FedAvg(), clients_per_round, seed=7)
     online = set(range(1000, 1005))
     assert [strategy.select(None, None, online) for r in (1, 2, 3)] == expected
 
@@ -83,19 +81,18 @@ def test_trained_nodes_evaluate_of_those_that_are_shown():
     assert sorted(view.get_node_ids()) == [1001, 1003]
 
 
-class Accounted(flower.FedAvg):
-    accountant, num_sampled_clients = object(), 4
+ACCOUNTED = type("Own", (flower.FedAvg,), {"accountant": object(), "num_sampled_clients": 4})
 
 
 @pytest.mark.parametrize(
     ("inner", "settings", "argument", "rule"),
     [
-        (lambda: flower.FedAvg(), {"clients_per_round": 0}, "clients_per_round", "at least 1"),
+        (flower.FedAvg, {"clients_per_round": 0}, "clients_per_round", "at least 1"),
         (lambda: flower.FedAvg(fraction_train=0.5), {}, "FedAvg.fraction_train", "be 1.0 inside"),
         (lambda: flower.Krum(min_train_nodes=9), {}, "Krum.min_train_nodes", "at most"),
         (lambda: flower.FedAvg(min_available_nodes=3), {}, "FedAvg.min_available", "at most"),
-        (lambda: flower.FedXgbCyclic(), {}, "strategy", "leave the choice of nodes open"),
-        (lambda: Accounted(), {"clients_per_round": 4}, "strategy", "without a privacy accountant"),
+        (flower.FedXgbCyclic, {}, "strategy", "leave the choice of nodes open"),
+        (ACCOUNTED, {"clients_per_round": 4}, "strategy", "without a privacy accountant"),
     ],
 )
 def test_inner_selection_is_refused(inner, settings, argument, rule):

@@ -32,8 +32,7 @@ def test_no_fault_stops_a_run(name):
     assert (failures[1] >= len(CORRUPTIONS), failures[2] >= 3) == (True, True)
 
 
-def run(strategy, nodes=3, rounds=1, **settings):
-    faults = settings.pop("faults", ())
+def run(strategy, nodes=3, rounds=1, faults=(), **settings):
     grid = LocalGrid(toy_app(), [DeviceProfile()] * nodes, faults=faults)
     return strategy.start(grid, toy_arrays(), rounds, **settings)
 
@@ -106,32 +105,22 @@ def test_outermost_weights_are_the_ones(inner, outside):
     assert set(result.train_metrics_clientapp[1]) == {"train-loss"}
 
 
-# --- a wrapped strategy's own methods and attributes -----------------------------------------
-
-
 class WithFolder(flower.FedAvg):
     """A strategy of a user's own."""
 
-    def __init__(self, **settings):
-        super().__init__(**settings)
-        self.folder = None
+    folder = None
 
     def set_folder(self, folder):
         self.folder = folder
         return self
 
 
-def private(strategy):
-    return flower.DifferentialPrivacyServerSideFixedClipping(strategy, 0.1, 1.0, 3)
-
-
+PRIVATE = flower.DifferentialPrivacyServerSideFixedClipping
 NESTS = {
     "alone": lambda own: Wrapper(own),
     "in others": lambda own: Wrapper(LocalSteps(own)),
-    "with privacy": lambda own: LocalSteps(private(own)),
+    "with privacy": lambda own: LocalSteps(PRIVATE(own, 0.1, 1.0, 3)),
 }
-
-
 WAYS = [lambda s: s, copy.copy, copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))]
 
 
@@ -144,9 +133,6 @@ def test_methods_and_attributes_of_the_wrapped_strategy(nest, way):
     names = " > ".join(type(each).__name__ for each in strategy.chain())
     with pytest.raises(AttributeError, match=f"'set_foldr' is no attribute .* in {names}$"):
         strategy.set_foldr("results")
-
-
-# --- a start of its own ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("nest", NESTS.values(), ids=NESTS)

@@ -10,7 +10,7 @@ from flwr.serverapp import strategy as flower
 from quadratics import Watched, start
 from recording import killed_and_resumed
 from tifl_toy import PROFILE, Answers, make_tifl, paper_grid, profile_round, records_of
-from toy import toy_app, toy_arrays
+from toy import InMemoryGrid, toy_app, toy_arrays
 
 from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid, named_fleet
@@ -298,24 +298,6 @@ def test_killed_and_resumed_equals_unbroken_once_all_have_answered(killed_in, tm
 
 
 # --- Flower's simulation, which waits for all replies --------------------------------------
-
-
-class InMemoryGrid:
-    """Flower's simulation, as a strategy sees it; nodes report their time, or do not."""
-
-    def __init__(self, grid, report=True):
-        self.grid, self.report = grid, report
-
-    def __getattr__(self, name):
-        if name == "virtual_time_s":
-            raise AttributeError(name)
-        return getattr(self.grid, name)
-
-    def pull_messages(self, message_ids):
-        replies = self.grid.wait_for(message_ids)
-        for reply in replies if not self.report else ():
-            del reply.content[keys.TIMING]
-        return replies
 
 
 def test_simulation_of_emulated_devices_goes_as_local_grid_does():
