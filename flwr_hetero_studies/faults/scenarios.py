@@ -172,9 +172,6 @@ EVERY = bad_replies, frozen_and_stopped, killed_and_joined, server_app_killed, s
 ON_A_FLEET = {scenario.__name__: scenario for scenario in EVERY}
 
 
-# --- scenarios that start a fleet of their own, with what it needs -------------------------------
-
-
 def killed_pushing(folder: Path) -> Found:
     """Kill node-3 while it sends its model; start it again until it is taken."""
     with own_fleet(folder, [*EQUAL[1:], DeviceProfile(uplink_mbps=UPLINK_MBPS)]) as fleet:

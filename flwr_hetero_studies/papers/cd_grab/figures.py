@@ -61,9 +61,6 @@ def jumps(curves: Sequence[Columns]) -> float:
     return float(np.mean([each.std() for each in later]))
 
 
-# --- Figures 3 and 11: against random reshuffling ---------------------------------------------
-
-
 class Published(NamedTuple):
     """What the paper's plots end at: loss and metric, with CD-GraB and with D-RR."""
 

@@ -46,9 +46,6 @@ def summary(groups: Groups, least: Least) -> str:
     return tables.table(["what", "wanted", "measured"], rows)
 
 
-# --- fixed vectors --------------------------------------------------------------------------
-
-
 def relative_bounds(lines: list[Line], key: str, final: str) -> dict[str, Bounds]:
     """Return bounds as multiples of random orders', by a key's value, method and seed."""
     found: dict[str, Bounds] = {}
@@ -89,9 +86,6 @@ def fleet(lines: list[Line]) -> str:
         for name, found in relative_bounds(lines, "fleet", OURS).items()
     ]  # fmt: skip
     return tables.table(["case", "seeds", *names, f"ours / {PAIR_BAL}"], rows)
-
-
-# --- training -------------------------------------------------------------------------------
 
 
 def excess(lines: Sequence[Line], least: Least) -> dict[str, dict[int, float]]:

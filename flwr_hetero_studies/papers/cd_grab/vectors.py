@@ -25,8 +25,6 @@ def slope(x: Sequence[int], y: Sequence[float]) -> float:
     return float(np.polyfit(np.log(x), np.log(y), 1)[0])
 
 
-# --- Figure 10 ------------------------------------------------------------------------------
-
 FLEETS = (5, 10, 20, 50, 100)
 PUBLISHED = {
     D_RR: (350, 0, 0, 0, 0), BAL: (4.2, 5.8, 8.5, 12.5, 17.5),
@@ -82,8 +80,6 @@ def figure_10(options: Options) -> Finding:
     head = ["order", *(f"{m} workers" for m in FLEETS)]
     return Finding(head, rows, claims)
 
-
-# --- Figure 8 -------------------------------------------------------------------------------
 
 NUMBERS, WORKERS = 1_070_000, 4
 """Of the paper's LSTM, 4.1 MiB, on its four workers."""

@@ -151,8 +151,6 @@ def figure_6(options: Options) -> Finding:
     return Finding(head, rows, claims)
 
 
-# --- section 4.4 --------------------------------------------------------------------------------
-
 SIZES, LEVELS, BATCH = (4, 10, 6, 20, 8), (1.0, 8.0, 0.5, 2.5, 4.0), 8
 """Groups, their mean gradients, and the batch, in which the estimators are compared."""
 ERRORS = 4

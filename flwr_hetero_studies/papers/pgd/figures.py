@@ -220,8 +220,6 @@ figure_10a = partial(convergence, model="mlp")
 figure_10b = partial(convergence, model="cnn")
 
 
-# --- Figure 11 --------------------------------------------------------------------------------
-
 COSTS = {"mlp": (3.4e-5, 238_510), "cnn": (2.6e-4, 8490)}
 """Seconds per example of a PGD step on one core, as the study pgd measures, and parameters."""
 PER_STEP = 1200

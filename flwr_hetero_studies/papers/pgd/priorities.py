@@ -45,9 +45,6 @@ def priorities_of(model: nn.Module, examples: Examples) -> tuple[Vector, dict[st
     return all_priorities(model, each_loss, examples.inputs, examples.targets, batch_size=AT_A_TIME)
 
 
-# --- Figure 1 -------------------------------------------------------------------------------
-
-
 class TopParts(NamedTuple):
     """What the top examples account for at an iteration."""
 
@@ -114,11 +111,8 @@ def figure_1(options: Options) -> Finding:
     return Finding(head, rows, claims)
 
 
-# --- Figure 5 -------------------------------------------------------------------------------
-
-STEPS, EVERY = 100, 2
-FALLING = 5
-"""The look at iteration 10, from which on the paper's priorities fall in straight lines."""
+STEPS, EVERY, FALLING = 100, 2, 5
+"""FALLING: the look at iteration 10, from which on the paper's priorities fall in straight lines."""
 
 
 def figure_5(options: Options) -> Finding:
