@@ -112,7 +112,7 @@ def figure_1(options: Options) -> Finding:
 
 
 STEPS, EVERY, FALLING = 100, 2, 5
-"""FALLING: the look at iteration 10, from which on the paper's priorities fall in straight lines."""
+"""The last is the look from which on (iteration 10) the paper has straight lines that fall."""
 
 
 def figure_5(options: Options) -> Finding:
