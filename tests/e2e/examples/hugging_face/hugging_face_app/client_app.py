@@ -2,8 +2,9 @@
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from hugging_face_app.task import load_data, make_arguments, make_model
 from transformers import Trainer
+
+from hugging_face_app.task import load_data, make_arguments, make_model
 
 app = ClientApp()
 

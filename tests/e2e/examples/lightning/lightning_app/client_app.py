@@ -2,6 +2,7 @@
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+
 from lightning_app.task import Classifier, load_data, make_trainer
 
 app = ClientApp()

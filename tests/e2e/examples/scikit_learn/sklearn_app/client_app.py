@@ -4,6 +4,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from sklearn.metrics import log_loss
+
 from sklearn_app.task import BATCH_SIZE, Batches, load_data, make_model
 
 app = ClientApp()
