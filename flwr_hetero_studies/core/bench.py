@@ -160,7 +160,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 def _run(args: argparse.Namespace) -> None:
     out = args.out or Path("runs", "studies", args.claim + ("-fast" if args.fast else ""))
     if args.report:
-        (out / "report.md").write_text(page_of(args.claim, read(out), out), encoding="utf-8")
+        if not (lines := read(out)):
+            raise SystemExit(f"--out {out}: no results of the study {args.claim}")
+        (out / "report.md").write_text(page_of(args.claim, lines, out), encoding="utf-8")
         return
     # before the processes start, which read it when they import NumPy
     os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -71,8 +71,7 @@ def theorem_1(options: Options) -> Finding:
             ("so it is for any sampling p: here of one sample alone", found[1.0]),
         )
     ]
-    head = "chance of the second", "mean squared gradient", "bound (6)"
-    return Finding(head, rows, claims)
+    return Finding(("chance of the second", "mean squared gradient", "bound (6)"), rows, claims)
 
 
 def gradient_bound(

@@ -77,8 +77,7 @@ def figure_10(options: Options) -> Finding:
               f"{min(halved):.2f} to {max(halved):.2f}",
               min(halved) >= 0.4 and max(halved) <= 0.6),
     ]  # fmt: skip
-    head = ["order", *(f"{m} workers" for m in FLEETS)]
-    return Finding(head, rows, claims)
+    return Finding(["order", *(f"{m} workers" for m in FLEETS)], rows, claims)
 
 
 NUMBERS, WORKERS = 1_070_000, 4

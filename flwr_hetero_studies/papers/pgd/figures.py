@@ -258,5 +258,4 @@ def figure_11(options: Options) -> Finding:
         Claim("the CNN scales better than the MLP", "yes",
               f"{best['cnn']:.1f}x, {best['mlp']:.1f}x", best["cnn"] > best["mlp"]),
     ]  # fmt: skip
-    head = ["model", "link", *(f"{n} workers" for n in FLEETS)]
-    return Finding(head, rows, claims)
+    return Finding(["model", "link", *(f"{n} workers" for n in FLEETS)], rows, claims)

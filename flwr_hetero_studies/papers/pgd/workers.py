@@ -163,5 +163,4 @@ def final(curve: Columns) -> float:
 def jumps(curve: Columns) -> float:
     """Measure how unsteady the later half of a curve is: its rises, over the first loss."""
     later = np.array(curve["loss"][len(curve["loss"]) // 2 :])
-    rises = np.diff(later).clip(min=0).sum()
-    return float(rises / curve["loss"][0])
+    return float(np.diff(later).clip(min=0).sum() / curve["loss"][0])
