@@ -1,4 +1,4 @@
-"""One form for every error about an argument, and cures of errors that users meet on nodes."""
+"""One form for every error about an argument, and hints for errors that users meet on nodes."""
 
 import re
 from collections.abc import Collection
@@ -76,7 +76,7 @@ def install_hint(extra: str, *packages: str) -> str:
 
 
 # --- errors of nodes whose cause is known ----------------------------------------------------
-CURES = {
+HINTS = {
     r"(fit|evaluate)ins\.(parameters|config)": (
         "The ClientApp is of Flower's older API (client_fn, NumPyClient). In the ServerApp:\n"
         "    from flwr_hetero.older import OlderClients\n"
@@ -110,14 +110,14 @@ CURES = {
         "The nodes need this package too, in the environment in which their ClientApp runs."
     ),
 }
-"""What errors of nodes say, as regular expressions, and what cures them."""
+"""What errors of nodes say, as regular expressions, and the hint for each."""
 
 
-def cure_for(reason: str) -> str:
-    """Return what cures an error of a node whose cause is known; empty for all others."""
-    return next((cure for symptom, cure in CURES.items() if re.search(symptom, reason)), "")
+def hint_for(reason: str) -> str:
+    """Return the hint for an error of a node whose cause is known; empty for all others."""
+    return next((hint for symptom, hint in HINTS.items() if re.search(symptom, reason)), "")
 
 
-def with_cure(text: str) -> str:
-    """Add to the reason why a run ends what cures it, if that is known."""
-    return f"{text}\n{cure}" if (cure := cure_for(text)) else text
+def with_hint(text: str) -> str:
+    """Add to the reason why a run ends the hint for it, if there is one."""
+    return f"{text}\n{hint}" if (hint := hint_for(text)) else text

@@ -139,7 +139,7 @@ class Engine:
     def _fail(self, node_id: int, reply: Message | None) -> None:
         """Back off from a node that has no reply, or a bad one."""
         if reply is None:
-            # it was too slow and is still at work: it rests as long again
+            # it was too slow and is still in flight: backed off as long again
             self._context.fail(node_id, f"no reply within {self.run.timeout_s:g} s")
             self._back_off(node_id, max(REST_S, self.run.timeout_s))
         elif reply.has_error():

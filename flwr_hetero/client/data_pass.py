@@ -135,7 +135,7 @@ class IndexPasses(Passes):
 
     def rest(self, place: Place, count: int) -> Iterable[Any]:
         """Return the indices of the batches that are wanted of a pass."""
-        # one for several processes gives the same order until it is told the epoch
+        # one for several processes gives the same order until it gets the epoch
         for sampler in self._samplers:
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(place.number)

@@ -116,7 +116,7 @@ class Work:
         if warm := self._step_s[1:] or self._step_s:
             found[keys.STEP_TIME] = sum(warm) / len(warm)
         elif self.steps:
-            # told, or cut short: what there is, is the time since the beginning
+            # stated by the app, or cut short: what there is, is the time since the beginning
             found[keys.STEP_TIME] = (time.monotonic() - self._since_s) / self.steps
         return {keys.WORK: found}
 

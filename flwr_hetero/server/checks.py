@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, Message, MessageType
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import NODE_UNAVAILABLE
-from flwr_hetero.errors import cure_for, last_line, with_cure
+from flwr_hetero.errors import hint_for, last_line, with_hint
 from flwr_hetero.records import Latency, read_number, reported_latency
 from flwr_hetero.server.aggregate import Norms, holds_trees, measure, weight_of
 from flwr_hetero.server.context import Exchange, Standstill, is_enough
@@ -100,8 +100,8 @@ def is_good(context: Exchange, reply: Message, node_id: int, expected: Expected)
         _learn_latency(context, reply)
     except ValueError as error:
         # an error whose cause is not known may not come the next time
-        told = reply.has_content() or (expected.arrays is not None and cure_for(str(error)))
-        context.fail(node_id, str(error), message_id if told else None)
+        answered = reply.has_content() or (expected.arrays is not None and hint_for(str(error)))
+        context.fail(node_id, str(error), message_id if answered else None)
         return False
     context.checked[message_id] = size
     return True
@@ -274,10 +274,10 @@ def check_progress(context: Exchange, of: str = "training") -> None:
         nodes = sorted(context.identity(n) for n in book.refused if book.failed[n] == reason)
         share = "all" if count == len(book.refused) else f"{count} of {len(book.refused)}"
         text = f"no reply to {of} counts, {share} for the same reason: {reason} "
-        raise RuntimeError(with_cure(f"{text}({', '.join(nodes[:5])})."))
+        raise RuntimeError(with_hint(f"{text}({', '.join(nodes[:5])})."))
     enough = book.replies >= FRUITLESS_REPLIES or not book.begun
     of_many = len(book.failed) >= context.quorum and book.rounds >= FRUITLESS_ROUNDS
     if of == "training" and of_many and enough:
-        told = [f"{context.identity(n)}: {why}" for n, why in sorted(book.failed.items())[:5]]
+        reasons_of = [f"{context.identity(n)}: {why}" for n, why in sorted(book.failed.items())[:5]]
         text = f"no reply to training has counted in {book.rounds} rounds in a row"
-        raise RuntimeError(with_cure(f"{text}: {'; '.join(told)}."))
+        raise RuntimeError(with_hint(f"{text}: {'; '.join(reasons_of)}."))

@@ -269,7 +269,7 @@ class Fleet:
     accepted: dict[str, dict[str, int]] = field(default_factory=dict)
     """By message type: how often each set of metric names was accepted."""
     examples: dict[str, dict[str, tuple[float, float]]] = field(default_factory=dict)
-    """By message type and node: of how many examples it spoke first, and how many counted last."""
+    """By message type and node: how many examples it reported first, and how many counted last."""
     cut: set[str] = field(default_factory=set)
     """Nodes whose claims of examples were cut."""
     norms: dict[int, Any] = field(default_factory=dict)

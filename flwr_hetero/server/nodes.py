@@ -22,7 +22,7 @@ MINIMA = ("min_train_nodes", "min_evaluate_nodes", "min_available_nodes")
 MOST_WARNINGS = 3
 """Warnings of one kind, whichever nodes they are of; the round's line names who failed."""
 LONGEST_REST = 6
-"""Time-outs in a row after which a node is not left alone for longer each time."""
+"""Time-outs in a row after which a node is not backed off for longer each time."""
 
 
 # --- grids around a grid -----------------------------------------------------------------
@@ -187,7 +187,7 @@ class NodeBook:
         self.set_partition_id(node_id, partition_id)
 
     def forget(self, node_id: int) -> None:
-        """Free the identity of a node that is gone, so that it can come back under a new id."""
+        """Free the identity of a node that is gone, so that it can rejoin under a new id."""
         if node_id in self._identity:
             del self._node_id[self._identity.pop(node_id)]
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import CLIENT_APP_RAISED, log
-from flwr_hetero.errors import cure_for, with_cure
+from flwr_hetero.errors import hint_for, with_hint
 from flwr_hetero.records import read_number
 from flwr_hetero.server.checks import Expected, accept, reported_partition
 from flwr_hetero.server.context import Exchange
@@ -58,9 +58,9 @@ def profile_nodes(
                 node_id, row = reply.metadata.src_node_id, number - warmup_rounds
                 rounds[row, column[node_id]] = now.comparable_s(reply)
         # what keeps all nodes from training is not waited for in further rounds
-        known = next(filter(cure_for, now.failed.values()), "")
+        known = next(filter(hint_for, now.failed.values()), "")
         if known and not good:
-            raise RuntimeError(with_cure(f"no node can be profiled: {known}"))
+            raise RuntimeError(with_hint(f"no node can be profiled: {known}"))
     return nodes, rounds
 
 

@@ -1,4 +1,4 @@
-"""What cannot work is refused at the first chance, with the lines that cure it."""
+"""What cannot work is refused at the first chance, with the lines to add."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ from older_toy import older_app
 from toy import toy_app, toy_arrays
 
 from flwr_hetero import strategy as ours
-from flwr_hetero.errors import CURES, cure_for
+from flwr_hetero.errors import HINTS, hint_for
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.older import OlderClients
 from flwr_hetero.server.composition import check_enough_updates
@@ -40,7 +40,7 @@ def run(strategy, grid, rounds=3):
     return strategy.start(grid, toy_arrays(), rounds)
 
 
-FAULTS = [  # app, whether its grid is in OlderClients, symptom, cure
+FAULTS = [  # app, whether its grid is in OlderClients, symptom, hint
     (older_app(), False, "fitins", "grid=OlderClients(grid), ...)"),
     (toy_app(mods=[secaggplus_mod]), False, "secaggplus_configs", "take the mod out"),
 ]
@@ -56,12 +56,12 @@ FAULTS_OF_ONE = [
     ("name", "fault"), [*product(LOOPS, FAULTS), *product(["TiFL"], FAULTS_OF_ONE)]
 )
 def test_a_fault_of_the_app_ends_every_loop_at_once_with_its_cure(name, fault, caplog):
-    app, older, symptom, cure = fault
+    app, older, symptom, hint = fault
     grid = LocalGrid(app, FLEET)
     with pytest.raises(RuntimeError) as caught:
         run(LOOPS[name](), OlderClients(grid) if older else grid)
     assert symptom in str(caught.value)
-    assert cure in str(caught.value)
+    assert hint in str(caught.value)
     assert "[ROUND 2/3]" not in caplog.text
 
 
@@ -75,9 +75,9 @@ def test_every_cure_is_for_one_symptom():
         "error 2: ValueError: No train function registered with name 'default'",
         "error 8: ModuleNotFoundError: No module named 'flwr_hetero'",
     )
-    assert [cure_for(reason) for reason in reasons] == [*CURES.values()]
+    assert [hint_for(reason) for reason in reasons] == [*HINTS.values()]
     others = ("No train function registered with name 'profile'", "KeyError: 'lr'", "")
-    assert not any(map(cure_for, others))
+    assert not any(map(hint_for, others))
 
 
 @pytest.mark.parametrize(
