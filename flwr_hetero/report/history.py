@@ -73,7 +73,10 @@ class History:
     Parameters
     ----------
     rounds : tuple of dict
-        One record per round, in order; round 0 is the state before training.
+        One record per round, in order; round 0 is the state before training. ``latency`` has the
+        seconds that each node says a message took. On real nodes ``seconds`` divides the round trip
+        of it: by part (``wait``, ``start``, ``receive``, ``train``, ``send``) the seconds of each
+        node, which is left out of a part that it does not measure. ``wait`` is the rest.
     notes : tuple of str
         Lines that could not be read.
 
