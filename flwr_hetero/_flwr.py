@@ -5,6 +5,7 @@ Tried with flwr 1.41.0 (``tests/test_flwr.py``). With a new version, this file i
 
 import logging
 import re
+import sys
 import time
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -69,6 +70,11 @@ def unavailable(message_id: str) -> Message:
 def set_message_id(message: Message, message_id: str) -> None:
     """Give a message its id, as pushing it to a SuperLink does."""
     message.metadata.__dict__["_message_id"] = message_id
+
+
+def is_message_process() -> bool:
+    """Return whether this process is Flower's for one message, which ends with it."""
+    return sys.argv[0].endswith("flwr-clientapp")
 
 
 def is_simulation_grid(grid: Grid) -> bool:

@@ -143,5 +143,11 @@ OPTIMIZER = PREFIX + "optimizer"
 PASS = PREFIX + "pass"
 """ConfigRecord in the node's state: where it is in its pass over the data, and PASSES."""
 
+# --- between the processes of a node ----------------------------------------------------------
+TIMES_FILE = "FLWR_HETERO_TIMES"
+"""Environment variable: the file in which a SuperNode tells a message's process of its times."""
+RECEIVED_AT = "received-at"
+"""In that file, beside RECEIVE_TIME and SEND_TIME: when the message was there, monotonic clock."""
+
 RECORDS = frozenset({TIMING, SAMPLES, PACE, RESHARDING, ORDER, SAMPLER, WORK, OPTIMIZER, PASS})
 """All names above that stand for records; the others are entries, metrics or Flower's own."""

@@ -2,14 +2,17 @@
 
 import signal
 import traceback
-from importlib.metadata import entry_points
+
+from flwr_hetero.fleet import _flwr
+from flwr_hetero.fleet.message_times import tell_times
 
 
 def main() -> None:
     """Run ``flower-supernode``, and end it as SIGTERM does when it comes back."""
-    (command,) = entry_points(group="console_scripts", name="flower-supernode")
+    if not _flwr.why_untried():
+        tell_times()
     try:
-        command.load()()
+        _flwr.run_command("flower-supernode")
     except Exception:
         traceback.print_exc()
     # A thread that serves its ClientApps keeps the process when the loop that talks to the

@@ -24,6 +24,8 @@ REPORT, CHECKPOINT, LOCK = "report.html", "checkpoint", ".lock"
 TIFL, FEDBUFF, FEDSLICE = "tifl", "fedbuff", "fedslice"
 # Section of how good the model is on each node.
 FAIRNESS = "fairness"
+# Section of what the seconds of a message were, by part and node; real nodes only.
+SECONDS, PARTS = "seconds", ("wait", "start", "receive", "train", "send")
 # Where metrics are looked up, in this order: central evaluation first.
 METRICS = ("global", "evaluate", "train")
 # Sections whose keys are nodes.
