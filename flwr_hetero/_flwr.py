@@ -74,7 +74,7 @@ def set_message_id(message: Message, message_id: str) -> None:
 
 def is_message_process() -> bool:
     """Return whether this process is Flower's for one message, which ends with it."""
-    return sys.argv[0].endswith("flwr-clientapp")
+    return "".join(sys.argv[:1]).endswith("flwr-clientapp")
 
 
 def is_simulation_grid(grid: Grid) -> bool:
