@@ -28,6 +28,7 @@ from flwr.supercore.run import Run as Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from flwr_hetero.errors import invalid
+from flwr_hetero.records import configs_in, metrics_in
 
 TRIED_WITH = "1.41.0"
 """Version of flwr that all of this was tried with."""
@@ -135,9 +136,9 @@ def older_metrics(content: RecordDict) -> dict[str, Any]:
     """Return the metrics of a reply of the older API by today's names; of others none."""
     found: dict[str, Any] = {}
     for kind in _OLDER_REPLY.values():
-        if count := content.metric_records.get(f"{kind}.num_examples"):
+        if count := metrics_in(content).get(f"{kind}.num_examples"):
             found["num-examples"] = count["num_examples"]
-            found |= content.config_records.get(f"{kind}.metrics", {})
+            found |= configs_in(content).get(f"{kind}.metrics", {})
     return found
 
 

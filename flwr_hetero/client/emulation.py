@@ -18,7 +18,7 @@ from flwr_hetero.client.device import (
     transfer_time_s,
 )
 from flwr_hetero.client.timing import call_app, note_pace, timing, timing_record
-from flwr_hetero.records import payload_bytes, read_number
+from flwr_hetero.records import configs_in, metrics_in, payload_bytes, read_number
 
 
 def emulated_device(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -72,7 +72,7 @@ def repeat_of(message: Message) -> list[int]:
 
 def in_config(message: Message, key: str) -> int:
     """Read a whole number, such as the round, from an instruction; 0 if there is none."""
-    for config in message.content.config_records.values():
+    for config in configs_in(message.content).values():
         value = config.get(key)
         if isinstance(value, int) and value >= 0:
             return value
@@ -103,7 +103,7 @@ def stamp(
     processed, scored, hidden = work(reply)
     train_s = compute_time_s(profile, processed, scored, rng)
     # a step is by the device's clock too
-    if record := reply.content.config_records.get(keys.WORK):
+    if record := configs_in(reply.content).get(keys.WORK):
         record[keys.STEP_TIME] = train_s / max(1.0, read_number(record, keys.NUM_STEPS, 1.0))
     sizes = payload_bytes(message.content), payload_bytes(reply.content)
     transfer_s = transfer_time_s(profile, *sizes)
@@ -117,8 +117,8 @@ def stamp(
 
 def work(reply: Message) -> tuple[float, float, float]:
     """Read how many examples a node trained on, scored, and scores during the transfer."""
-    metrics: dict[str, object] = dict(reply.content.config_records.get(keys.WORK, {}))
-    for record in reply.content.metric_records.values():
+    metrics: dict[str, object] = dict(configs_in(reply.content).get(keys.WORK, {}))
+    for record in metrics_in(reply.content).values():
         metrics.update(record)
     metrics |= older_metrics(reply.content)
     stated = keys.EXAMPLES_PROCESSED if keys.EXAMPLES_PROCESSED in metrics else keys.NUM_EXAMPLES

@@ -14,7 +14,7 @@ from flwr_hetero._flwr import ClientAppCallable, is_message_process
 from flwr_hetero.client.device import FORWARD_SHARE
 from flwr_hetero.client.handler import CURRENT, Handler
 from flwr_hetero.client.samplers import finish
-from flwr_hetero.records import read_number
+from flwr_hetero.records import configs_in, read_number
 
 
 def timing(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -112,7 +112,7 @@ class NodePace(NamedTuple):
 
 def read_pace(context: Context) -> NodePace | None:
     """Read a node's pace from its state; None before the first observation."""
-    record: Any = context.state.config_records.get(keys.PACE, {})
+    record: Any = configs_in(context.state).get(keys.PACE, {})
     if keys.IDLE_TIME not in record:
         return None
     example_s = read_number(record, keys.EXAMPLE_TIME, 0.0)

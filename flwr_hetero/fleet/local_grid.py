@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from math import inf
 from typing import Any, NamedTuple
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
@@ -17,6 +17,7 @@ from flwr_hetero.client.device import DeviceProfile, message_time_s
 from flwr_hetero.client.emulation import device_rng, in_config, reply_if_away, stamp
 from flwr_hetero.errors import invalid
 from flwr_hetero.fleet.faults import Fault, corrupt
+from flwr_hetero.records import arrays_in, own_records
 
 FIRST_NODE_ID = 1_000
 # virtual seconds that an unsuccessful poll takes
@@ -69,9 +70,10 @@ class LocalNode:
 
         if any(fault.kind == "errs" for fault in faults):
             return fail("injected error")
-        records: dict[str, Any] = dict(message.content.items())
-        copy = RecordDict({name: type(record)(dict(record)) for name, record in records.items()})
+        copy = own_records(message.content)
         # a ClientApp cannot change what other nodes see; arrays are immutable bytes, and shared
+        for name, arrays in arrays_in(copy).items():
+            copy[name] = ArrayRecord(dict(arrays))
         private = Message(copy, metadata=message.metadata)  # type: ignore[call-overload]
         try:
             reply: Any = client_app(private, self.context)

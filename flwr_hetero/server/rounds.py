@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import Result
 
 from flwr_hetero._flwr import log, quiet_strategies
 from flwr_hetero.errors import check_count, check_number, invalid
-from flwr_hetero.records import Latency, read_number
+from flwr_hetero.records import Latency, metrics_in, read_number
 from flwr_hetero.server.aggregate import replaced, why_no_model
 from flwr_hetero.server.composition import check_enough_updates, name_of
 from flwr_hetero.server.context import POLL_S, Exchange, Fleet
@@ -259,7 +259,7 @@ def by_node(context: Exchange, replies: Sequence[Message]) -> Record:
     metrics = {
         context.identity(reply.metadata.src_node_id): own
         for reply in replies
-        for own in reply.content.metric_records.values()
+        for own in metrics_in(reply.content).values()
     }
     metric = metric_of([name for own in metrics.values() for name in own])
     read = {node: read_number(own, metric) for node, own in metrics.items()}
