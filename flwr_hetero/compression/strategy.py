@@ -80,7 +80,6 @@ class Compressed(Wrapper):
         # nodes that have failed before anything was known of them
         self.in_doubt: set[int] = set()
         self._most_have, self._told = False, False
-        self._whole = self._packed = 0
         self._grid: PackingGrid | None = None
 
     @property
@@ -108,21 +107,13 @@ class Compressed(Wrapper):
         known = self.has_mod.values()
         return 2 * sum(known) > len(known) if known else self._most_have
 
-    def note(self, message: Message, whole: RecordDict, packed: RecordDict) -> None:
-        """Count the bytes of a message as it is on the wire."""
-        size, metadata = payload_bytes(packed), message.metadata
-        self.fleet.costs.on_wire[metadata.message_id, metadata.reply_to_message_id] = size
-        self._whole, self._packed = self._whole + payload_bytes(whole), self._packed + size
-
     # --- hooks ---------------------------------------------------------------------------
     def round_info(self) -> dict[str, Any]:
-        """Return how much smaller messages were, and how many nodes do not take part."""
-        without = sum(not has for has in self.has_mod.values())
-        return {"factor": self._whole / max(1, self._packed), "without_mod": without}
+        """Return how many nodes get and send whole models, as they have no mod."""
+        return {"without_mod": sum(not has for has in self.has_mod.values())}
 
     def on_round_end(self, run: Run, record: dict[str, Any]) -> None:
         """Say once which nodes have no mod."""
-        self._whole = self._packed = 0
         without = [self.identity(node) for node, has in self.has_mod.items() if not has]
         if without and not self._told:
             self._told, shown = True, ", ".join(sorted(without)[:MAX_NAMES])
@@ -170,7 +161,7 @@ class PackingGrid(TranslatingGrid):
         """Keep what the node was sent, for the reply."""
         if written is not message:
             self._sent[message.metadata.message_id] = message
-            self.owner.note(message, message.content, written.content)
+            self._note(written)
 
     def read(self, reply: Message) -> Message:
         """Add an update to the model that its node was sent (l. 5); a bad one becomes an error."""
@@ -197,5 +188,10 @@ class PackingGrid(TranslatingGrid):
                 content[name] = wire.restored(arrays, start, owner.bits_up)
             except ValueError as error:
                 body = Error(CLIENT_APP_RAISED, str(error))
-        owner.note(reply, content, reply.content)
+        self._note(reply)
         return Message(body, metadata=metadata)  # type: ignore[call-overload,no-any-return]
+
+    def _note(self, message: Message) -> None:
+        """Count the bytes of a message as it is on the wire."""
+        ids = message.metadata.message_id, message.metadata.reply_to_message_id
+        self.owner.fleet.costs.on_wire[ids] = payload_bytes(message.content)
