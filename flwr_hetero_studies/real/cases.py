@@ -12,7 +12,7 @@ from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
 from flwr_hetero_studies.real.foretell import foretell
 from flwr_hetero_studies.real.race import race
-from flwr_hetero_studies.real.workloads import BASE, LINK_MBPS, WORKLOADS, fleet
+from flwr_hetero_studies.real.workloads import BASE, WORKLOADS, fleet
 
 SETTINGS = {"light": WORKLOADS["light"].rounds, "heavy": WORKLOADS["heavy"].rounds, "late": 1.2}
 """Rounds of FedAvg, and after how many times its seconds others are ended."""

@@ -2,16 +2,16 @@
 
 from torch import nn
 
-WIDTH = 48
+WIDTH = 40
 
 
 def large_cnn(shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """Three pairs of convolutions, of 48, 96 and 192 channels, and one linear layer."""
+    """Three pairs of normalised convolutions of 40, 80 and 160 channels, and one linear layer."""
     layers: list[nn.Module] = []
     before = shape[0]
     for width in (WIDTH, 2 * WIDTH, 4 * WIDTH):
         for channels in (before, width):
-            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
+            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.GroupNorm(8, width), nn.ReLU()]
         layers.append(nn.MaxPool2d(2))
         before = width
     features = before * (shape[1] // 8) * (shape[2] // 8)

@@ -32,9 +32,9 @@ def race(
         history = run.finish(LONGEST_S)
     finally:
         fleet.down()
-    if not history or history[-1]["round"] < config["num-server-rounds"]:
-        if not history or "stopped" not in history[-1]:
-            raise RuntimeError(f"the run did not come to its end:\n{run.tail()}")
+    last = history[-1] if history else {"round": -1}
+    if last["round"] < config["num-server-rounds"] and "stopped" not in last:
+        raise RuntimeError(f"the run did not come to its end:\n{run.tail()}")
     found = found_in(history, config.get("target-accuracy"))
     return found | {"metrics": found["metrics"] | {"load": load}}
 
