@@ -32,6 +32,8 @@ TRIED_WITH = "1.41.0"
 """Version of flwr that all of this was tried with."""
 CLIENT_APP_RAISED, MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE = 2, 3, 5
 """Codes of error replies: an app raised or has no handler, a message has ended, a node is away."""
+PULL_AGAIN_S = 0.02
+"""Seconds before a part of a message is asked for again; then twice as many each time."""
 NUMPY = SType.NUMPY
 """Serialisation of an Array: npy without pickle."""
 
@@ -69,6 +71,13 @@ def unavailable(message_id: str) -> Message:
 def set_message_id(message: Message, message_id: str) -> None:
     """Give a message its id, as pushing it to a SuperLink does."""
     message.metadata.__dict__["_message_id"] = message_id
+
+
+def pull_quickly() -> None:
+    """Ask for a part of a message again soon, if it is on its way: Flower waits for a second."""
+    parts = import_module("flwr.supercore.inflatable.inflatable_utils")
+    for function in (parts.pull_objects, parts.pull_and_inflate_object_from_tree):
+        function.__kwdefaults__["initial_backoff"] = PULL_AGAIN_S
 
 
 def is_simulation_grid(grid: Grid) -> bool:

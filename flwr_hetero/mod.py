@@ -2,6 +2,7 @@
 
 from flwr_hetero.client.emulation import emulated_device
 from flwr_hetero.client.hetero import Hetero, StepLoader, hetero
+from flwr_hetero.client.preload import preload
 from flwr_hetero.client.samplers import follow, keep, load_state, restore, save_state
 from flwr_hetero.client.timing import timing
 
@@ -13,6 +14,7 @@ __all__ = [
     "hetero",
     "keep",
     "load_state",
+    "preload",
     "restore",
     "save_state",
     "timing",

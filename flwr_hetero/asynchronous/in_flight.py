@@ -11,14 +11,12 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from flwr_hetero.records import reported_latency
-from flwr_hetero.server.context import POLL_S, Clock, Costs, Exchange
+from flwr_hetero.server.context import POLL_S, Clock, Costs, Exchange, rest
 from flwr_hetero.server.nodes import is_simulated, whole_grid
 from flwr_hetero.server.rounds import Run
 
 EVALUATION_SHARE = 0.1
 """Part of the time in which nodes are asked to evaluate; of each node's if it is every round."""
-REAL_POLL_S = 0.5
-"""Pause between two polls of a real fleet: each costs a request."""
 LATE_S = 60.0
 """Seconds that a message outlives its time-out, so that a node given up is known to be slow."""
 
@@ -125,11 +123,12 @@ class MessageQueue:
             # what is held is not asked for again: it would be an error
             ids = [i for i in (*self.pending, *self._late) if i not in self._held]
             held = [reply for _, reply in self._held.values()]
+            asked_s = time.monotonic()
             replies, self._held = [*held, *self.fleet.pull_messages(ids)], {}
             self._tick()
             if replies or self.clock.virtual_s >= wake_s:
                 return replies
-            time.sleep(POLL_S if self.is_simulated else REAL_POLL_S)
+            rest(asked_s)
 
     def _gather(self, wake_s: float) -> bool:
         """Hold all replies of a simulation; return False if its devices are not emulated."""

@@ -15,7 +15,11 @@ COMMANDS = "flwr_hetero.commands"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; an error is one line on the error stream."""
-    options = _parser().parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == [fleet.SUPERNODE]:
+        # all options but one are Flower's
+        return fleet.supernode(given[1:])
+    options = _parser().parse_args(given)
     try:
         return int(options.run(options) or 0)
     except (ValueError, OSError, RuntimeError) as error:

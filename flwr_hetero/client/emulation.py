@@ -13,6 +13,7 @@ from flwr_hetero.client.device import (
     REAL,
     DeviceProfile,
     compute_time_s,
+    message_time_s,
     named_fleet,
     transfer_time_s,
 )
@@ -37,7 +38,8 @@ def emulated_device(message: Message, context: Context, call_next: ClientAppCall
     if away := reply_if_away(message, profile, rng):
         return away
     reply = call_app(message, context, call_next)
-    stamp(message, reply, context, profile, rng)
+    # a simulation has no round trip on the device's clock that could hold what the message costs
+    stamp(message, reply, context, profile, rng, fixed_s=message_time_s(profile))
     return reply
 
 
@@ -85,9 +87,15 @@ def reply_if_away(message: Message, profile: DeviceProfile, rng: Generator) -> M
 
 
 def stamp(
-    message: Message, reply: Message, context: Context, profile: DeviceProfile, rng: Generator
+    message: Message,
+    reply: Message,
+    context: Context,
+    profile: DeviceProfile,
+    rng: Generator,
+    *,
+    fixed_s: float = 0.0,
 ) -> None:
-    """Write the emulated times into a reply; an error reply stays as it is."""
+    """Write the emulated times into a reply, with ``fixed_s`` of transfer; no error is changed."""
     if not reply.has_content():
         return
     # a mod's own clock reading is no payload
@@ -103,7 +111,8 @@ def stamp(
         note_pace(context, transfer_s, compute_time_s(profile, 1.0))
         # scoring during the transfer lengthens the round only by what the network does not hide
         train_s += max(0.0, compute_time_s(profile, 0.0, hidden) - transfer_s)
-    reply.content[keys.TIMING] = timing_record(context, train_s, transfer_s, emulated=True)
+    times = train_s, transfer_s + fixed_s
+    reply.content[keys.TIMING] = timing_record(context, *times, emulated=True)
 
 
 def work(reply: Message) -> tuple[float, float, float]:

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 
 from flwr_hetero import _flwr, keys
 from flwr_hetero.client.data_pass import Stream
-from flwr_hetero.client.device import DeviceProfile
+from flwr_hetero.client.device import DeviceProfile, message_time_s
 from flwr_hetero.client.emulation import device_rng, in_config, reply_if_away, stamp
 from flwr_hetero.errors import invalid
 from flwr_hetero.fleet.faults import Fault, corrupt
@@ -53,7 +53,9 @@ class LocalNode:
                 torch.cuda.manual_seed_all(own_seed)
             reply = self._run(message, client_app, faults)
         stamp(message, reply, self.context, self.profile, rng)
-        latency_s = sum(fault.delay_s for fault in faults if fault.kind == "late")
+        # as of a real node, only the round trip holds what the message itself costs
+        latency_s = message_time_s(self.profile)
+        latency_s += sum(fault.delay_s for fault in faults if fault.kind == "late")
         if reply.has_content():
             times: Any = reply.content[keys.TIMING]
             latency_s += times[keys.TRAIN_TIME] + times[keys.TRANSFER_TIME]

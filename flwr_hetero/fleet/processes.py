@@ -54,6 +54,7 @@ class FleetFile:
 
     port: int
     database: bool = False
+    warm: bool = True
     superlink_pid: int = 0
     throttle_pid: int = 0
     nodes: list[SuperNodeSpec] = field(default_factory=list)
@@ -121,6 +122,7 @@ def supernode_command(folder: Path, fleet: FleetFile, node: SuperNodeSpec) -> li
     keys, partition = folder / "keys", fleet.nodes.index(node)
     return [
         *(sys.executable, "-m", "flwr_hetero.fleet.supernode"),
+        *(() if fleet.warm else ("--cold",)),
         *("--superlink", f"{HOST}:{node.relay_port or fleet.port}"),
         *("--root-certificates", str(keys / CA_CERTIFICATE)),
         *("--auth-supernode-private-key", str(keys / node.name)),

@@ -54,14 +54,20 @@ class RealFleet:
         return FleetFile.load(self.folder)
 
     def up(
-        self, profiles: Sequence[DeviceProfile], *, cpu: float = 1.0, database: bool = False
+        self,
+        profiles: Sequence[DeviceProfile],
+        *,
+        cpu: float = 1.0,
+        database: bool = False,
+        warm: bool = True,
     ) -> None:
         """Make keys, start everything, register the SuperNodes, wait until all are online.
 
         Each profile is a SuperNode: speeds become shares of one CPU, of which the fastest gets
         ``cpu`` in (0, 1], link speeds are kept. With ``database`` the SuperLink's state survives a
-        restart. ValueError for bad arguments or a folder that is not empty; RuntimeError with its
-        log if something does not start.
+        restart. Unless ``warm``, each message starts a new process, as in Flower's own nodes.
+        ValueError for bad arguments or a folder that is not empty; RuntimeError with its log if
+        something does not start.
         """
         check_number("cpu", cpu, "(0, 1]")
         if self.folder.exists() and any(self.folder.iterdir()):
@@ -71,7 +77,7 @@ class RealFleet:
         self.folder.chmod(0o700)
         port, *ports = processes.free_ports(1 + 2 * len(profiles))
         nodes = specs_of(profiles, cpu, ports)
-        fleet = FleetFile(port, database, nodes=nodes)
+        fleet = FleetFile(port, database, warm, nodes=nodes)
         # first, so that `down` can end all that comes after
         fleet.save(self.folder)
         try:

@@ -1,15 +1,86 @@
-"""Flower's SuperNode, ended when it gives its SuperLink up: ``python -m ... OPTIONS``."""
+"""Flower's SuperNode, kept warm, and ended when it gives its SuperLink up.
 
+``flwr-hetero supernode OPTIONS``, those of ``flower-supernode``; see :mod:`flwr_hetero.fleet.warm`.
+"""
+
+import logging
+import os
 import signal
+import subprocess
+import sys
+import time
 import traceback
-from importlib.metadata import entry_points
+from collections.abc import Sequence
+from select import select
+from typing import Any
+
+from flwr_hetero._flwr import pull_quickly
+from flwr_hetero.fleet import _flwr
+from flwr_hetero.fleet.warm import PIPES
+
+IDLE_SHARE, LEAST_S = 0.05, 0.05
+"""Pause before the SuperLink is asked again, of the time without a message; at least, seconds."""
+COLD = "--cold"
+"""Our own option: Flower's way, a new process for each message."""
+FLOWERS_IDLE_S = 3.0
+"""Flower's own pause, and the most of ours."""
 
 
-def main() -> None:
+def keep_warm() -> None:
+    """Start our launcher in SuperExec's place, and sleep no longer than needed."""
+    (task, on_task), (on_reply, reply) = os.pipe(), os.pipe()
+    active_s = time.monotonic()
+
+    def sleep(seconds: float) -> None:
+        nonlocal active_s
+        now_s = time.monotonic()
+        if seconds >= FLOWERS_IDLE_S:
+            time.sleep(min(max(IDLE_SHARE * (now_s - active_s), LEAST_S), seconds))
+            return
+        # for a reply: its process says when it is there
+        active_s = now_s
+        if select([on_reply], [], [], seconds)[0]:
+            os.read(on_reply, 4096)
+
+    def on_message() -> None:
+        nonlocal active_s
+        active_s = time.monotonic()
+        os.write(on_task, b".")
+
+    def start(command: Sequence[str]) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(
+            [sys.executable, "-m", "flwr_hetero.fleet.warm", *command[1:]],
+            pass_fds=(task, reply),
+            env={**os.environ, PIPES: f"{task} {reply}"},
+        )
+
+    pull_quickly()
+    _flwr.replace_in_node(sleep, on_message, start)
+
+
+def why_cold(arguments: Sequence[str]) -> str:
+    """Return why a node with these options is Flower's own; "" if it can be kept warm."""
+    if COLD in arguments:
+        return f"{COLD} was given"
+    if "--allow-runtime-dependency-installation" in arguments:
+        return "each message installs the packages of its app"
+    if "process" in arguments or "--isolation=process" in arguments:
+        return "with --isolation process others start the processes"
+    if not hasattr(os, "fork"):
+        return "this system cannot fork processes"
+    return _flwr.why_untried()
+
+
+def main(arguments: Sequence[str] | None = None) -> Any:
     """Run ``flower-supernode``, and end it as SIGTERM does when it comes back."""
-    (command,) = entry_points(group="console_scripts", name="flower-supernode")
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    sys.argv[1:] = [each for each in given if each != COLD]
+    if why := why_cold(given):
+        logging.getLogger("flwr").warning("a cold node, as Flower's: %s", why)
+    else:
+        keep_warm()
     try:
-        command.load()()
+        _flwr.run_command("flower-supernode")
     except Exception:
         traceback.print_exc()
     # A thread that serves its ClientApps keeps the process when the loop that talks to the

@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
-from flwr_hetero._flwr import check_strategy, format_of_trees
+from flwr_hetero._flwr import check_strategy, format_of_trees, pull_quickly
 from flwr_hetero.errors import invalid
 from flwr_hetero.records import own_records
 from flwr_hetero.server.aggregate import aggregate, drop_partial_metrics, keep_dtypes, weight_of
@@ -301,6 +301,7 @@ class Wrapper(Strategy):
 
         ``grid`` may be a ``LocalGrid``; ``timeout`` is in seconds of the fleet's clock, or None.
         """
+        pull_quickly()
         timeout_s = inf if timeout is None else timeout
         configs = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
         run = Run(self, grid, initial_arrays, num_rounds, timeout_s, *configs, evaluate_fn)

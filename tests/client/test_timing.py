@@ -75,6 +75,15 @@ def test_emulated_device_follows_its_profile_in_a_simulation(emulate, simulated,
         assert record[keys.TRAIN_TIME] == pytest.approx(50 * 0.01 / 0.1)
 
 
+def test_a_simulation_counts_what_a_message_costs_as_transfer(emulate, tmp_path):
+    (fleet := tmp_path / "fleet.toml").write_text(
+        "[[device]]\ncompute-factor = 0.5\nwait-s = 3.0\nstart-s = 2.0"
+    )
+    record = emulate(str(fleet))[0].content[keys.TIMING]
+    assert record[keys.TRAIN_TIME] == pytest.approx(50 * 0.01 / 0.5)
+    assert record[keys.TRANSFER_TIME] == pytest.approx(3.0 + 2.0 / 0.5)
+
+
 def test_unavailable_device_answers_with_an_error(emulate, tmp_path):
     fleet = tmp_path / "fleet.toml"
     fleet.write_text("[[device]]\navailability = 0.0")

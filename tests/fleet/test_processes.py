@@ -115,15 +115,14 @@ def test_ended_process_has_no_tag(start, tmp_path):
 
 SUPERNODE = """
 import threading, time
-from types import SimpleNamespace
 from flwr_hetero.fleet import supernode
 
 def flower_supernode():
     threading.Thread(target=time.sleep, args=(300,)).start()
     {end}
 
-supernode.entry_points = lambda **what: [SimpleNamespace(load=lambda: flower_supernode)]
-supernode.main()
+supernode._flwr.run_command = lambda name: flower_supernode()
+supernode.main([])
 """
 
 

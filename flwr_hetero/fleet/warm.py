@@ -1,0 +1,291 @@
+"""A warm node: the process of a message is forked from one that has imported the app.
+
+    SuperNode     Flower's, ``supernode.py``: it starts the launcher in SuperExec's place
+    launcher      Flower's SuperExec, ``python -m flwr_hetero.fleet.warm``
+    first parent  has imported Flower; forks the first message of a run, then its app's parent
+    app's parent  has imported the app, and what it preloads; forks the process of each message
+    message       Flower's ClientApp process: it ends with its message, and nothing of it is kept
+
+Parents have one thread and no GPU, or no process is forked from them.
+"""
+
+import atexit
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from select import select
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flwr_hetero._flwr import pull_quickly
+from flwr_hetero.client.preload import preload_all
+from flwr_hetero.fleet import _flwr
+
+MOST_APPS = 2
+"""Runs whose app a node keeps loaded."""
+END_S, PROBE_S, LOAD_S = 10.0, 20.0, 20.0
+"""Seconds that the process of a message has to end before the next one is begun all the same, that
+one has which tries whether numerical libraries work after a fork, and that a message waits for its
+app's parent: Flower gives up one without a process after 30."""
+PIPES = "FLWR_HETERO_WARM"
+"""Environment variable of a launcher: its ends of the pipes for "task" and "reply"."""
+
+_log = logging.getLogger("flwr")
+
+
+class App(NamedTuple):
+    """An app as it is installed, and the settings of the node and of a run."""
+
+    fab: tuple[str, str, str]
+    """Its id, version and hash."""
+    node_id: int
+    node_config: dict[str, Any]
+    run_config: dict[str, Any]
+
+
+class Parent:
+    """Forks a process for each message; the first one also starts a parent for each run's app."""
+
+    def __init__(self, tasks: Connection, done: int, app: App | None = None) -> None:
+        self.tasks, self.done, self.app = tasks, done, app
+        # parents of apps, by the id of their run; a run without one is cold
+        self.runs: dict[int, Connection | None] = {}
+        self.warm = set[Connection]()
+        self.reports: dict[Connection, tuple[int, App | None]] = {}
+        self.waiting: list[tuple[float, int, Any]] = []
+        self.child = 0
+
+    @property
+    def below(self) -> list[Connection]:
+        """The connections to parents of apps."""
+        return [above for above in self.runs.values() if above is not None]
+
+    def serve(self) -> None:
+        """Fork until the launcher, or the first parent, is gone."""
+        while True:
+            timeout_s = 1.0 if self.waiting else None
+            for ready in wait([self.tasks, *self.below, *self.reports], timeout_s):
+                connection: Any = ready
+                try:
+                    found = connection.recv()
+                except (EOFError, OSError):
+                    if connection is self.tasks:
+                        return
+                    self._ended(connection)
+                    continue
+                if connection is self.tasks:
+                    self._launch(*found)
+                elif connection in self.reports:
+                    self.reports[connection] = self.reports[connection][0], found
+                else:
+                    # an app's parent is warm, or a message of it has ended
+                    self.warm.add(connection)
+                    self.tasks.send(None)
+            waiting, self.waiting = self.waiting, []
+            for until_s, run_id, spec in waiting:
+                self._launch(run_id, spec, until_s)
+
+    def _ended(self, connection: Connection) -> None:
+        """Go on after the end of a message, or of an app's parent."""
+        connection.close()
+        for run_id in [run_id for run_id, above in self.runs.items() if above is connection]:
+            self.runs[run_id] = None
+        if connection not in self.reports:
+            return
+        run_id, app = self.reports.pop(connection)
+        # the launcher may ask for the next task
+        self.tasks.send(None)
+        if self.app is None and app is not None and run_id not in self.runs:
+            self._start_app(run_id, app)
+
+    def _launch(self, run_id: int, spec: Any, until_s: float | None = None) -> None:
+        """Have a message answered by the app's parent, or by a process of this one."""
+        above, now_s = self.runs.get(run_id), time.monotonic()
+        until_s = now_s + LOAD_S if until_s is None else until_s
+        if above is not None and above not in self.warm and now_s < until_s:
+            # on a slow device two at once would each load the app in twice the time
+            self.waiting.append((until_s, run_id, spec))
+            return
+        if above is not None and above in self.warm:
+            with suppress(OSError):
+                above.send((run_id, spec))
+                return
+        self._await_last()
+        report, mine = Pipe(duplex=False)
+        if pid := os.fork():
+            mine.close()
+            self.child, self.reports[report] = pid, (run_id, None)
+            return
+        with rest_of_process():
+            report.close()
+            self._close()
+            # a fork has its parent's state, a process its own
+            np.random.seed()  # noqa: NPY002
+
+            def tell(fab: tuple[str, str, str], context: Any) -> None:
+                configs = dict(context.node_config), dict(context.run_config)
+                mine.send(App(fab, context.node_id, *configs))
+
+            is_loaded = self.app is not None
+            _flwr.answer_message(spec, tell, lambda: os.write(self.done, b"."), is_loaded=is_loaded)
+
+    def _await_last(self) -> None:
+        """Let the last message's process end: it saves the state that the next one begins with."""
+        if self.child and await_end(self.child, END_S) is None:
+            _log.warning("the process of the last message has not ended: the next begins")
+        self.child = 0
+        # those that ended late, and parents of apps
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+    def _start_app(self, run_id: int, app: App) -> None:
+        """Fork the parent of a run's app, in place of the oldest if there are too many."""
+        while len(self.runs) >= MOST_APPS:
+            if (oldest := self.runs.pop(next(iter(self.runs)))) is not None:
+                oldest.close()
+        above, below = Pipe()
+        if os.fork():
+            below.close()
+            self.runs[run_id] = above
+            return
+        with rest_of_process():
+            above.close()
+            self._close()
+            if why := load(app):
+                text = "%s is not warm, each message has a process of its own: %s"
+                _log.warning(text, app.fab[0], why)
+                return
+            below.send(None)
+            Parent(below, self.done, app).serve()
+
+    def _close(self) -> None:
+        """Close what only the parent uses, in a child of it."""
+        for connection in (self.tasks, *self.below, *self.reports):
+            connection.close()
+
+
+@contextmanager
+def rest_of_process() -> Iterator[None]:
+    """Run a block as the rest of a forked process, and end that as a program ends."""
+    code = 1
+    try:
+        yield
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        _log.exception("a warm node's process failed")
+    finally:
+        with suppress(Exception):
+            atexit._run_exitfuncs()
+        with suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def load(app: App) -> str:
+    """Import an app and what it preloads; return why nothing may be forked then, "" if it may."""
+    try:
+        _flwr.load_app(*app.fab)
+        context = _flwr.new_context(app.node_id, app.node_config, app.run_config)
+        with one_thread():
+            preload_all(context)
+    # whatever the app raises, its message raises it again, and tells the server
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return why_cold()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch compute without its pool: once there, it is lost in a fork, and waited for."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(count)
+
+
+def why_cold() -> str:
+    """Return why nothing may be forked from a process that has loaded an app; "" if it may."""
+    when = "when it is imported, or when it preloads"
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return f"it uses the GPU {when}"
+    if threading.active_count() > 1:
+        return f"it starts threads {when}"
+    if not (pid := os.fork()):
+        with rest_of_process():
+            compute(torch)
+    if await_end(pid, PROBE_S) != 0:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        return f"it uses pools of threads {when}"
+    return ""
+
+
+def compute(torch: Any) -> None:
+    """Do what hangs in a fork of a process whose pool of threads was used."""
+    values = np.ones((256, 256), np.float32)
+    values @ values
+    if torch is not None:
+        tensor = torch.ones(1 << 20)
+        (tensor * 2).sum(), tensor.view(1024, -1) @ tensor[:1024]
+
+
+def await_end(pid: int, limit_s: float) -> int | None:
+    """Wait for the end of a child; return its exit code, or None if it goes on."""
+    deadline_s = time.monotonic() + limit_s
+    while (found := os.waitpid(pid, os.WNOHANG))[0] == 0:
+        if time.monotonic() > deadline_s:
+            return None
+        time.sleep(0.005)
+    return os.waitstatus_to_exitcode(found[1])
+
+
+def main() -> None:
+    """Run the launcher, with the options of ``flower-superexec``."""
+    task, done = map(int, os.environ.pop(PIPES).split())
+    _flwr.import_process()
+    pull_quickly()
+    tasks, own = Pipe()
+    if not os.fork():
+        with rest_of_process():
+            own.close()
+            os.close(task)
+            Parent(tasks, done).serve()
+    tasks.close()
+    os.close(done)
+
+    def sleep(seconds: float) -> None:
+        ready, _, _ = select([task, own.fileno()], [], [], seconds)
+        if task in ready:
+            os.read(task, 4096)
+        if own.fileno() in ready:
+            with suppress(EOFError):
+                own.recv()
+
+    def launch(run_id: int, spec: Any) -> None:
+        own.send((run_id, spec))
+
+    _flwr.run_superexec(launch, sleep, own.close)
+
+
+if __name__ == "__main__":
+    main()
