@@ -83,9 +83,16 @@ def measured(
     # waiting is no less than nothing: all of it is proportional then
     if wait_s < 0:
         start_s, wait_s = np.median((message_s - train_s) * speeds), 0.0
-    cost = {"wait_s": float(wait_s), "start_s": max(0.0, float(start_s)) + reading * epoch_s}
-    cost["seconds_per_example"] = (1 - reading) * epoch_s / examples
-    usual = [replace(link, **cost) for link in links]
+    fixed_s = max(0.0, float(start_s)) + reading * epoch_s
+    usual = [
+        replace(
+            link,
+            wait_s=float(wait_s),
+            start_s=fixed_s,
+            seconds_per_example=(1 - reading) * epoch_s / examples,
+        )
+        for link in links
+    ]
     # a warm node imports and reads before its first message only
     more_s = np.maximum(0.0, first_s - message_s)
     first = [replace(u, wait_s=u.wait_s + more) for u, more in zip(usual, more_s, strict=True)]

@@ -29,7 +29,7 @@ CLASSES = {"partition": "classes", "classes-per-node": 5}
 
 
 @dataclass(frozen=True)
-class Workload:
+class RealTask:
     """First rows of a folder below ``--data``, a model, FedAvg's learning rate and its rounds."""
 
     folder: str
@@ -58,8 +58,8 @@ class Workload:
 
 LARGE = "flwr_hetero_studies.real.network:large_cnn"
 WORKLOADS = {
-    "light": Workload("fashion_mnist", 12_000, 1000, "cnn", 0.1, 6),
-    "heavy": Workload("cifar10", 20_000, 1000, LARGE, 0.05, 5),
+    "light": RealTask("fashion_mnist", 12_000, 1000, "cnn", 0.1, 5),
+    "heavy": RealTask("cifar10", 20_000, 1000, LARGE, 0.05, 4),
 }
 
 
