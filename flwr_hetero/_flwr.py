@@ -5,6 +5,7 @@ Tried with flwr 1.41.0 (``tests/test_flwr.py``). With a new version, this file i
 
 import logging
 import re
+import sys
 import time
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -78,6 +79,11 @@ def pull_quickly() -> None:
     parts = import_module("flwr.supercore.inflatable.inflatable_utils")
     for function in (parts.pull_objects, parts.pull_and_inflate_object_from_tree):
         function.__kwdefaults__["initial_backoff"] = PULL_AGAIN_S
+
+
+def is_message_process() -> bool:
+    """Return whether this process is Flower's for one message, which ends with it."""
+    return "".join(sys.argv[:1]).endswith("flwr-clientapp")
 
 
 def is_simulation_grid(grid: Grid) -> bool:

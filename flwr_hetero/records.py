@@ -56,6 +56,8 @@ class Latency(NamedTuple):
     seconds: float
     emulated: bool
     source: str
+    parts: Mapping[str, float] | None = None
+    """Seconds of the round trip by part; None if they are unknown."""
 
 
 def reported_latency(reply: Message) -> Latency | None:
@@ -70,3 +72,25 @@ def reported_latency(reply: Message) -> Latency | None:
         return None
     emulated = record is not None and record.get(keys.EMULATED) is True
     return Latency(sum(parts), emulated, "emulated" if emulated else "reported")
+
+
+MEASURED = {
+    "start": keys.START_TIME,
+    "receive": keys.RECEIVE_TIME,
+    "train": keys.TRAIN_TIME,
+    "send": keys.SEND_TIME,
+}
+"""Parts of a round trip that nodes measure, and their names on the wire."""
+
+
+def divide(reply: Message, seen_s: float) -> dict[str, float] | None:
+    """Divide a round trip into what the node says of it and "wait", the rest; None if it cannot be.
+
+    A node that says less than it could has more of "wait".
+    """
+    record = reply.content.config_records.get(keys.TIMING, ConfigRecord())
+    parts = {part: read_number(record, key) for part, key in MEASURED.items() if key in record}
+    rest_s = seen_s - sum(parts.values())
+    if "train" not in parts or not all(seconds >= 0 for seconds in parts.values()) or rest_s < 0:
+        return None
+    return {"wait": rest_s, **parts}

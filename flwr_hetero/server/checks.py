@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord, Message, MessageType
 from flwr_hetero import keys
 from flwr_hetero._flwr import NODE_UNAVAILABLE
 from flwr_hetero.errors import hint_for, last_line, with_hint
-from flwr_hetero.records import Latency, read_number, reported_latency
+from flwr_hetero.records import Latency, divide, read_number, reported_latency
 from flwr_hetero.server.aggregate import Norms, holds_trees, measure, weight_of
 from flwr_hetero.server.context import Exchange, Standstill, is_enough
 
@@ -171,7 +171,10 @@ def judge_latency(context: Exchange, reply: Message) -> Latency | None:
     if seen_s is None or (reported.emulated and not context.same_clock):
         return reported
     # no node can have worked longer than its reply was away
-    return observed if reported.seconds > seen_s * (1 + 1e-6) else reported
+    if reported.seconds > seen_s * (1 + 1e-6):
+        return observed
+    # a simulation's round trip holds the wait for a free worker
+    return reported if context.simulated else reported._replace(parts=divide(reply, seen_s))
 
 
 def _settle_metrics(reply: Message) -> None:
