@@ -5,6 +5,7 @@ Tried with flwr 1.41.0 (``tests/test_flwr.py``). With a new version, this file i
 
 import logging
 import re
+import sys
 import time
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,7 @@ from flwr.supercore.run import Run as Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from flwr_hetero.errors import invalid
+from flwr_hetero.records import configs_in, metrics_in
 
 TRIED_WITH = "1.41.0"
 """Version of flwr that all of this was tried with."""
@@ -80,6 +82,11 @@ def pull_quickly() -> None:
         function.__kwdefaults__["initial_backoff"] = PULL_AGAIN_S
 
 
+def is_message_process() -> bool:
+    """Return whether this process is Flower's for one message, which ends with it."""
+    return "".join(sys.argv[:1]).endswith("flwr-clientapp")
+
+
 def is_simulation_grid(grid: Grid) -> bool:
     """Return whether this is the Grid of Flower's simulation engine, or one around it."""
     if type(grid).__name__ == "InMemoryGrid":
@@ -129,9 +136,9 @@ def older_metrics(content: RecordDict) -> dict[str, Any]:
     """Return the metrics of a reply of the older API by today's names; of others none."""
     found: dict[str, Any] = {}
     for kind in _OLDER_REPLY.values():
-        if count := content.metric_records.get(f"{kind}.num_examples"):
+        if count := metrics_in(content).get(f"{kind}.num_examples"):
             found["num-examples"] = count["num_examples"]
-            found |= content.config_records.get(f"{kind}.metrics", {})
+            found |= configs_in(content).get(f"{kind}.metrics", {})
     return found
 
 

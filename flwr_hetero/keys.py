@@ -16,7 +16,15 @@ TIMING = PREFIX + "timing"
 TRAIN_TIME = "train-time"
 """Seconds of ClientApp work, monotonic clock or emulated; in TIMING or the metrics."""
 TRANSFER_TIME = "transfer-time"
-"""Seconds that the link needed for both ways; emulated devices only, else 0."""
+"""Seconds that the link needed for both ways; emulated devices only, else 0.
+
+In Flower's simulation with all else that a message costs, for nobody sees its round trip there."""
+START_TIME = "start-time"
+"""Seconds from the start of the message's process to the call of its ClientApp; if known."""
+RECEIVE_TIME = "receive-time"
+"""Seconds for which the SuperNode pulled the message; if it measures them."""
+SEND_TIME = "send-time"
+"""Seconds for which it pushed its last reply to a message of this kind; if it measures them."""
 EMULATED = "emulated"
 """True when the times come from a device profile and not from a clock."""
 PARTITION_ID = "partition-id"
@@ -136,6 +144,12 @@ OPTIMIZER = PREFIX + "optimizer"
 """ConfigRecord in the node's state: the states of its optimizers, as torch saves them."""
 PASS = PREFIX + "pass"
 """ConfigRecord in the node's state: where it is in its pass over the data, and PASSES."""
+
+# --- between the processes of a node ----------------------------------------------------------
+TIMES_FILE = "FLWR_HETERO_TIMES"
+"""Environment variable: the file in which a SuperNode tells a message's process of its times."""
+RECEIVED_AT = "received-at"
+"""In that file, beside RECEIVE_TIME and SEND_TIME: when the message was there, monotonic clock."""
 
 RECORDS = frozenset({TIMING, SAMPLES, PACE, RESHARDING, ORDER, SAMPLER, WORK, OPTIMIZER, PASS})
 """All names above that stand for records; the others are entries, metrics or Flower's own."""

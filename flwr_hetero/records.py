@@ -4,12 +4,27 @@ from collections.abc import Mapping
 from math import isfinite, nan
 from typing import Any, NamedTuple
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from flwr_hetero import keys
 
 MAX_NUMBER = 1e18
 """Largest number of a node that is believed: sums, products and squares of it are finite."""
+
+
+def configs_in(content: RecordDict) -> dict[str, ConfigRecord]:
+    """Return the ConfigRecords by name; ``content.config_records`` checks and copies each entry."""
+    return {name: each for name, each in content.items() if isinstance(each, ConfigRecord)}
+
+
+def metrics_in(content: RecordDict) -> dict[str, MetricRecord]:
+    """Return the MetricRecords by name."""
+    return {name: each for name, each in content.items() if isinstance(each, MetricRecord)}
+
+
+def arrays_in(content: RecordDict) -> dict[str, ArrayRecord]:
+    """Return the ArrayRecords by name."""
+    return {name: each for name, each in content.items() if isinstance(each, ArrayRecord)}
 
 
 def payload_bytes(content: RecordDict) -> int:
@@ -29,17 +44,16 @@ def own_records(content: RecordDict) -> RecordDict:
     """Copy records, arrays left out: Flower's strategies share one record among all messages."""
     own = RecordDict()
     for name, record in content.items():
-        kind: Any = type(record)
-        own[name] = record if kind is ArrayRecord else kind(dict(record.items()))
+        own[name] = record if isinstance(record, ArrayRecord) else record.copy()
     return own
 
 
 def config_of(message: Message) -> ConfigRecord:
     """Return the first ConfigRecord of an instruction; one is made where there is none."""
-    for record in message.content.config_records.values():
+    for record in configs_in(message.content).values():
         return record
-    message.content["config"] = ConfigRecord()
-    return message.content.config_records["config"]
+    message.content["config"] = made = ConfigRecord()
+    return made
 
 
 def read_number(record: Mapping[str, Any], key: str, default: float = nan) -> float:
@@ -56,17 +70,41 @@ class Latency(NamedTuple):
     seconds: float
     emulated: bool
     source: str
+    parts: Mapping[str, float] | None = None
+    """Seconds of the round trip by part; None if they are unknown."""
 
 
 def reported_latency(reply: Message) -> Latency | None:
     """Read what a reply says of its latency: a timing record, else a metric."""
-    record = reply.content.config_records.get(keys.TIMING)
+    record = configs_in(reply.content).get(keys.TIMING)
     if record is not None:
         parts = [read_number(record, key) for key in (keys.TRAIN_TIME, keys.TRANSFER_TIME)]
     else:
-        metrics = [m for m in reply.content.metric_records.values() if keys.TRAIN_TIME in m]
+        metrics = [m for m in metrics_in(reply.content).values() if keys.TRAIN_TIME in m]
         parts = [read_number(metrics[0], keys.TRAIN_TIME)] if metrics else [nan]
     if not (all(seconds >= 0 for seconds in parts) and isfinite(sum(parts))):
         return None
     emulated = record is not None and record.get(keys.EMULATED) is True
     return Latency(sum(parts), emulated, "emulated" if emulated else "reported")
+
+
+MEASURED = {
+    "start": keys.START_TIME,
+    "receive": keys.RECEIVE_TIME,
+    "train": keys.TRAIN_TIME,
+    "send": keys.SEND_TIME,
+}
+"""Parts of a round trip that nodes measure, and their names on the wire."""
+
+
+def divide(reply: Message, seen_s: float) -> dict[str, float] | None:
+    """Divide a round trip into what the node says of it and "wait", the rest; None if it cannot be.
+
+    A node that says less than it could has more of "wait".
+    """
+    record = reply.content.config_records.get(keys.TIMING, ConfigRecord())
+    parts = {part: read_number(record, key) for part, key in MEASURED.items() if key in record}
+    rest_s = seen_s - sum(parts.values())
+    if "train" not in parts or not all(seconds >= 0 for seconds in parts.values()) or rest_s < 0:
+        return None
+    return {"wait": rest_s, **parts}

@@ -19,8 +19,8 @@ UNDOCUMENTED = (
 
 
 def test_no_other_file_uses_undocumented_flwr():
-    texts = {path.name: path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
-    found = {name for name, text in texts.items() if re.search(UNDOCUMENTED, text)}
+    texts = {path: path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
+    found = {path.name for path, text in texts.items() if re.search(UNDOCUMENTED, text)}
     assert found == {"_flwr.py"}
 
 

@@ -217,8 +217,10 @@ class Engine:
         now, added = self._context, {update.pending.message_id for update in due}
         self.waiting = [u for u in self.waiting if u.pending.message_id not in added]
         rest = self._context = self._new_context([u.pending.instruction for u in self.waiting])
-        rest.latency = now.latency
-        rest.checked = {i: size for i, size in now.checked.items() if i not in added}
+        # without its round trip, a reply that waits would seem to have no fixed cost
+        for name in ("latency", "round_trip_s", "checked"):
+            known = getattr(now, name).items()
+            setattr(rest, name, {i: value for i, value in known if i not in added})
         now.latency = {i: latency for i, latency in now.latency.items() if i in added}
         now.messages = [update.pending.instruction for update in due]
         now.virtual_s = self.now_s - self._updated_s

@@ -11,12 +11,14 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from flwr_hetero.records import reported_latency
-from flwr_hetero.server.context import POLL_S, Clock, Costs, Exchange, rest
+from flwr_hetero.server.context import POLL_S, Clock, Costs, Exchange
 from flwr_hetero.server.nodes import is_simulated, whole_grid
 from flwr_hetero.server.rounds import Run
 
 EVALUATION_SHARE = 0.1
 """Part of the time in which nodes are asked to evaluate; of each node's if it is every round."""
+POLL_SHARE = 0.1
+"""Most time for polls: each of 1,000 messages takes long, and a simulation runs no job then."""
 LATE_S = 60.0
 """Seconds that a message outlives its time-out, so that a node given up is known to be slow."""
 
@@ -63,7 +65,7 @@ class MessageQueue:
         # of emulated devices: arrival and reply
         self._held: dict[str, tuple[float, Message]] = {}
         # before the first reply of a simulation, its clock is unknown
-        self._answered = False
+        self._answered, self._next_poll_s = False, 0.0
         self._zero_s = clock.virtual_s - self._fleet_s()
 
     def send(self, messages: Sequence[Message], version: int = 0) -> None:
@@ -120,21 +122,32 @@ class MessageQueue:
     def _poll(self, wake_s: float) -> list[Message]:
         """Poll a fleet on the server's clock, until there is a reply or a time has come."""
         while True:
-            # what is held is not asked for again: it would be an error
-            ids = [i for i in (*self.pending, *self._late) if i not in self._held]
-            held = [reply for _, reply in self._held.values()]
-            asked_s = time.monotonic()
-            replies, self._held = [*held, *self.fleet.pull_messages(ids)], {}
+            # what a simulation holds was polled for a moment ago
+            replies, self._held = [reply for _, reply in self._held.values()], {}
+            replies = replies or self._pull([*self.pending, *self._late])
             self._tick()
             if replies or self.clock.virtual_s >= wake_s:
                 return replies
-            rest(asked_s)
+            time.sleep(POLL_S)
+
+    def _pull(self, message_ids: list[str]) -> list[Message]:
+        """Pull replies, no more often than is good for the server and a simulation's threads."""
+        if not self.is_local:
+            time.sleep(max(0.0, self._next_poll_s - time.monotonic()))
+        start_s = time.monotonic()
+        replies = list(self.fleet.pull_messages(message_ids))
+        now_s = time.monotonic()
+        # what a real node sends takes its time
+        took_s = now_s - start_s if self.is_simulated or not replies else 0.0
+        self._next_poll_s = now_s + took_s * (1 / POLL_SHARE - 1)
+        return replies
 
     def _gather(self, wake_s: float) -> bool:
         """Hold all replies of a simulation; return False if its devices are not emulated."""
         start_s = time.monotonic()
         while missing := self.pending.keys() - self._held.keys():
-            for reply in self.fleet.pull_messages(list(missing)):
+            late = set() if self.clock.emulated else self._late
+            for reply in self._pull([*missing, *late]):
                 self._hold(reply)
             if self._answered and not self.clock.emulated:
                 self._tick()
@@ -152,7 +165,8 @@ class MessageQueue:
         took_s = latency.seconds if latency is not None and latency.emulated else 0.0
         self.clock.emulated |= latency is not None and latency.emulated
         self._answered, message_id = True, reply.metadata.reply_to_message_id
-        self._held[message_id] = self.pending[message_id].sent_s + took_s, reply
+        sent_s = self.pending[message_id].sent_s if message_id in self.pending else 0.0
+        self._held[message_id] = sent_s + took_s, reply
 
     def _next_held(self, wake_s: float) -> list[Message]:
         """Advance the clock to the next arrival on the devices' own clock."""

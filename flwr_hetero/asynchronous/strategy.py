@@ -14,6 +14,7 @@ from flwr_hetero.asynchronous import algorithm
 from flwr_hetero.asynchronous.algorithm import RateCorrection, Shares
 from flwr_hetero.asynchronous.engine import Engine, Update, run_asynchronously
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
+from flwr_hetero.records import arrays_in
 from flwr_hetero.server.aggregate import with_update
 from flwr_hetero.server.composition import check_enough_updates, check_unscaled
 from flwr_hetero.server.context import Exchange
@@ -74,7 +75,7 @@ class Rule(Selection):
 
     def moved(self, context: Exchange, update: Update, reply: Message, scale: float) -> Message:
         """Add a node's scaled update to the present model."""
-        start = next(iter(update.pending.instruction.content.array_records.values()))
+        start = next(iter(arrays_in(update.pending.instruction.content).values()))
         if scale == 1.0 and update.pending.version == self.version:
             return reply
         return with_update(reply, start, context.arrays, scale)

@@ -15,7 +15,7 @@ from flwr_hetero import keys
 from flwr_hetero.biased_local_sgd import algorithm
 from flwr_hetero.biased_local_sgd.algorithm import SAME_CLASS_RATIO, Floats, Indices
 from flwr_hetero.errors import check_number
-from flwr_hetero.records import Latency, config_of, read_number
+from flwr_hetero.records import Latency, config_of, configs_in, metrics_in, read_number
 from flwr_hetero.server.aggregate import with_update
 from flwr_hetero.server.client_support import STEPS
 from flwr_hetero.server.composition import check_unscaled
@@ -54,7 +54,7 @@ class NodeSpeeds:
     def learn(self, context: Exchange, reply: Message, metrics: MetricRecord, steps: int) -> None:
         """Learn a node's job, and its times of a step and of a message, from a good reply."""
         identity = context.identity(reply.metadata.src_node_id)
-        work = reply.content.config_records.get(keys.WORK, ConfigRecord())
+        work = configs_in(reply.content).get(keys.WORK, ConfigRecord())
         self.jobs[identity] = job_of(metrics, work, steps)
         if (latency := context.latency_of(reply)) is not None:
             seen_s = context.round_trip_s.get(reply.metadata.reply_to_message_id, 0.0)
@@ -100,9 +100,9 @@ def job_of(metrics: MetricRecord, work: ConfigRecord, steps: int) -> Job:
 def divided(reply: Message, latency: Latency, steps: int, seen_s: float) -> tuple[float, float]:
     """Divide a latency into computing and the rest; ``seen_s``: the round trip, 0 if unknown."""
     compute_s, fixed_s = latency.seconds, 0.0
-    work = reply.content.config_records.get(keys.WORK, ConfigRecord())
+    work = configs_in(reply.content).get(keys.WORK, ConfigRecord())
     if latency.emulated:
-        fixed_s = read_number(reply.content.config_records[keys.TIMING], keys.TRANSFER_TIME, 0.0)
+        fixed_s = read_number(configs_in(reply.content)[keys.TIMING], keys.TRANSFER_TIME, 0.0)
         compute_s -= fixed_s
     elif (step_s := read_number(work, keys.STEP_TIME, 0.0)) > 0:
         compute_s = min(steps * step_s, latency.seconds)
@@ -166,13 +166,13 @@ class MeasuredSteps(Wrapper):
 
     def steps_of(self, context: Exchange, reply: Message) -> int:
         """Return the steps that count: those reported, at most those assigned; 0 for nonsense."""
-        (metrics,) = reply.content.metric_records.values()
+        (metrics,) = metrics_in(reply.content).values()
         assigned = assigned_steps(context.instruction_of(reply))
         return max(0, int(min(read_number(metrics, keys.NUM_STEPS, 0.0), assigned)))
 
     def why_bad(self, context: Exchange, reply: Message) -> str | None:
         """Refuse a claim that is no number of steps."""
-        (metrics,) = reply.content.metric_records.values()
+        (metrics,) = metrics_in(reply.content).values()
         claim, assigned = metrics.get(keys.NUM_STEPS), assigned_steps(context.instruction_of(reply))
         if claim is None or self.steps_of(context, reply):
             return None
@@ -183,7 +183,7 @@ class MeasuredSteps(Wrapper):
         self._assigned = {}
         for reply in replies:
             node_id = reply.metadata.src_node_id
-            (metrics,) = reply.content.metric_records.values()
+            (metrics,) = metrics_in(reply.content).values()
             assigned = assigned_steps(context.instruction_of(reply))
             if (claim := read_number(metrics, keys.NUM_STEPS, 0.0)) > assigned:
                 context.note(node_id, f"claims {claim:g} steps, was assigned {assigned}")
@@ -208,7 +208,7 @@ class MeasuredSteps(Wrapper):
     def on_profile_replies(self, context: Exchange, replies: Messages) -> None:
         """Learn from another wrapper's profiling how fast nodes are that report their steps."""
         for reply in replies:
-            for metrics in reply.content.metric_records.values():
+            for metrics in metrics_in(reply.content).values():
                 if (steps := int(read_number(metrics, keys.NUM_STEPS, 0.0))) >= 1:
                     self.speeds.learn(context, reply, metrics, steps)
 

@@ -10,6 +10,7 @@ from flwr_hetero import keys
 from flwr_hetero.biased_local_sgd import algorithm
 from flwr_hetero.biased_local_sgd.algorithm import Indices, epoch_sizes
 from flwr_hetero.errors import check_count
+from flwr_hetero.records import configs_in
 from flwr_hetero.server.context import Messages
 from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_str
 
@@ -101,7 +102,7 @@ class SharedSamples:
 
     def why_bad(self, reply: Message) -> str | None:
         """Return why the losses of a reply cannot be right."""
-        record = reply.content.config_records.get(keys.SAMPLES)
+        record = configs_in(reply.content).get(keys.SAMPLES)
         assigned = self._assigned.get(reply.metadata.src_node_id)
         if record is None or assigned is None:
             return None
@@ -118,7 +119,7 @@ class SharedSamples:
     def record(self, replies: Sequence[Message]) -> None:
         """Keep the losses of good replies."""
         for reply in replies:
-            record = reply.content.config_records.get(keys.SAMPLES)
+            record = configs_in(reply.content).get(keys.SAMPLES)
             if record is not None and reply.metadata.src_node_id in self._assigned:
                 indices, losses = read_samples(record)
                 self.losses[indices] = losses

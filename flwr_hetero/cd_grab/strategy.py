@@ -16,7 +16,7 @@ from flwr_hetero.cd_grab import algorithm, wire
 from flwr_hetero.cd_grab.algorithm import Signs, Vectors
 from flwr_hetero.cd_grab.wire import Answer, Report, Terms
 from flwr_hetero.errors import check_choice, check_count
-from flwr_hetero.records import config_of
+from flwr_hetero.records import config_of, configs_in
 from flwr_hetero.server.client_support import STEPS, ClientSupport
 from flwr_hetero.server.context import Exchange, Messages
 from flwr_hetero.server.profiling import identify_nodes
@@ -259,7 +259,7 @@ class CDGraB(Wrapper):
 
     def why_bad(self, context: Exchange, reply: Message) -> str | None:
         """Read the pairs in a reply (Alg. 4, l. 5); return why they cannot be balanced."""
-        if (record := reply.content.config_records.get(keys.ORDER)) is not None:
+        if (record := configs_in(reply.content).get(keys.ORDER)) is not None:
             try:
                 self._reports[reply.metadata.src_node_id] = wire.read_report(record, self.terms)
             except ValueError as error:

@@ -33,6 +33,9 @@ class DeviceProfile:
         Standard deviation of the logarithm of compute time; probability of any answer to a message.
     seconds_per_example : float
         Time of the reference device for one example, forward and backward.
+    wait_s, start_s : float
+        What each message costs beside its work and its transfer, in seconds: polling and round
+        trips, which no device shortens, and the reference device's start and reading of data.
     """
 
     compute_factor: float = 1.0
@@ -41,12 +44,15 @@ class DeviceProfile:
     jitter: float = 0.0
     availability: float = 1.0
     seconds_per_example: float = 0.01
+    wait_s: float = 0.0
+    start_s: float = 0.0
     name: str = ""
 
     def __post_init__(self) -> None:
         for name in ("compute_factor", "seconds_per_example"):
             check_number(name, getattr(self, name), "(0, inf)")
-        check_number("jitter", self.jitter, "[0, inf)")
+        for name in ("jitter", "wait_s", "start_s"):
+            check_number(name, getattr(self, name), "[0, inf)")
         check_number("availability", self.availability, "[0, 1]")
         for name in ("uplink_mbps", "downlink_mbps"):
             # infinity is a link that costs nothing
@@ -73,6 +79,11 @@ def reading_cost(examples: int) -> int:
 def transfer_time_s(profile: DeviceProfile, bytes_down: float, bytes_up: float) -> float:
     """Transfer time of an instruction and its reply, in seconds."""
     return 8e-6 * (bytes_down / profile.downlink_mbps + bytes_up / profile.uplink_mbps)
+
+
+def message_time_s(profile: DeviceProfile) -> float:
+    """Return the fixed cost of a message on a device, in seconds."""
+    return profile.wait_s + profile.start_s / profile.compute_factor
 
 
 # Such that the small CNN for 28x28 images (82 kB) computes and transfers in the ratio of the

@@ -13,11 +13,12 @@ from flwr_hetero.client.device import (
     REAL,
     DeviceProfile,
     compute_time_s,
+    message_time_s,
     named_fleet,
     transfer_time_s,
 )
 from flwr_hetero.client.timing import call_app, note_pace, timing, timing_record
-from flwr_hetero.records import payload_bytes, read_number
+from flwr_hetero.records import configs_in, metrics_in, payload_bytes, read_number
 
 
 def emulated_device(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -37,7 +38,8 @@ def emulated_device(message: Message, context: Context, call_next: ClientAppCall
     if away := reply_if_away(message, profile, rng):
         return away
     reply = call_app(message, context, call_next)
-    stamp(message, reply, context, profile, rng)
+    # a simulation has no round trip on the device's clock that could hold what the message costs
+    stamp(message, reply, context, profile, rng, fixed_s=message_time_s(profile))
     return reply
 
 
@@ -70,7 +72,7 @@ def repeat_of(message: Message) -> list[int]:
 
 def in_config(message: Message, key: str) -> int:
     """Read a whole number, such as the round, from an instruction; 0 if there is none."""
-    for config in message.content.config_records.values():
+    for config in configs_in(message.content).values():
         value = config.get(key)
         if isinstance(value, int) and value >= 0:
             return value
@@ -85,9 +87,15 @@ def reply_if_away(message: Message, profile: DeviceProfile, rng: Generator) -> M
 
 
 def stamp(
-    message: Message, reply: Message, context: Context, profile: DeviceProfile, rng: Generator
+    message: Message,
+    reply: Message,
+    context: Context,
+    profile: DeviceProfile,
+    rng: Generator,
+    *,
+    fixed_s: float = 0.0,
 ) -> None:
-    """Write the emulated times into a reply; an error reply stays as it is."""
+    """Write the emulated times into a reply, with ``fixed_s`` of transfer; no error is changed."""
     if not reply.has_content():
         return
     # a mod's own clock reading is no payload
@@ -95,7 +103,7 @@ def stamp(
     processed, scored, hidden = work(reply)
     train_s = compute_time_s(profile, processed, scored, rng)
     # a step is by the device's clock too
-    if record := reply.content.config_records.get(keys.WORK):
+    if record := configs_in(reply.content).get(keys.WORK):
         record[keys.STEP_TIME] = train_s / max(1.0, read_number(record, keys.NUM_STEPS, 1.0))
     sizes = payload_bytes(message.content), payload_bytes(reply.content)
     transfer_s = transfer_time_s(profile, *sizes)
@@ -103,13 +111,14 @@ def stamp(
         note_pace(context, transfer_s, compute_time_s(profile, 1.0))
         # scoring during the transfer lengthens the round only by what the network does not hide
         train_s += max(0.0, compute_time_s(profile, 0.0, hidden) - transfer_s)
-    reply.content[keys.TIMING] = timing_record(context, train_s, transfer_s, emulated=True)
+    times = train_s, transfer_s + fixed_s
+    reply.content[keys.TIMING] = timing_record(context, *times, emulated=True)
 
 
 def work(reply: Message) -> tuple[float, float, float]:
     """Read how many examples a node trained on, scored, and scores during the transfer."""
-    metrics: dict[str, object] = dict(reply.content.config_records.get(keys.WORK, {}))
-    for record in reply.content.metric_records.values():
+    metrics: dict[str, object] = dict(configs_in(reply.content).get(keys.WORK, {}))
+    for record in metrics_in(reply.content).values():
         metrics.update(record)
     metrics |= older_metrics(reply.content)
     stated = keys.EXAMPLES_PROCESSED if keys.EXAMPLES_PROCESSED in metrics else keys.NUM_EXAMPLES

@@ -13,6 +13,7 @@ from flwr_hetero.client.samplers import SamplerMaker, follow, with_sampler
 from flwr_hetero.client.timing import timing
 from flwr_hetero.client.work import Work, current_work
 from flwr_hetero.errors import check_count, invalid
+from flwr_hetero.records import configs_in
 
 if TYPE_CHECKING:
     from flwr_hetero.client.batch_sampler import BatchSampler
@@ -203,7 +204,7 @@ def repeated(loader: Iterable[Any], count: int, sampler: "BatchSampler | None") 
 def asked_steps(msg: object) -> int | None:
     """Return the ``num-steps`` of an instruction, from the first ConfigRecord that has it."""
     if isinstance(msg, Message):
-        records: list[Mapping[str, Any]] = list(msg.content.config_records.values())
+        records: list[Mapping[str, Any]] = list(configs_in(msg.content).values())
     elif isinstance(config := getattr(msg, "config", msg), Mapping):
         records = [config]
     else:

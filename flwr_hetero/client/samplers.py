@@ -12,6 +12,7 @@ from flwr_hetero.client.data_pass import batch_size_of, drawn_by, draws_indices,
 from flwr_hetero.client.handler import MOD, Handler, current_handler, say_once
 from flwr_hetero.errors import invalid
 from flwr_hetero.keys import PREFIX
+from flwr_hetero.records import arrays_in, configs_in
 from flwr_hetero.state_dict import StateDict
 
 if TYPE_CHECKING:
@@ -43,8 +44,8 @@ def save_state(context: Context, name: str, state: Mapping[str, Any]) -> None:
 
 def load_state(context: Context, name: str) -> StateDict | None:
     """Read what :func:`save_state` kept; None if there is nothing."""
-    arrays = context.state.array_records.get(f"{PREFIX}{name}.arrays")
-    scalars = context.state.config_records.get(f"{PREFIX}{name}.scalars")
+    arrays = arrays_in(context.state).get(f"{PREFIX}{name}.arrays")
+    scalars = configs_in(context.state).get(f"{PREFIX}{name}.scalars")
     if arrays is None or scalars is None:
         return None
     state: StateDict = {key: array.numpy() for key, array in arrays.items()}
@@ -120,7 +121,7 @@ def follow(
     if led.needs_model and model is None:
         raise no_model("hetero.batches(loader, msg, model=model)")
     led.train_model(model)
-    led.read_instruction(dict(msg.content.config_records.items()))
+    led.read_instruction(dict(configs_in(msg.content).items()))
     if (handler := current_handler()) is not None and led not in handler.led:
         handler.led.append(led)
 

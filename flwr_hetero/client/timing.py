@@ -1,17 +1,20 @@
 """Measured time of a ClientApp, and what a node knows of its own round (Mercury, section 4.3)."""
 
+import json
+import os
 import time
 from math import isfinite, nan
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from flwr.app import ConfigRecord, Context, Message, MessageType
 
 from flwr_hetero import keys
-from flwr_hetero._flwr import ClientAppCallable
+from flwr_hetero._flwr import ClientAppCallable, is_message_process
 from flwr_hetero.client.device import FORWARD_SHARE
 from flwr_hetero.client.handler import CURRENT, Handler
 from flwr_hetero.client.samplers import finish
-from flwr_hetero.records import read_number
+from flwr_hetero.records import configs_in, read_number
 
 
 def timing(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -26,7 +29,9 @@ def timing(message: Message, context: Context, call_next: ClientAppCallable) -> 
     if context.node_config.get(keys.EMULATED) is not True:
         _observe_round(context, message, start_s, end_s)
     if reply.has_content():
-        reply.content[keys.TIMING] = timing_record(context, end_s - start_s, 0.0, emulated=False)
+        record = timing_record(context, end_s - start_s, 0.0, emulated=False)
+        record.update(times_beside(start_s) if is_message_process() else {})
+        reply.content[keys.TIMING] = record
     return reply
 
 
@@ -61,6 +66,43 @@ def timing_record(
     return record
 
 
+# --- what a message takes beside the ClientApp --------------------------------------------------
+def times_beside(called_s: float) -> dict[str, float]:
+    """Return what this process and its SuperNode know of it; ``called_s``: when the app was called.
+
+    A process that starts while the message is on its way counts from when it was there.
+    """
+    told = told_times()
+    times = {key: read_number(told, key, -1.0) for key in (keys.RECEIVE_TIME, keys.SEND_TIME)}
+    began_s = process_start_s()
+    if began_s is not None:
+        began_s = max(began_s, read_number(told, keys.RECEIVED_AT, began_s))
+        times[keys.START_TIME] = max(0.0, called_s - began_s)
+    return {key: seconds for key, seconds in times.items() if seconds >= 0}
+
+
+def told_times() -> dict[str, Any]:
+    """Read what the SuperNode tells of its own times; nothing if it does not."""
+    try:
+        told = json.loads(Path(os.environ[keys.TIMES_FILE]).read_text(encoding="utf-8"))
+    except (KeyError, OSError, ValueError):
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def process_start_s() -> float | None:
+    """Return when this process started, by the monotonic clock; None if the system does not say."""
+    try:
+        # the name, in brackets, may hold anything; the 22nd field counts from the system's start
+        fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        since_boot_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot_s
+    except (AttributeError, IndexError, OSError, ValueError):
+        return None
+    return time.monotonic() - age_s
+
+
+# --- what a node knows of its own round ---------------------------------------------------------
 class NodePace(NamedTuple):
     """Idle time of a node per round, and its time to score one example; smoothed."""
 
@@ -70,7 +112,7 @@ class NodePace(NamedTuple):
 
 def read_pace(context: Context) -> NodePace | None:
     """Read a node's pace from its state; None before the first observation."""
-    record: Any = context.state.config_records.get(keys.PACE, {})
+    record: Any = configs_in(context.state).get(keys.PACE, {})
     if keys.IDLE_TIME not in record:
         return None
     example_s = read_number(record, keys.EXAMPLE_TIME, 0.0)

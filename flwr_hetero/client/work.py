@@ -11,6 +11,7 @@ from flwr.app import ConfigRecord, Context
 from flwr_hetero import keys
 from flwr_hetero.client.data_pass import Passes, Place
 from flwr_hetero.client.handler import current_handler, say_once
+from flwr_hetero.records import configs_in
 
 LOCAL_EPOCHS = "local-epochs"
 """Key of the run-config in Flower's own examples; only until the app has passed over its data."""
@@ -29,12 +30,12 @@ class Work:
         self.place: Place | None = None
         # without a mod there is no context, and no state from message to message
         if context is not None:
-            kept: Any = context.state.config_records.get(keys.PASS, {})
+            kept: Any = configs_in(context.state).get(keys.PASS, {})
             # as many as the app made last time, else as its run-config says
             planned = kept.get(keys.PASSES) or context.run_config.get(LOCAL_EPOCHS)
             self.planned = planned if type(planned) is int and planned > 0 else 1
             self.place = Place(*kept[PLACE]) if kept.get(PLACE) else None
-            records = message.content.config_records.values()
+            records = configs_in(message.content).values()
             if any(record.get(keys.KEEP_OPTIMIZER) is True for record in records):
                 self.optimizers = KeptOptimizers(context)
         # passes that gave all they had to give, batches given and their examples
@@ -141,7 +142,7 @@ class KeptOptimizers:
         """Note an optimizer that is about to step; give it its state before its first step."""
         if optimizer in self._seen:
             return
-        kept: Any = self._context.state.config_records.get(keys.OPTIMIZER, {})
+        kept: Any = configs_in(self._context.state).get(keys.OPTIMIZER, {})
         state = kept.get(str(len(self._seen)))
         self._seen.append(optimizer)
         # A new one begins with the state that its predecessor of the last message had. One that the

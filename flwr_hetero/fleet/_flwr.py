@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import time
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points, version
@@ -165,3 +166,42 @@ def answer_message(
 def new_context(node_id: int, node_config: dict[str, Any], run_config: dict[str, Any]) -> Context:
     """Make a context without a run, for what is loaded before one."""
     return Context(0, node_id, node_config, RecordDict(), run_config)
+
+
+# --- the SuperNode's own times ----------------------------------------------------------------
+
+
+def time_messages(
+    on_received: Callable[[str, float], None], on_sent: Callable[[str, float], None]
+) -> None:
+    """Tell how long a SuperNode receives a message, and sends a reply: its type, and seconds."""
+    node: Any = import_module("flwr.supernode.start_client_internal")
+    pull, push = node._pull_and_store_message, node._push_messages
+
+    def timed_pull(*, receive: Callable[[], Any], **kwargs: Any) -> int | None:
+        kinds: list[str] = []
+
+        def receive_message() -> Any:
+            found = receive()
+            kinds.extend([] if found is None else [found[0].metadata.message_type])
+            return found
+
+        began_s = time.monotonic()
+        run_id: int | None = pull(receive=receive_message, **kwargs)
+        if run_id is not None:
+            on_received(kinds[0], time.monotonic() - began_s)
+        return run_id
+
+    def timed_push(*, send: Callable[..., Any], **kwargs: Any) -> None:
+        # without the wait for the reply, which comes before
+        begun: list[tuple[str, float]] = []
+
+        def send_message(message: Any, *args: Any) -> Any:
+            begun.append((message.metadata.message_type, time.monotonic()))
+            return send(message, *args)
+
+        push(send=send_message, **kwargs)
+        for kind, began_s in begun[:1]:
+            on_sent(kind, time.monotonic() - began_s)
+
+    node._pull_and_store_message, node._push_messages = timed_pull, timed_push

@@ -7,6 +7,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, RecordDict
 
 from flwr_hetero.errors import check_choice
+from flwr_hetero.records import arrays_in, metrics_in
 
 Kind = Literal["dies", "errs", "late", "garbage"]
 CORRUPTIONS = (
@@ -65,12 +66,12 @@ class Fault:
 
 def corrupt(content: RecordDict, how: str) -> None:
     """Corrupt a reply in place; one that lacks what is to be corrupted stays as it is."""
-    for name, arrays in [*content.array_records.items()][:1]:
+    for name, arrays in [*arrays_in(content).items()][:1]:
         if first := next(iter(arrays), None):
             _corrupt_arrays(arrays, first, how)
         if how == "no-arrays":
             del content[name]
-    for name, metrics in [*content.metric_records.items()][:1]:
+    for name, metrics in [*metrics_in(content).items()][:1]:
         metrics.update(LIES.get(how, {}))
         if how == "no-metrics":
             del content[name]

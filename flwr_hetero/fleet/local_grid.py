@@ -7,16 +7,17 @@ from datetime import UTC, datetime
 from math import inf
 from typing import Any, NamedTuple
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from flwr_hetero import _flwr, keys
 from flwr_hetero.client.data_pass import Stream
-from flwr_hetero.client.device import DeviceProfile
+from flwr_hetero.client.device import DeviceProfile, message_time_s
 from flwr_hetero.client.emulation import device_rng, in_config, reply_if_away, stamp
 from flwr_hetero.errors import invalid
 from flwr_hetero.fleet.faults import Fault, corrupt
+from flwr_hetero.records import arrays_in, own_records
 
 FIRST_NODE_ID = 1_000
 # virtual seconds that an unsuccessful poll takes
@@ -53,7 +54,9 @@ class LocalNode:
                 torch.cuda.manual_seed_all(own_seed)
             reply = self._run(message, client_app, faults)
         stamp(message, reply, self.context, self.profile, rng)
-        latency_s = sum(fault.delay_s for fault in faults if fault.kind == "late")
+        # as of a real node, only the round trip holds what the message itself costs
+        latency_s = message_time_s(self.profile)
+        latency_s += sum(fault.delay_s for fault in faults if fault.kind == "late")
         if reply.has_content():
             times: Any = reply.content[keys.TIMING]
             latency_s += times[keys.TRAIN_TIME] + times[keys.TRANSFER_TIME]
@@ -67,9 +70,10 @@ class LocalNode:
 
         if any(fault.kind == "errs" for fault in faults):
             return fail("injected error")
-        records: dict[str, Any] = dict(message.content.items())
-        copy = RecordDict({name: type(record)(dict(record)) for name, record in records.items()})
+        copy = own_records(message.content)
         # a ClientApp cannot change what other nodes see; arrays are immutable bytes, and shared
+        for name, arrays in arrays_in(copy).items():
+            copy[name] = ArrayRecord(dict(arrays))
         private = Message(copy, metadata=message.metadata)  # type: ignore[call-overload]
         try:
             reply: Any = client_app(private, self.context)

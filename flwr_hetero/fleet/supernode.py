@@ -17,6 +17,7 @@ from typing import Any
 
 from flwr_hetero._flwr import pull_quickly
 from flwr_hetero.fleet import _flwr
+from flwr_hetero.fleet.message_times import tell_times
 from flwr_hetero.fleet.warm import PIPES
 
 IDLE_SHARE, LEAST_S = 0.05, 0.05
@@ -92,6 +93,9 @@ def main(arguments: Sequence[str] | None = None) -> Any:
     """Run ``flower-supernode``, and end it as SIGTERM does when it comes back."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     sys.argv[1:] = [each for each in given if each != COLD]
+    # first: a launcher that hears of a message finds its times
+    if not _flwr.why_untried():
+        tell_times()
     if why := why_cold(given):
         logging.getLogger("flwr").warning("a cold node, as Flower's: %s", why)
     else:

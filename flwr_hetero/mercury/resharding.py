@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from flwr_hetero import keys
 from flwr_hetero.client.samplers import load_state, save_state
 from flwr_hetero.mercury.algorithm import Floats, Groups, Indices
+from flwr_hetero.records import configs_in
 from flwr_hetero.state_dict import StateDict
 
 MAX_SLOTS = 2**31  # slots are numbers of four bytes
@@ -87,7 +88,7 @@ class NodeShard:
     @classmethod
     def open(cls, message: Message, context: Context) -> "NodeShard | None":
         """Take in what an instruction delivers; None if the server does not reshard."""
-        record = message.content.config_records.get(keys.RESHARDING)
+        record = configs_in(message.content).get(keys.RESHARDING)
         return None if record is None else cls(record, load_state(context, "shard"))
 
     def _receive(self, delivery: Delivery) -> None:

@@ -16,7 +16,7 @@ from flwr_hetero import keys
 from flwr_hetero._flwr import log
 from flwr_hetero.errors import check_count, check_number
 from flwr_hetero.mercury.resharding import MAX_SLOTS, Delivery, bytes_in, ints_in
-from flwr_hetero.records import read_number
+from flwr_hetero.records import configs_in, read_number
 from flwr_hetero.server.client_support import ClientSupport
 from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.profiling import identify_nodes
@@ -257,7 +257,7 @@ class Resharding(Wrapper):
         """Store what nodes offer, and swap."""
         records = {}
         for reply in replies:
-            if keys.RESHARDING in reply.content.config_records:
+            if keys.RESHARDING in configs_in(reply.content):
                 node = self.identity(reply.metadata.src_node_id)
                 records[node] = reply.content.pop(keys.RESHARDING)
         # a node may offer the share of what it says at first to have, within reason

@@ -10,6 +10,7 @@ from flwr.serverapp import Grid
 
 from flwr_hetero import _flwr, keys
 from flwr_hetero.errors import invalid
+from flwr_hetero.records import arrays_in, configs_in
 from flwr_hetero.server.aggregate import view_array
 from flwr_hetero.server.nodes import GridAround, whole_grid
 
@@ -116,12 +117,12 @@ def _to_older(message: Message) -> OlderMessage:
     content, category = message.content, message.metadata.message_type.partition(".")[0]
     if category not in ("train", "evaluate"):
         return OlderMessage(message)
-    found = list(content.array_records.items())
+    found = list(arrays_in(content).items())
     if len(found) != 1:
         rule = "send one ArrayRecord, as the older API has one list of arrays"
         raise invalid("the strategy", [name for name, _ in found], rule)
     config: dict[str, Any] = {}
-    for name, record in content.config_records.items():
+    for name, record in configs_in(content).items():
         config |= {} if name.startswith(keys.PREFIX) else record
     for key, value in config.items():
         if isinstance(value, list):

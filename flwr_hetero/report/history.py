@@ -24,6 +24,8 @@ REPORT, CHECKPOINT, LOCK = "report.html", "checkpoint", ".lock"
 TIFL, FEDBUFF, FEDSLICE = "tifl", "fedbuff", "fedslice"
 # Section of how good the model is on each node.
 FAIRNESS = "fairness"
+# Section of what the seconds of a message were, by part and node; real nodes only.
+SECONDS, PARTS = "seconds", ("wait", "start", "receive", "train", "send")
 # Where metrics are looked up, in this order: central evaluation first.
 METRICS = ("global", "evaluate", "train")
 # Sections whose keys are nodes.
@@ -73,7 +75,10 @@ class History:
     Parameters
     ----------
     rounds : tuple of dict
-        One record per round, in order; round 0 is the state before training.
+        One record per round, in order; round 0 is the state before training. ``latency`` has the
+        seconds that each node says a message took. On real nodes ``seconds`` divides the round trip
+        of it: by part (``wait``, ``start``, ``receive``, ``train``, ``send``) the seconds of each
+        node, which is left out of a part that it does not measure. ``wait`` is the rest.
     notes : tuple of str
         Lines that could not be read.
 

@@ -2,12 +2,23 @@
 
 import re
 from collections import Counter, defaultdict
+from math import nan
 from statistics import median
 from typing import NamedTuple
 
 import numpy as np
 
-from flwr_hetero.report.history import EVALUATED, FAIRNESS, TIFL, History, as_dict, as_number
+from flwr_hetero.report.history import (
+    EVALUATED,
+    FAIRNESS,
+    PARTS,
+    SECONDS,
+    TIFL,
+    Floats,
+    History,
+    as_dict,
+    as_number,
+)
 
 
 class NodeStats(NamedTuple):
@@ -52,6 +63,20 @@ def node_stats(history: History) -> list[NodeStats]:
     # NaN comes last
     order = [names[place] for place in np.lexsort([[*typical.values()], tier])]
     return [NodeStats(n, tiers.get(n), selected[n], lost[n], typical[n]) for n in order]
+
+
+def message_parts(history: History) -> dict[str, Floats]:
+    """Return the median seconds of a message by part, NaN if unknown; the quickest node first."""
+    known: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for record in history.rounds:
+        seconds = as_dict(record.get(SECONDS))
+        for part in PARTS:
+            for name, value in as_dict(seconds.get(part)).items():
+                if value is not None:
+                    known[name][part].append(as_number(value))
+    found = {n: np.array([median(own.get(p, [nan])) for p in PARTS]) for n, own in known.items()}
+    ordered = sorted(found.items(), key=lambda item: (np.nansum(item[1]), _natural(item[0])))
+    return dict(ordered)
 
 
 def latest_tiers(history: History) -> tuple[dict[str, int], dict[str, float | None]]:

@@ -15,8 +15,8 @@ from plotly.offline import get_plotlyjs
 from flwr_hetero.report.compare import Recording, compare
 from flwr_hetero.report.compare.verdict import Judge, Result, cost_text
 from flwr_hetero.report.curves import Line, curve_data
-from flwr_hetero.report.history import REPORT, History, read_config, read_history, replace
-from flwr_hetero.report.nodes import failure_groups, last_fairness, node_stats
+from flwr_hetero.report.history import PARTS, REPORT, History, read_config, read_history, replace
+from flwr_hetero.report.nodes import failure_groups, last_fairness, message_parts, node_stats
 from flwr_hetero.report.panels import panels_of
 from flwr_hetero.report.style import BLUE, duration, figure, heading, size, words
 from flwr_hetero.report.tables import settings_table, tables_of
@@ -130,8 +130,19 @@ def facts(
     found += [
         ("Time on the fleet's clock", duration(virtual), f"{duration(wall)} on the server's clock"),
         ("Time of all devices", duration(seconds), in_flight),
+        *_message_fact(history),
         ("Traffic", size(up + down), f"{size(up)} up, {size(down)} down"),
         ("Nodes", str(len(nodes)) if nodes else "?", f"{trained} of them trained"),
         ("Failures", str(failures), "" if failures else "every reply was valid"),
     ]
     return [dict(zip(("label", "value", "note"), fact, strict=True)) for fact in found]
+
+
+def _message_fact(history: History) -> list[tuple[str, str, str]]:
+    """Say how long a message took at most nodes, and for what."""
+    if not (known := message_parts(history)):
+        return []
+    table = np.nan_to_num([*known.values()])
+    total, shares = table.sum(axis=1), 100 * table.sum(axis=0) / max(table.sum(), 1e-9)
+    parts = [f"{share:.0f} % {part}" for part, share in zip(PARTS, shares, strict=True) if share]
+    return [("Time of a message", duration(float(np.median(total))), ", ".join(parts))]

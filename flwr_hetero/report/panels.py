@@ -7,12 +7,15 @@ import numpy as np
 
 from flwr_hetero.report import style
 from flwr_hetero.report.curves import Indices, axes_of, column_of, drawn_rounds, rounded
-from flwr_hetero.report.history import TIFL, Floats, History, as_dict, as_number
-from flwr_hetero.report.nodes import node_stats, num_tiers
-from flwr_hetero.report.style import BLUE, GREY, TIMES
+from flwr_hetero.report.history import PARTS, TIFL, Floats, History, as_dict, as_number
+from flwr_hetero.report.nodes import message_parts, node_stats, num_tiers
+from flwr_hetero.report.style import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, TIMES
 
 # Of a larger fleet every n-th node is drawn; up to so many are named on the axis.
 MAX_NODES, MAX_NAMES = 1000, 40
+# Of the seconds of a message so many nodes are drawn, half of them the quickest ones.
+MAX_BARS = 20
+PART_COLOURS = dict(zip(PARTS, (GREY, ORANGE, SKY, GREEN, PURPLE), strict=True))
 PERCENT, FROM_0 = {"tickformat": ".4~p"}, {"rangemode": "tozero"}
 
 Trace = dict[str, Any]
@@ -27,7 +30,7 @@ def panels_of(history: History, clock: str) -> list[Panel]:
     places = drawn_rounds(len(history.rounds))
     x = {axis.key: rounded(column_of(history, axis.key)[places] / axis.scale) for axis in axes}
     over_time = [*_tiers(history, places), *_times(history, places)]
-    return [*(panel | {"x": x} for panel in over_time), *_nodes(history)]
+    return [*(panel | {"x": x} for panel in over_time), *_nodes(history), *_seconds(history)]
 
 
 def _panel(title: str, traces: list[Trace], caption: str = "", **layout: Any) -> Panel:
@@ -129,3 +132,24 @@ def _nodes(history: History) -> list[Panel]:
     layout = {"barmode": "stack", "xaxis": axis, "yaxis": {"title": title}}
     caption = "Pale: no valid reply." if lost.any() else ""
     return [_panel("Replies of each node", traces, caption, showlegend=False, **layout)]
+
+
+def _seconds(history: History) -> list[Panel]:
+    nodes = [*message_parts(history).items()]
+    if not nodes:
+        return []
+    caption = "Medians; the table says what the parts are."
+    if len(nodes) > MAX_BARS:
+        nodes = [*nodes[: MAX_BARS // 2], *nodes[-MAX_BARS // 2 :]]
+        caption = f"The {MAX_BARS // 2} quickest and the {MAX_BARS // 2} slowest nodes. {caption}"
+    unit = style.time_unit(max(float(np.nansum(own)) for _, own in nodes))
+    names, table = [escape(name) for name, _ in nodes], np.array([own for _, own in nodes])
+    traces = [
+        {"type": "bar", "x": names, "y": rounded(column / TIMES[unit]), "name": part}
+        | {"marker": {"color": PART_COLOURS[part]}}
+        for part, column in zip(PARTS, table.T, strict=True)
+        if not np.isnan(column).all()
+    ]
+    layout: Trace = {"barmode": "stack", "yaxis": {"title": f"time of a message ({unit})"}}
+    layout |= {"xaxis": {"type": "category", "title": "nodes, the quickest first"}}
+    return [_panel("Where the seconds of a message went", traces, caption, **layout)]

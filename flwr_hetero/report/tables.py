@@ -5,8 +5,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flwr_hetero.report.history import TIFL, History, as_dict, as_number
-from flwr_hetero.report.nodes import failure_groups, last_fairness, node_stats, num_tiers
+from flwr_hetero.report.history import PARTS, TIFL, History, as_dict, as_number
+from flwr_hetero.report.nodes import (
+    failure_groups,
+    last_fairness,
+    message_parts,
+    node_stats,
+    num_tiers,
+)
 from flwr_hetero.report.style import duration, figure, heading
 
 # Longest table on a page: the history has the rest.
@@ -83,6 +89,12 @@ def _nodes(history: History) -> Iterator[list[Cell]]:
         yield [*known, number(node.selected), number(node.lost), level]
 
 
+def _seconds(history: History) -> Iterator[list[Cell]]:
+    for name, parts in message_parts(history).items():
+        cells = [seconds(float(part_s)) for part_s in (np.nansum(parts), *parts)]
+        yield [text(name), *cells]
+
+
 def _fairness(history: History) -> Iterator[list[Cell]]:
     if fair := last_fairness(history):
         levels = [number(level, figure(fair.metric, level)) for level in (fair.worst, fair.mean)]
@@ -102,6 +114,10 @@ TABLES = (
     ("Nodes", ("node", "tier", "median latency", "asked", "lost", "quality"),
      "Asked: how often it was selected. Lost: replies that did not count. Quality: the model's "
      "on the node's own data, as last measured.", _nodes),
+    ("Seconds of a message", ("node", "total", *PARTS),
+     "Medians. Start: from the start of a process to the call of the ClientApp. Receive and send: "
+     "the SuperNode's. Train: the ClientApp's. Wait: all that is not measured, such as polling.",
+     _seconds),
     ("Fairness", ("metric", "worst tenth of the nodes", "mean", "nodes", "as of"),
      "As last measured by the nodes.", _fairness),
     ("Failures", ("node", "reason", "times", "first in", "last in"),

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from flwr_hetero import keys
 from flwr_hetero._flwr import NUMPY, log
 from flwr_hetero.errors import invalid, last_line
-from flwr_hetero.records import read_number
+from flwr_hetero.records import arrays_in, metrics_in, read_number
 from flwr_hetero.server.context import Exchange
 
 LINEAR = (FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi)
@@ -50,13 +50,13 @@ def aggregate(
 
     def weigh_metrics(chosen: list[RecordDict], _key: str) -> MetricRecord:
         for content in chosen:
-            for metrics in content.metric_records.values():
+            for metrics in metrics_in(content).values():
                 metrics.pop(WEIGHT, None)
         return weigh(chosen, own_key)
 
     # Krum needs each reply, and its mean of the chosen ones is then by these weights
     for reply, weight in zip(replies, weights, strict=True):
-        for metrics in reply.content.metric_records.values():
+        for metrics in metrics_in(reply.content).values():
             metrics[WEIGHT] = weight
     with replaced(leaf, weighted_by_key=WEIGHT, train_metrics_aggr_fn=weigh_metrics):
         return inner.aggregate_train(number, replies)
@@ -64,13 +64,13 @@ def aggregate(
 
 def weight_of(reply: Message, weight_key: str) -> float:
     """Read the weight of a good reply."""
-    (metrics,) = reply.content.metric_records.values()
+    (metrics,) = metrics_in(reply.content).values()
     return float(metrics[weight_key])  # type: ignore[arg-type]
 
 
 def drop_partial_metrics(replies: Sequence[Message]) -> None:
     """Take out metrics of the protocol that some reply lacks: Flower wants equal names."""
-    records = [record for reply in replies for record in reply.content.metric_records.values()]
+    records = [record for reply in replies for record in metrics_in(reply.content).values()]
     for key in keys.PROTOCOL:
         if not all(math.isfinite(read_number(record, key)) for record in records):
             for record in records:
@@ -96,7 +96,7 @@ def with_update(
     buffers: tuple[str, ...] = BUFFERS,
 ) -> Message:
     r"""Return a reply whose model is :math:`x_{base} + s \, (x_i - x_{start})`."""
-    ((name, arrays),) = reply.content.array_records.items()
+    ((name, arrays),) = arrays_in(reply.content).items()
     moved = ArrayRecord(dict(arrays.items()))
     for key, end in arrays.items():
         before, after = view_array(start[key]), view_array(end)
@@ -113,11 +113,11 @@ def mean_reply(
     replies: Sequence[Message], weights: ArrayLike, like: ArrayRecord, weight_key: str
 ) -> Message:
     """Make one reply that holds the weighted mean of the models of several."""
-    ((name, _),) = replies[0].content.array_records.items()
-    records = [next(iter(reply.content.array_records.values())) for reply in replies]
+    ((name, _),) = arrays_in(replies[0].content).items()
+    records = [next(iter(arrays_in(reply.content).values())) for reply in replies]
     content = RecordDict(dict(replies[0].content))
     content[name] = mean_arrays(records, weights, like)
-    for metrics_name, metrics in replies[0].content.metric_records.items():
+    for metrics_name, metrics in metrics_in(replies[0].content).items():
         content[metrics_name] = MetricRecord({**metrics, weight_key: 1})
     return Message(content, metadata=replies[0].metadata)  # type: ignore[call-overload,no-any-return]
 

@@ -12,7 +12,15 @@ from flwr.app import ArrayRecord, Message, MessageType
 from flwr_hetero import keys
 from flwr_hetero._flwr import NODE_UNAVAILABLE
 from flwr_hetero.errors import hint_for, last_line, with_hint
-from flwr_hetero.records import Latency, read_number, reported_latency
+from flwr_hetero.records import (
+    Latency,
+    arrays_in,
+    configs_in,
+    divide,
+    metrics_in,
+    read_number,
+    reported_latency,
+)
 from flwr_hetero.server.aggregate import Norms, holds_trees, measure, weight_of
 from flwr_hetero.server.context import Exchange, Standstill, is_enough
 
@@ -111,7 +119,7 @@ def check_form(reply: Message, expected: Expected) -> Norms | None:
     """Return how large the model of a reply is; ValueError says what is wrong with its form."""
     if reply.has_error():
         raise ValueError(f"error {reply.error.code}: {last_line(reply.error.reason)}")
-    size, records = None, list(reply.content.array_records.values())
+    size, records = None, list(arrays_in(reply.content).values())
     if (expected.arrays is not None or expected.trees) and len(records) != 1:
         raise ValueError(f"{len(records)} ArrayRecords instead of 1")
     if expected.arrays is not None:
@@ -119,7 +127,7 @@ def check_form(reply: Message, expected: Expected) -> Norms | None:
     if expected.trees and not holds_trees(records[0], expected.trees):
         raise ValueError("its arrays are no boosted trees as Flower reads them")
     if expected.metrics:
-        metrics, key = list(reply.content.metric_records.values()), expected.weight_key
+        metrics, key = list(metrics_in(reply.content).values()), expected.weight_key
         if len(metrics) != 1:
             raise ValueError(f"{len(metrics)} MetricRecords instead of 1")
         weight = 0 if key is None else metrics[0].get(key)
@@ -155,7 +163,7 @@ def _learn_latency(context: Exchange, reply: Message) -> None:
 
 def reported_partition(reply: Message) -> int | None:
     """Read the partition that a reply says it comes from."""
-    record = reply.content.config_records.get(keys.TIMING)
+    record = configs_in(reply.content).get(keys.TIMING)
     value = None if record is None else record.get(keys.PARTITION_ID)
     return value if isinstance(value, int) and value >= 0 else None
 
@@ -171,14 +179,17 @@ def judge_latency(context: Exchange, reply: Message) -> Latency | None:
     if seen_s is None or (reported.emulated and not context.same_clock):
         return reported
     # no node can have worked longer than its reply was away
-    return observed if reported.seconds > seen_s * (1 + 1e-6) else reported
+    if reported.seconds > seen_s * (1 + 1e-6):
+        return observed
+    # a simulation's round trip holds the wait for a free worker
+    return reported if context.simulated else reported._replace(parts=divide(reply, seen_s))
 
 
 def _settle_metrics(reply: Message) -> None:
     """Drop this package's private metrics; a work record's steps and examples are metrics."""
     trained = reply.metadata.message_type == MessageType.TRAIN
-    work: Any = reply.content.config_records.get(keys.WORK) if trained else None
-    for record in reply.content.metric_records.values():
+    work: Any = configs_in(reply.content).get(keys.WORK) if trained else None
+    for record in metrics_in(reply.content).values():
         for key in [k for k in record if k == keys.TRAIN_TIME or k.startswith(keys.PREFIX)]:
             del record[key]
         for key in (keys.NUM_STEPS, keys.EXAMPLES_PROCESSED):
@@ -201,8 +212,8 @@ def _same_metrics(context: Exchange, good: list[Message]) -> list[Message]:
 
 def metric_names(reply: Message) -> str:
     """Return the names and lengths of a reply's metrics as text, those of the protocol left out."""
-    found: list[Any] = [sorted(reply.content.array_records)]
-    for key, record in reply.content.metric_records.items():
+    found: list[Any] = [sorted(arrays_in(reply.content))]
+    for key, record in metrics_in(reply.content).items():
         own = [(name, v) for name, v in record.items() if name not in keys.PROTOCOL]
         found.append([key, sorted((n, len(v) if isinstance(v, list) else None) for n, v in own)])
     return json.dumps(found)
@@ -248,7 +259,7 @@ def _limit_examples(context: Exchange, good: list[Message], weight_key: str) -> 
         # what a node said first may grow, but by no more than this, and to ten medians at most
         if claim <= (most := min(MAX_SHARE * usual, max(MAX_INCREASE * said, usual))):
             continue
-        for metrics in reply.content.metric_records.values():
+        for metrics in metrics_in(reply.content).values():
             metrics[weight_key] = int(most) if isinstance(metrics[weight_key], int) else most
         known[name] = said, most
         # once: a large node is no failure in every round

@@ -9,6 +9,7 @@ from flwr.app import Message
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import log
+from flwr_hetero.records import metrics_in
 from flwr_hetero.server.composition import name_of
 from flwr_hetero.server.context import Exchange
 
@@ -69,7 +70,7 @@ TIMES = ClientSupport(
 
 def holds(reply: Message, key: str) -> bool:
     """Return whether a reply has a record or a metric of a name."""
-    records = reply.content.metric_records.values()
+    records = metrics_in(reply.content).values()
     return key in reply.content or any(key in record for record in records)
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from flwr_hetero import keys
 from flwr_hetero._flwr import CLIENT_APP_RAISED, log
 from flwr_hetero.errors import hint_for, with_hint
-from flwr_hetero.records import read_number
+from flwr_hetero.records import configs_in, read_number
 from flwr_hetero.server.checks import Expected, accept, reported_partition
 from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.nodes import NodeBook
@@ -167,7 +167,7 @@ class SamplerMetrics(Wrapper):
         """Take the records out and average them over the nodes that sent one."""
         found: dict[str, list[float]] = {}
         for reply in replies:
-            record: Any = reply.content.config_records.get(keys.SAMPLER, {})
+            record: Any = configs_in(reply.content).get(keys.SAMPLER, {})
             reply.content.pop(keys.SAMPLER, None)
             for name in islice(record, MAX_METRICS):
                 if len(name) <= MAX_TEXT and isfinite(value := read_number(record, name)):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from logging import DEBUG, INFO, WARNING
 from math import inf, isfinite
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from flwr.serverapp.strategy import Result
 
 from flwr_hetero._flwr import log, quiet_strategies
 from flwr_hetero.errors import check_count, check_number, invalid
-from flwr_hetero.records import read_number
+from flwr_hetero.records import Latency, metrics_in, read_number
 from flwr_hetero.server.aggregate import replaced, why_no_model
 from flwr_hetero.server.composition import check_enough_updates, name_of
 from flwr_hetero.server.context import POLL_S, Exchange, Fleet
@@ -226,18 +227,26 @@ def new_record(run: Run, context: Exchange, messages: Sequence[Message]) -> Reco
         "global": {},
         "selected": [context.identity(message.metadata.dst_node_id) for message in messages],
         "weights": {node: weight / total for node, weight in context.weights.items()},
-        "latency": _seconds_by_node(context),
+        **_times_by_node(context),
         "failures": [],
     }
 
 
-def _seconds_by_node(context: Exchange) -> dict[str, float]:
-    """Return how long each node took for a message of an exchange on average."""
-    seconds: dict[str, list[float]] = defaultdict(list)
+def _times_by_node(context: Exchange) -> Record:
+    """Return how long each node took for a message on average; of real nodes also by part."""
+    latencies: dict[str, list[Latency]] = defaultdict(list)
     for metadata in (message.metadata for message in context.messages):
         if latency := context.latency.get(metadata.message_id):
-            seconds[context.identity(metadata.dst_node_id)].append(latency.seconds)
-    return {identity: sum(own) / len(own) for identity, own in seconds.items()}
+            latencies[context.identity(metadata.dst_node_id)].append(latency)
+    total = {node: sum(each.seconds for each in own) / len(own) for node, own in latencies.items()}
+    seconds: dict[str, dict[str, float]] = defaultdict(dict)
+    for node, own in latencies.items():
+        divided = [each.parts for each in own if each.parts]
+        for part in dict.fromkeys(part for parts in divided for part in parts):
+            mean_s = fmean(parts.get(part, 0.0) for parts in divided)
+            # milliseconds: a line has as many as there are nodes
+            seconds[part][node] = round(mean_s, 3)
+    return {"latency": total, **({"seconds": dict(seconds)} if seconds else {})}
 
 
 def metric_of(names: Sequence[str]) -> str:
@@ -250,7 +259,7 @@ def by_node(context: Exchange, replies: Sequence[Message]) -> Record:
     metrics = {
         context.identity(reply.metadata.src_node_id): own
         for reply in replies
-        for own in reply.content.metric_records.values()
+        for own in metrics_in(reply.content).values()
     }
     metric = metric_of([name for own in metrics.values() for name in own])
     read = {node: read_number(own, metric) for node, own in metrics.items()}

@@ -11,6 +11,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 
 from flwr_hetero._flwr import chooses_one_node
 from flwr_hetero.errors import check_count, invalid
+from flwr_hetero.records import metrics_in
 from flwr_hetero.server.composition import check_enough_updates, name_of
 from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.nodes import MINIMA, GridView, online_nodes, wait_for_nodes
@@ -84,7 +85,7 @@ class Selection(Wrapper):
         """Note latency and metrics; wrapped strategies may still drop replies."""
         self._outcomes = {}
         for reply in replies:
-            (metrics,) = reply.content.metric_records.values()
+            (metrics,) = metrics_in(reply.content).values()
             outcome = Outcome(context.comparable_s(reply), dict(metrics))
             self._outcomes[context.identity(reply.metadata.src_node_id)] = outcome
         return replies

@@ -17,7 +17,7 @@ from flwr_hetero.asynchronous.engine import Update
 from flwr_hetero.asynchronous.strategy import FedBuff
 from flwr_hetero.biased_local_sgd.node_speeds import MeasuredSteps
 from flwr_hetero.errors import check_choice, check_count, invalid
-from flwr_hetero.records import config_of, read_number
+from flwr_hetero.records import config_of, metrics_in, read_number
 from flwr_hetero.server.aggregate import keep_dtypes
 from flwr_hetero.server.composition import check_enough_updates, name_of
 from flwr_hetero.server.context import Exchange, Messages
@@ -181,7 +181,7 @@ class SliceRule(FedBuff):
 
     def _examples_of(self, update: Update) -> float:
         """Return on how many examples a node trained; of its whole job if it does not say."""
-        (metrics,) = update.reply.content.metric_records.values()
+        (metrics,) = metrics_in(update.reply.content).values()
         key = getattr(self.leaf, "weighted_by_key", None) or keys.NUM_EXAMPLES
         examples = max(0.0, read_number(metrics, key, 1.0))
         job = self.steps.speeds.jobs.get(self.identity(update.pending.node_id))

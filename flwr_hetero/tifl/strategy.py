@@ -12,6 +12,7 @@ from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero._flwr import is_simulation_grid, log
 from flwr_hetero.errors import check_choice, check_count, invalid
+from flwr_hetero.records import metrics_in
 from flwr_hetero.server.client_support import TIMES, ClientSupport
 from flwr_hetero.server.context import Exchange, Messages
 from flwr_hetero.server.nodes import WAIT_S, online_nodes, wait_for_nodes, whole_grid
@@ -248,7 +249,7 @@ class TiFL(Selection):
         """Learn the tiers' accuracies when they are due."""
         if self._is_due(context.round):
             # Alg. 2, l. 21-22: for each tier
-            metrics = [next(iter(reply.content.metric_records.values())) for reply in replies]
+            metrics = [next(iter(metrics_in(reply.content).values())) for reply in replies]
             names = [self.identity(reply.metadata.src_node_id) for reply in replies]
             reported = dict(zip(names, metrics, strict=True))
             weight_key = getattr(self.leaf, "weighted_by_key", "num-examples")

@@ -100,7 +100,7 @@ def run(case: Case, seed: int, data: Data, split: str, **given: Any) -> dict[str
         more = {"app": app_modules("fleet", "fleet_app")[0], "more": fleet_config(case, cell, data)}
     found = race(
         learning, cell.fleet(seed), strategy, rate=rate, split=split,
-        limits=limits_of(case, cell, split, given), round_cost_s=cell.round_cost_s, **more,
+        limits=limits_of(case, cell, split, given), **more,
     )  # fmt: skip
     curve, metrics = found["curve"], found["metrics"]
     if is_yardstick:

@@ -43,7 +43,6 @@ class RaceCell(NamedTuple):
     model: str = NUMPY
     nodes: int = 20
     rows: tuple[int, int, int] = (6000, 2000, 2000)
-    round_cost_s: float = 0.0
     at_work: tuple[int, ...] = (5,)
     seeds: int = 3
     methods: tuple[str, ...] = ()
@@ -62,7 +61,7 @@ CELLS: dict[str, RaceCell] = {
     MAIN: RaceCell(paper_5(), at_work=(3, 5, 20), seeds=5),
     "classes by speed": RaceCell(paper_5(), "classes-by-speed", at_work=(5, 20), methods=FIRST),
     "10 Mbit/s": RaceCell(LINKED, at_work=(5, 20), methods=FIRST),
-    "5 s a message": RaceCell(paper_5(), round_cost_s=5.0, methods=FIRST),
+    "5 s a message": RaceCell(paper_5(wait_s=5.0), methods=FIRST),
     "mild": RaceCell(mild, methods=FIRST[:6]),
     "log-normal": RaceCell(log_normal, methods=FIRST[:6]),
     "unreliable": RaceCell(UNRELIABLE, methods=FIRST),

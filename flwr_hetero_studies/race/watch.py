@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 from flwr_hetero import keys
 from flwr_hetero.client.device import FORWARD_SHARE, DeviceProfile
 from flwr_hetero.client.emulation import work
-from flwr_hetero.fleet import Fault, LocalGrid
+from flwr_hetero.fleet import LocalGrid
 from flwr_hetero.records import payload_bytes
 from flwr_hetero.strategy import FedSlice, Wrapper
 from flwr_hetero_studies.core.curves import columns, rounded
@@ -133,17 +133,13 @@ def race(
     rate: float,
     split: str,
     limits: Limits,
-    round_cost_s: float = 0.0,
     app: ClientApp | None = None,
     more: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Train once; return the curve, and why no reply counted any more."""
     seed = learning.seed
     config = {"learning-rate": rate, "batch-size": BATCH_SIZE, "seed": seed, **(more or {})}
-    # what processes that start, or nodes that poll, cost each message
-    late = [Fault(n, "late", delay_s=round_cost_s) for n in range(len(profiles))]
-    how = {"seed": seed, "run_config": config, "faults": late if round_cost_s else []}
-    grid = MeteredGrid(app or learning.app, profiles, **how)
+    grid = MeteredGrid(app or learning.app, profiles, seed=seed, run_config=config)
     first, failed = learning.first(), ""
     size = sum(len(array.data) for array in first.values())
     slow = slowest(profiles, size, learning.rows[0] / len(profiles))

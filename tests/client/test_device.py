@@ -1,13 +1,19 @@
 import re
 import tomllib
 from dataclasses import fields
-from math import nan
+from math import inf, nan
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from flwr_hetero.client.device import DeviceProfile, compute_time_s, named_fleet, transfer_time_s
+from flwr_hetero.client.device import (
+    DeviceProfile,
+    compute_time_s,
+    message_time_s,
+    named_fleet,
+    transfer_time_s,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,6 +34,8 @@ def test_times_by_hand():
     assert compute_time_s(device, 10, 3) == pytest.approx((10 + 3 / 3) * 0.03 / 2)
     assert transfer_time_s(device, 1e6, 5e5) == pytest.approx(8 / 4 + 4 / 1)
     assert transfer_time_s(DeviceProfile(), 1e9, 1e9) == 0.0
+    assert message_time_s(DeviceProfile(0.1, wait_s=3.7, start_s=2.3)) == pytest.approx(3.7 + 23.0)
+    assert message_time_s(DeviceProfile()) == 0.0
 
 
 def test_jitter_has_the_stated_spread():
@@ -43,6 +51,7 @@ def test_jitter_has_the_stated_spread():
         *[(name, bad) for name in ("compute_factor", "seconds_per_example") for bad in (0, nan)],
         *[(name, bad) for name in ("uplink_mbps", "downlink_mbps") for bad in (0.0, nan)],
         *[("jitter", -0.1), ("availability", 1.1), ("availability", -0.1)],
+        *[(name, bad) for name in ("wait_s", "start_s") for bad in (-0.1, inf)],
     ],
 )
 def test_profile_refusals(field, value):
@@ -58,6 +67,8 @@ def test_profile_refusals(field, value):
         ("[[device]]\ncompute-factor = 0", "compute_factor must be a number"),
         ("[[device]]\ncompute-factor = 'fast'", "compute_factor must be a number"),
         ("[[device]]\nshare = -1", "share must be a number"),
+        ("[[device]]\nwait-s = -1", "wait_s must be a number"),
+        ("[[device]]\nstart-s = '2 s'", "start_s must be a number"),
         ("[[device", "valid TOML"),
     ],
 )

@@ -1,6 +1,12 @@
 """What a reply says of its time, on real and on emulated devices."""
 
+import json
+import subprocess
+import sys
+import time
+from importlib.metadata import entry_points
 from math import inf, nan
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +18,7 @@ from flwr_hetero import keys
 from flwr_hetero.client import emulation
 from flwr_hetero.client import timing as timing_module
 from flwr_hetero.client.emulation import device_rng, stamp, work
-from flwr_hetero.client.timing import NodePace, note_pace, read_pace
+from flwr_hetero.client.timing import NodePace, note_pace, read_pace, times_beside
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import emulated_device, timing
 
@@ -73,6 +79,15 @@ def test_emulated_device_follows_its_profile_in_a_simulation(emulate, simulated,
     assert record[keys.EMULATED] == is_emulated == emulated
     if emulated:
         assert record[keys.TRAIN_TIME] == pytest.approx(50 * 0.01 / 0.1)
+
+
+def test_a_simulation_counts_what_a_message_costs_as_transfer(emulate, tmp_path):
+    (fleet := tmp_path / "fleet.toml").write_text(
+        "[[device]]\ncompute-factor = 0.5\nwait-s = 3.0\nstart-s = 2.0"
+    )
+    record = emulate(str(fleet))[0].content[keys.TIMING]
+    assert record[keys.TRAIN_TIME] == pytest.approx(50 * 0.01 / 0.5)
+    assert record[keys.TRANSFER_TIME] == pytest.approx(3.0 + 2.0 / 0.5)
 
 
 def test_unavailable_device_answers_with_an_error(emulate, tmp_path):
@@ -182,3 +197,65 @@ def test_note_pace_is_a_moving_average(rounds, expected):
     for idle_s, example_s in rounds:
         note_pace(context, idle_s, example_s)
     assert read_pace(context) == expected
+
+
+@pytest.fixture
+def told(monkeypatch, tmp_path):
+    """Give a function that asks in the process of a message, with what its SuperNode has told."""
+
+    def ask_there(text=None, called_s=100.0, started_s=90.0):
+        file = tmp_path / "times.json"
+        monkeypatch.setenv(keys.TIMES_FILE, str(file))
+        if text is not None:
+            file.write_bytes(text if isinstance(text, bytes) else json.dumps(text).encode())
+        monkeypatch.setattr(timing_module, "process_start_s", lambda: started_s)
+        return times_beside(called_s)
+
+    return ask_there
+
+
+TOLD = {keys.RECEIVE_TIME: 0.5, keys.SEND_TIME: 0.25}
+
+
+@pytest.mark.parametrize(
+    ("received_s", "started_s", "start_s"),
+    [
+        (80.0, 90.0, 10.0),
+        (97.5, 90.0, 2.5),  # it started while the message was on its way
+        (101.0, 90.0, 0.0),
+        (80.0, None, None),
+    ],
+)
+def test_times_beside_the_app(told, received_s, started_s, start_s):
+    found = told({**TOLD, keys.RECEIVED_AT: received_s}, started_s=started_s)
+    assert found == TOLD | ({} if start_s is None else {keys.START_TIME: start_s})
+
+
+@pytest.mark.parametrize("text", [None, b"", [1], b"{", {"receive-time": "soon"}, b"\xff"])
+def test_a_file_that_tells_nothing(told, text):
+    assert told(text) == {keys.START_TIME: 10.0}
+
+
+def test_only_the_process_of_a_message_is_divided(monkeypatch):
+    monkeypatch.setattr(timing_module, "times_beside", lambda called_s: TOLD)
+    assert not TOLD.keys() & ask(node()).content[keys.TIMING].keys()
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/flwr-clientapp"])
+    assert ask(node()).content[keys.TIMING].items() >= TOLD.items()
+    assert entry_points(group="console_scripts", name="flwr-clientapp")
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="no /proc")
+def test_start_of_a_process_is_when_it_was_forked(monkeypatch):
+    before_s = time.monotonic()
+    with subprocess.Popen(["sleep", "60"]) as process:
+        there = Path(f"/proc/{process.pid}/stat")
+        monkeypatch.setattr(timing_module, "Path", lambda path: there)
+        start_s = timing_module.process_start_s()
+        process.kill()
+    # the kernel counts ticks of 10 ms
+    assert before_s - 0.02 <= start_s <= time.monotonic() + 0.02
+
+
+def test_no_proc_says_nothing(monkeypatch):
+    monkeypatch.setattr(timing_module, "Path", lambda path: Path("/nowhere"))
+    assert timing_module.process_start_s() is None

@@ -1,6 +1,7 @@
 """The virtual clock, nodes and faults; unusual messages go as with Flower's grids (tests/e2e)."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from toy import target, toy_app, toy_arrays
 
+from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
 from flwr_hetero.fleet.faults import CORRUPTIONS
 from flwr_hetero.strategy import FedBuff, Wrapper
@@ -61,6 +63,23 @@ def test_link_time_is_counted_both_ways():
     [reply] = grid.send_and_receive([message])
     up = 8 * (sum(len(a.data) for a in reply.content["arrays"].values()) + 2 * 8)
     assert grid.virtual_time_s == pytest.approx(1.0 + down / 0.02e6 + up / 0.01e6)
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate", keys.PROFILE_MESSAGE])
+@pytest.mark.parametrize("faults", [[], [Fault(0, "errs")]])
+def test_every_message_costs_waiting_and_a_start_by_the_devices_speed(kind, faults):
+    free = DeviceProfile(0.5, jitter=0.5)
+    took_s = []
+    for profile in (free, replace(free, wait_s=3.0, start_s=2.0)):
+        grid = LocalGrid(toy_app(), [profile], faults=faults)
+        message = Message(ask(grid)[0].content, 1000, kind)
+        [reply] = grid.send_and_receive([message])
+        times = reply.content[keys.TIMING] if reply.has_content() else {keys.TRAIN_TIME: 0.0}
+        # as of a real node, what it reports is the time of its ClientApp alone
+        took_s.append((grid.virtual_time_s, times[keys.TRAIN_TIME]))
+    (free_s, own_s), (costly_s, same_s) = took_s
+    assert costly_s == pytest.approx(free_s + 3.0 + 2.0 / 0.5)
+    assert own_s == same_s  # jitter is that of computing
 
 
 def test_timeout_moves_the_clock():

@@ -84,6 +84,7 @@ def test_first_line_says_what_was_reached_and_when(make_run, rising, round_s, ma
         {"tifl": {"tier": None, "tier_probs": [1.0]}},
         {"selected": ["a"], "failures": [{"node": "a", "reason": "b"}] * 2},
         {"latency": {"a": 0.0, "b": None}},
+        {"seconds": {"wait": {"a": None, "b": 1.0}, "train": None}},
         {"tifl": {"tier_probs": [0.5, 0.5], "credits": [1, 2, 3]}},
         {"fedbuff": {"nodes": ["a"], "staleness": [None], "age_s": [None]}},
         {"fairness": {"metric": "eval-acc", "mean": 0.5}},
@@ -198,3 +199,19 @@ def test_chances_are_those_of_the_draw(history):
     assert [trace["y"][:2] for trace in traces] == [[None, x] for x in (0, 0.5, 0.5, 0, 0)]
     # one tier before nodes are timed, and no limit after
     assert "Credits left" not in with_tifl("credits", [[1.0], *[[None] * 5] * 30])
+
+
+def test_seconds_of_a_message_are_stacked():
+    title = "Where the seconds of a message went"
+    parts = {"wait": 60.0, "train": 6.0, "start": 600.0}
+    seconds = {p: {f"<b>{i}": s * (1 + i) for i in range(30)} for p, s in parts.items()}
+    panel = panels([{"round": 1, "virtual_s": 9.0, "seconds": seconds}])[title]
+    assert [trace["name"] for trace in panel["traces"]] == ["wait", "start", "train"]
+    assert panel["layout"]["barmode"] == "stack"
+    drawn = [*range(10), *range(20, 30)]  # the quickest and the slowest
+    for trace in panel["traces"]:
+        assert trace["x"] == [f"&lt;b&gt;{i}" for i in drawn]
+        whole = [parts[trace["name"]] * (1 + i) / 3600 for i in drawn]
+        assert trace["y"] == pytest.approx(whole, rel=1e-5)
+    assert panel["layout"]["yaxis"]["title"] == "time of a message (h)"
+    assert title not in panels([{"round": 1, "virtual_s": 9.0, "latency": {"a": 1.0}}])

@@ -1,5 +1,7 @@
 """FedSlice: equal work a round, and all that a user of FedAvg sees."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, MetricRecord
@@ -62,6 +64,22 @@ def test_as_many_rounds_train_on_as_many_examples_as_fedavg(num_rounds, in_fligh
     assert grid.examples == pytest.approx(num_rounds * per_round, rel=0.2)
     assert [record["round"] for record in records] == list(range(num_rounds + 1))
     assert all(r["fedslice"]["examples"] >= r["fedslice"]["examples_wanted"] for r in records[1:])
+
+
+def test_slices_are_sized_by_what_a_message_costs():
+    costs = {"wait_s": 0.1, "start_s": 0.2}
+    fleet = [replace(each, **costs) for each in named_fleet("paper-5", NODES)]
+    speeds = (strategy := FedSlice(quiet())).steps.speeds
+    run(strategy, 4, fleet)
+    by_node = {f"node-{i}": each for i, each in enumerate(fleet)}
+    fixed_s = {node: 0.1 + 0.2 / each.compute_factor for node, each in by_node.items()}
+    assert speeds.link_s == pytest.approx(fixed_s, abs=1e-5)
+    step_s = {node: 8 * 0.01 / each.compute_factor for node, each in by_node.items()}
+    assert speeds.step_s == pytest.approx(step_s)
+    # four times the fixed cost, but no more than the job in FedAvg
+    limits = {n: min(speeds.jobs[n].steps, 4 * fixed_s[n] / step_s[n] + 1e-6) for n in by_node}
+    assert strategy.steps.num_steps([*by_node]).tolist() == [int(n) for n in limits.values()]
+    assert 4 * fixed_s["node-11"] / step_s["node-11"] < speeds.jobs["node-11"].steps
 
 
 def test_it_ends_as_good_as_fedavg_in_a_fraction_of_the_time():

@@ -31,6 +31,8 @@ def test_a_strategy_over_tls_with_registered_nodes(small_fleet, tmp_path, grid_a
     found = run_rows(small_fleet, folder, table, {name: 1}, on_nodes=False)
     nodes = {node for line in found[name]["records"] for node in line["selected"]}
     assert nodes == {"node-0", "node-1"}
+    parts = {part for line in found[name]["records"] for part in line.get("seconds", ())}
+    assert parts >= {"wait", "start", "receive", "train"}
 
 
 @pytest.mark.nightly
