@@ -78,7 +78,8 @@ class History:
         One record per round, in order; round 0 is the state before training. ``latency`` has the
         seconds that each node says a message took. On real nodes ``seconds`` divides the round trip
         of it: by part (``wait``, ``start``, ``receive``, ``train``, ``send``) the seconds of each
-        node, which is left out of a part that it does not measure. ``wait`` is the rest.
+        node, which is left out of a part that it does not measure. ``wait`` is the rest, ``steps``
+        what those took of ``train``.
     notes : tuple of str
         Lines that could not be read.
 

@@ -10,17 +10,19 @@ from statistics import median, pstdev
 
 from flwr_hetero.client.device import DeviceProfile, named_fleet
 from flwr_hetero.errors import check_choice, invalid
-from flwr_hetero.report.history import HISTORY, as_dict, as_number, read_history
+from flwr_hetero.report.history import HISTORY, PARTS, as_dict, as_number, read_history
 from flwr_hetero_studies.race import watch
 
 AWAY, MOST_NODES = "error 5:", 60
 """Begin of the failure of a node that was away; so many nodes are emulated, evenly by speed."""
-COSTS = {"flower": (3.7, 2.3), "warm": (0.2, 0.1), "none": (0.0, 0.0)}
+COSTS = {"flower": (3.7, 2.3), "warm": (0.15, 0.15), "none": (0.0, 0.0)}
 """Seconds that a message costs, by what runs the nodes: of waiting, and of a whole core's start."""
 MOST_JOBS, SPREAD = 200, 1.5
 """Newest messages that a node is timed by; between their steps, to tell these from the rest."""
+LEAST_S = 5e-4
+"""Of a message's steps: the history is in milliseconds."""
 Timed = tuple[float, float, float]
-"""A message's steps, NaN if unknown, and its seconds in the ClientApp and outside of it."""
+"""A message's steps, NaN if unknown, and its seconds for them and for all else, as measured."""
 
 
 def read_fleet(
@@ -69,12 +71,14 @@ def from_history(
     for record in rounds:
         steps = next((as_dict(v["num_steps"]) for v in map(as_dict, record.values())
                       if isinstance(v.get("num_steps"), dict)), {})  # fmt: skip
-        outside = [as_dict(own) for part, own in as_dict(record.get("seconds")).items()
-                   if part != "train"]  # fmt: skip
+        parts = {p: as_dict(own) for p, own in as_dict(record.get("seconds")).items()}
         for node, seconds in as_dict(record.get("latency")).items():
             if (time_s := as_number(seconds)) > 0:
-                rest_s = sum(as_number(own.get(node, 0.0)) for own in outside)
-                timed[node].append((as_number(steps.get(node)), time_s, rest_s))
+                own_s = max(LEAST_S, as_number(parts.get("steps", {}).get(node, time_s)))
+                total_s = sum(as_number(parts.get(p, {}).get(node, 0.0)) for p in PARTS)
+                # without parts nothing is known of what was outside of the app
+                rest_s = max(0.0, total_s - own_s)
+                timed[node].append((as_number(steps.get(node)), own_s, rest_s))
         asked.update(map(str, record.get("selected") or ()))
         for failure in map(as_dict, record.get("failures") or ()):
             away[str(failure.get("node"))] += str(failure.get("reason", "")).startswith(AWAY)

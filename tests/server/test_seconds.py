@@ -21,8 +21,10 @@ CLAIM = {keys.START_TIME: 2.0, keys.RECEIVE_TIME: 0.5, keys.TRAIN_TIME: 1.25, ke
 PARTS = {"wait": 6.0, "start": 2.0, "receive": 0.5, "train": 1.25, "send": 0.25}
 
 
-def judged(claim, *, simulated=False, emulated=False):
+def judged(claim, *, simulated=False, emulated=False, work=None):
     reply = reply_with({"num-examples": 1})
+    if work is not None:
+        reply.content[keys.WORK] = work
     times = {keys.TRANSFER_TIME: 0.0, keys.EMULATED: emulated, **claim}
     reply.content[keys.TIMING] = ConfigRecord(times)
     context = Exchange(Fleet(), simulated=simulated, same_clock=True)
@@ -36,6 +38,14 @@ def test_parts_sum_to_the_round_trip():
     alone = judged({keys.TRAIN_TIME: 1.25}).parts
     assert alone == {"wait": 8.75, "train": 1.25}
     assert judged({keys.TRAIN_TIME: 10.0}).parts == {"wait": 0.0, "train": 10.0}
+
+
+@pytest.mark.parametrize(
+    ("step_s", "found"), [(0.2, {"steps": 1.0}), (9.0, {"steps": 1.25}), (-1.0, {}), ("1", {})]
+)
+def test_steps_are_the_part_of_training_that_is_no_reading(step_s, found):
+    work = ConfigRecord({keys.NUM_STEPS: 5, keys.STEP_TIME: step_s})
+    assert judged(CLAIM, work=work).parts == PARTS | found
 
 
 @pytest.mark.parametrize("key", CLAIM)

@@ -54,23 +54,38 @@ REAL = {"a": (0.05, 0.5), "b": (0.2, 2.0), "c": (0.5, 5.0)}
 OUTSIDE = {"wait": 3.7, "start": 2.0, "receive": 0.25, "send": 0.25}
 
 
-@pytest.mark.parametrize("has_parts", [True, False])
-def test_what_a_message_costs_is_told_from_its_steps(tmp_path, has_parts):
-    """Where nodes do not say what a message took outside of the app, the round trip is known."""
+def real_run(known, count, steps_of):
+    """Make lines of a run on real nodes; ``known``: whether they say times outside, of steps."""
     rng, records = np.random.default_rng(0), []
-    for number in range(40):
-        steps = {node: int(rng.integers(5, 40)) for node in REAL}
+    for number in range(count):
+        steps = {node: steps_of(rng) for node in REAL}
         noise = dict(zip(REAL, np.exp(0.05 * rng.standard_normal(3)), strict=True))
-        work = {n: read + noise[n] * steps[n] * step for n, (step, read) in REAL.items()}
-        if number == 0:
-            work = {node: seconds + 30.0 for node, seconds in work.items()}
-        seconds = {part: dict.fromkeys(REAL, value) for part, value in OUTSIDE.items()}
-        if has_parts:
-            line = {"latency": work, "seconds": seconds | {"train": work}}
+        own = {node: noise[node] * steps[node] * step_s for node, (step_s, _) in REAL.items()}
+        # what the first message of all warms up is no cost of each
+        more_s = 30.0 if number == 0 else 0.0
+        train = {node: more_s + own[node] + read_s for node, (_, read_s) in REAL.items()}
+        line = {"latency": train, "simulated": False, "local_steps": {"num_steps": steps}}
+        if "outside" in known:
+            outside = {part: dict.fromkeys(REAL, seconds) for part, seconds in OUTSIDE.items()}
+            line["seconds"] = {**outside, "train": train}
+            line["seconds"] |= {"steps": own} if "steps" in known else {}
         else:
-            line = {"latency": {node: 6.2 + own for node, own in work.items()}}
-        records.append(line | {"simulated": False, "local_steps": {"num_steps": steps}})
-    where = history(tmp_path, records)
+            line["latency"] = {node: sum(OUTSIDE.values()) + train[node] for node in REAL}
+        records.append(line)
+    return records
+
+
+def several(rng):
+    return int(rng.integers(5, 40))
+
+
+@pytest.mark.parametrize(
+    ("known", "steps_of"),
+    [(["outside", "steps"], lambda rng: 10), (["outside"], several), ([], several)],
+    ids=["nodes say it", "reading is told by steps", "all is told by steps"],
+)
+def test_what_a_message_costs_is_told_from_its_steps(tmp_path, known, steps_of):
+    where = history(tmp_path, real_run(known, 40, steps_of))
     found = {each.name: each for each in read_fleet(where, 20, 160, 1.0, node="flower")}
     for node, (step_s, read_s) in REAL.items():
         assert epoch_s(found[node], 160, 1.0) == pytest.approx(10 * step_s, rel=0.1)
