@@ -227,6 +227,7 @@ def load(app: App) -> str:
         context = _flwr.new_context(app.node_id, app.node_config, app.run_config)
         with one_thread():
             preload_all(context)
+            make_optimizer()
     # whatever the app raises, its message raises it again, and tells the server
     except (Exception, SystemExit) as error:
         return f"{type(error).__name__}: {error}"
@@ -234,6 +235,13 @@ def load(app: App) -> str:
         if is_ours:
             del os.environ[NVML]
     return why_cold()
+
+
+def make_optimizer() -> None:
+    """Make an optimizer of torch: with the first one it imports as much as with itself."""
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        torch.optim.SGD([torch.zeros(1, requires_grad=True)])
 
 
 @contextmanager

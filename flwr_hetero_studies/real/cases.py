@@ -39,9 +39,10 @@ ORDER = (
     Entry("light", "cold", BASE), Entry("light", "cold", "FedSlice"),
     Entry("heavy", "warm", BASE), Entry("heavy", "warm", "FedSlice"),
     Entry("heavy", "warm", "FedBuff"), Entry("light", "warm", "FedBuff"),
-    Entry("light", "warm", "TiFL"), Entry("heavy", "warm", "TiFL"),
+    Entry("light", "warm", "TiFL"),
     Entry("heavy", "warm", "FedSlice, 10 Mbit/s", LINK_MBPS),
     Entry("heavy", "warm", "FedSlice, 10 Mbit/s, 4 bits", LINK_MBPS),
+    Entry("heavy", "warm", "TiFL"),
     Entry("heavy", "cold", BASE), Entry("heavy", "cold", "FedSlice"),
 )  # fmt: skip
 

@@ -20,22 +20,23 @@ TIMED_STEPS = 20
 
 
 class StartingGrid(LocalGrid):
-    """A fleet whose nodes have another cost for their first message than for later ones."""
+    """A fleet whose nodes have another cost for their first messages than for later ones."""
 
-    later: Mapping[int, DeviceProfile]
+    later: Mapping[int, list[DeviceProfile]]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         asked = list(messages)
         ids = super().push_messages(asked)
         for node in {message.metadata.dst_node_id for message in asked}:
-            self.set_profile(node, self.later[node])
+            if self.later[node]:
+                self.set_profile(node, self.later[node].pop(0))
         return ids
 
 
 def foretell(
     config: dict[str, Any],
     links: Sequence[DeviceProfile],
-    nodes: Mapping[str, Mapping[str, float]],
+    nodes: Mapping[str, Mapping[str, Any]],
     warm: bool,
     target: float | None,
     budget_s: float,
@@ -44,9 +45,11 @@ def foretell(
     app, task = app_modules("fleet", "fleet_app")
     settings = task.FleetSettings.from_run_config(config | {"fleet": "uniform"})
     share = 0.0 if warm else reading_share(settings)
-    usual, first = measured(links, list(nodes.values()), examples_of(settings), share)
+    first, *later = measured(links, list(nodes.values()), examples_of(settings), share)
     grid = StartingGrid(app, first, seed=settings.seed, run_config=config)
-    grid.later = dict(zip(grid.get_node_ids(), usual, strict=True))
+    grid.later = {
+        n: list(own) for n, own in zip(grid.get_node_ids(), zip(*later, strict=True), strict=True)
+    }
     lines: list[tuple[dict[str, Any], float]] = []
 
     def note(moment: Moment) -> None:
@@ -65,18 +68,16 @@ def foretell(
 
 def measured(
     links: Sequence[DeviceProfile],
-    nodes: Sequence[Mapping[str, float]],
+    nodes: Sequence[Mapping[str, Any]],
     examples: int,
     reading: float,
-) -> tuple[list[DeviceProfile], list[DeviceProfile]]:
-    """Return devices as measured in epochs of so many examples, and as they are at first.
+) -> list[list[DeviceProfile]]:
+    """Return devices as measured in epochs of so many examples: at the first messages, and later.
 
     ``reading``: part of the seconds to train in which a node reads its data.
     """
     speeds = np.array([link.compute_factor for link in links])
-    train_s, message_s, first_s = (
-        np.array([node[name] for node in nodes]) for name in ("train_s", "message_s", "first_s")
-    )
+    train_s, message_s = (np.array([node[n] for node in nodes]) for n in ("train_s", "message_s"))
     # what work takes on the quickest, by all nodes
     epoch_s = float(np.median(train_s * speeds))
     start_s, wait_s = np.polyfit(1 / speeds, message_s - train_s, 1)
@@ -84,19 +85,18 @@ def measured(
     if wait_s < 0:
         start_s, wait_s = np.median((message_s - train_s) * speeds), 0.0
     fixed_s = max(0.0, float(start_s)) + reading * epoch_s
+    example_s = (1 - reading) * epoch_s / examples
     usual = [
-        replace(
-            link,
-            wait_s=float(wait_s),
-            start_s=fixed_s,
-            seconds_per_example=(1 - reading) * epoch_s / examples,
-        )
+        replace(link, wait_s=float(wait_s), start_s=fixed_s, seconds_per_example=example_s)
         for link in links
     ]
-    # a warm node imports and reads before its first message only
-    more_s = np.maximum(0.0, first_s - message_s)
-    first = [replace(u, wait_s=u.wait_s + more) for u, more in zip(usual, more_s, strict=True)]
-    return usual, first
+    # a warm node imports and reads at first only
+    more_s = [np.maximum(0.0, np.array(node["first_s"]) - node["message_s"]) for node in nodes]
+    early = [
+        [replace(u, wait_s=u.wait_s + float(m[k])) for u, m in zip(usual, more_s, strict=True)]
+        for k in range(min(map(len, more_s)))
+    ]
+    return [*early, usual]
 
 
 def examples_of(settings: tasks.Settings) -> int:

@@ -1,6 +1,8 @@
 """A run of ``apps/fleet`` on a real fleet, and what its line keeps."""
 
 import os
+import signal
+import sys
 from collections.abc import Sequence
 from math import inf
 from pathlib import Path
@@ -15,6 +17,8 @@ from flwr_hetero_studies.real.workloads import CPU
 
 LESS = 0.01
 """By which the target is below FedAvg's end."""
+EARLY = 2
+"""First messages of a node in which it may load what it keeps later."""
 LONGEST_S = 2 * 3600.0
 """After which a run is broken off."""
 Found = dict[str, Any]
@@ -25,6 +29,8 @@ def race(
 ) -> Found:
     """Run the app on a fleet of its own; return the metrics and the curve of its line."""
     load = round(os.getloadavg()[0], 2)
+    # ended from outside, it still ends its fleet
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     fleet = RealFleet(folder / "fleet")
     fleet.up(profiles, cpu=CPU, warm=warm)
     try:
@@ -67,19 +73,20 @@ def reached(curve: Columns, target: float | None) -> Found:
     return {"target": aim, "target_s": None if seconds == inf else round(seconds, 1)}
 
 
-def messages_of(history: History) -> dict[str, dict[str, float]]:
-    """Return of each node the median seconds of a message, those to train, and of the first one."""
-    found: dict[str, dict[str, list[float]]] = {}
+def messages_of(history: History) -> dict[str, dict[str, Any]]:
+    """Return of each node the seconds of its first messages, and those of a usual one.
+
+    What is usual is the median of the later half of its messages, in all and to train.
+    """
+    found: dict[str, list[tuple[float, float]]] = {}
     for line in history:
         parts = line.get("seconds", {})
         for node, train_s in parts.get("train", {}).items():
-            own = found.setdefault(node, {"message_s": [], "train_s": []})
-            own["message_s"].append(sum(of_nodes.get(node, 0.0) for of_nodes in parts.values()))
-            own["train_s"].append(train_s)
-    medians = {}
-    for node, own in sorted(found.items()):
-        first_s, *later_s = own["message_s"]
-        times = {"message_s": median(later_s or [first_s]), "first_s": first_s}
-        times["train_s"] = median(own["train_s"][1:] or own["train_s"])
-        medians[node] = {name: round(value, 2) for name, value in times.items()}
-    return medians
+            message_s = sum(of_nodes.get(node, 0.0) for of_nodes in parts.values())
+            found.setdefault(node, []).append((message_s, train_s))
+    nodes: dict[str, dict[str, Any]] = {}
+    for node, every in sorted(found.items()):
+        message_s, train_s = (median(part) for part in zip(*every[len(every) // 2 :], strict=True))
+        nodes[node] = {"first_s": [round(seconds, 2) for seconds, _ in every[:EARLY]]}
+        nodes[node] |= {"message_s": round(message_s, 2), "train_s": round(train_s, 2)}
+    return nodes

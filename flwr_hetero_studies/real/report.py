@@ -21,7 +21,7 @@ STUDENT = {3: 4.303, 4: 3.182, 5: 2.776}
 """Quantiles of Student's t for an interval of 95 %, by seeds."""
 HEAD = ["workload", "nodes", "method", "seeds", "seconds to the target", "times as soon as FedAvg",
         "foretold", "off by", "MB", "replies"]  # fmt: skip
-HEAD_NODES = ["workload", "nodes", "message, s", "of it training, s", "first message, s"]
+HEAD_NODES = ["workload", "nodes", "message, s", "of it training, s", "first, s", "second, s"]
 
 
 def ratios(lines: Sequence[Line], base: Sequence[Line]) -> list[float]:
@@ -83,8 +83,8 @@ def messages(lines: Sequence[Line]) -> str:
     rows = []
     for line in lines:
         times = line["metrics"]["nodes"].values()
-        names = ("message_s", "train_s", "first_s")
-        cells = [", ".join(f"{node[name]:.3g}" for node in times) for name in names]
+        columns = [[node["message_s"], node["train_s"], *node["first_s"]] for node in times]
+        cells = [", ".join(f"{s:.3g}" for s in each) for each in zip(*columns, strict=True)]
         rows.append([line["case"]["workload"], line["case"]["node"], *cells])
     return tables.table(HEAD_NODES, rows)
 

@@ -4,8 +4,11 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from flwr.app import Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 from matplotlib.figure import Figure
 
+from flwr_hetero.fleet import DeviceProfile
 from flwr_hetero_studies.core.plan import DIGITS, Data, NotHereError, Options
 from flwr_hetero_studies.core.record import of
 from flwr_hetero_studies.real import cases, foretell, race, report
@@ -13,7 +16,7 @@ from flwr_hetero_studies.real.workloads import CLASSES, SPEEDS, WORKLOADS, fleet
 from flwr_hetero_studies.tasks.models import make_model
 from flwr_hetero_studies.tasks.partitions import partition_rows
 
-NODES = {"node-0": {"message_s": 3.0, "train_s": 2.0, "first_s": 5.0}}
+NODES = {"node-0": {"message_s": 3.0, "train_s": 2.0, "first_s": [5.0, 4.0]}}
 
 
 def line(trial, target_s, seconds=(1.0, 50.0, 100.0), target=0.8):
@@ -134,24 +137,27 @@ def test_target_is_a_point_below_the_end_and_between_two_points():
     assert race.found_in(run, 0.95)["metrics"]["target_s"] is None
 
 
-def test_messages_are_sums_of_their_parts_and_the_first_is_told_apart():
-    nodes = race.messages_of(history((1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)))
-    assert nodes["node-0"] == {"message_s": 7.5, "train_s": 6.5, "first_s": 6.0}
-    assert nodes["node-1"] == {"message_s": 15.0, "train_s": 10.0, "first_s": 15.0}
+def test_messages_are_sums_of_their_parts_and_the_first_are_told_apart():
+    points = [(number, 0.1) for number in range(6)]
+    nodes = race.messages_of(history(*points))
+    assert nodes["node-0"] == {"first_s": [6.0, 7.0], "message_s": 9.0, "train_s": 8.0}
+    assert nodes["node-1"] == {"first_s": [15.0, 15.0], "message_s": 15.0, "train_s": 10.0}
 
 
 # --- what is foretold -----------------------------------------------------------------------
 
 
-def nodes_like(wait_s, start_s, epoch_s, first_s=0.0):
+def nodes_like(wait_s, start_s, epoch_s, more_s=(0.0, 0.0)):
     for speed in SPEEDS:
         train_s = epoch_s / speed
         message_s = train_s + wait_s + start_s / speed
-        yield {"train_s": train_s, "message_s": message_s, "first_s": message_s + first_s}
+        first_s = [message_s + more for more in more_s]
+        yield {"train_s": train_s, "message_s": message_s, "first_s": first_s}
 
 
 def test_devices_cost_what_was_measured():
-    usual, first = foretell.measured(fleet(10.0), [*nodes_like(2.0, 0.5, 8.0, 7.0)], 400, 0.25)
+    nodes = [*nodes_like(2.0, 0.5, 8.0, (7.0, -1.0))]
+    first, second, usual = foretell.measured(fleet(10.0), nodes, 400, 0.25)
     for one, speed in zip(usual, SPEEDS, strict=True):
         assert one.compute_factor == speed
         assert one.wait_s == pytest.approx(2.0)
@@ -159,10 +165,30 @@ def test_devices_cost_what_was_measured():
         assert one.seconds_per_example == pytest.approx(6.0 / 400)
         assert one.uplink_mbps == 10.0
     assert [one.wait_s for one in first] == pytest.approx([9.0] * len(SPEEDS))
+    assert second == usual
+
+
+def test_first_messages_of_an_emulated_node_cost_more():
+    app = ClientApp()
+
+    @app.train()
+    def answer(message, context):
+        return Message(RecordDict({"metrics": MetricRecord({"num-examples": 1})}), reply_to=message)
+
+    costs = [DeviceProfile(wait_s=wait_s) for wait_s in (9.0, 5.0, 1.0)]
+    grid = foretell.StartingGrid(app, costs[:1])
+    (node,) = grid.get_node_ids()
+    grid.later = {node: costs[1:]}
+    ends = []
+    for _ in range(4):
+        grid.send_and_receive([Message(RecordDict(), node, "train")])
+        ends.append(grid.virtual_time_s)
+    took_s = np.diff([0.0, *ends])
+    assert took_s - took_s[-1] == pytest.approx([8.0, 4.0, 0.0, 0.0])
 
 
 def test_waiting_is_never_less_than_nothing():
-    usual, _ = foretell.measured(fleet(), [*nodes_like(-0.5, 1.0, 8.0)], 400, 0.0)
+    *_, usual = foretell.measured(fleet(), [*nodes_like(-0.5, 1.0, 8.0)], 400, 0.0)
     assert usual[0].wait_s == 0.0
     assert 0 < usual[0].start_s < 1.0
 
