@@ -1,6 +1,5 @@
 """Flower's node from inside: the places that a warm node takes. Tried with flwr 1.41.0."""
 
-import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,8 +14,6 @@ from flwr.supercore.constant import TaskType
 from flwr.supercore.tls import validate_and_resolve_root_certificates
 
 from flwr_hetero._flwr import TRIED_WITH
-
-NO_PARENT = "no warm process is left: a cold one, as Flower's"
 
 
 def why_untried() -> str:
@@ -89,7 +86,6 @@ def run_superexec(
             try:
                 launch(self.run_id, spec)
             except OSError:
-                logging.getLogger("flwr").warning(NO_PARENT)
                 return super().launch(spec)
             return LaunchResult.accepted()
 
