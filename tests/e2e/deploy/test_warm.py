@@ -155,6 +155,7 @@ def test_node_goes_on_when_its_processes_are_killed(one_node, tmp_path):
     last = wait_for_more(4)[-1]
     assert last["imported-by"] == last["pid"]
     run.process.terminate()
+    run.process.wait()
     log = (fleet.folder / "logs" / "node-0.log").read_text()
     assert log.count("the launcher has ended") == 1
     assert log.count("the first parent has ended") == 1
