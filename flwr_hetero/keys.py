@@ -151,5 +151,20 @@ TIMES_FILE = "FLWR_HETERO_TIMES"
 RECEIVED_AT = "received-at"
 """In that file, beside RECEIVE_TIME and SEND_TIME: when the message was there, monotonic clock."""
 
-RECORDS = frozenset({TIMING, SAMPLES, PACE, RESHARDING, ORDER, SAMPLER, WORK, OPTIMIZER, PASS})
+# --- compression: a ConfigRecord each way, and packed arrays in place of the model's ------------
+COMPRESSION = PREFIX + "compression"
+"""In an instruction: BITS_UP and FEEDBACK. In a reply: BITS_UP, whatever is packed."""
+BITS_UP = "bits-up"
+"""Bits of a value in the reply's model, which is then an update; 0: as the app returns it."""
+FEEDBACK = "feedback"
+"""True: the node adds to an update what the one before has lost on its way."""
+RESIDUAL = PREFIX + "residual"
+"""ArrayRecord in the node's state: what its last update has lost, by array."""
+PACKED = PREFIX + "packed-"
+"""Serialisation of a packed array, before its bits; its type and shape are those of the model's."""
+
+RECORDS = frozenset(
+    {TIMING, SAMPLES, PACE, RESHARDING, ORDER, SAMPLER, WORK, OPTIMIZER, PASS}
+    | {COMPRESSION, RESIDUAL}
+)
 """All names above that stand for records; the others are entries, metrics or Flower's own."""

@@ -8,6 +8,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 
 from flwr_hetero import keys
 
+BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+"""How names end of arrays that are no parameters, in torch's batch normalisation."""
 MAX_NUMBER = 1e18
 """Largest number of a node that is believed: sums, products and squares of it are finite."""
 

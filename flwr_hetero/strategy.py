@@ -8,6 +8,7 @@ from flwr_hetero.asynchronous.over_select import OverSelect
 from flwr_hetero.asynchronous.strategy import FedBuff
 from flwr_hetero.biased_local_sgd.strategy import BiasedLocalSGD, FedNova, LocalSteps
 from flwr_hetero.cd_grab.strategy import CDGraB
+from flwr_hetero.compression.strategy import Compressed
 from flwr_hetero.mercury.strategy import Resharding
 from flwr_hetero.server.checkpoint import Recorded
 from flwr_hetero.server.profiling import SamplerMetrics
@@ -19,6 +20,7 @@ from flwr_hetero.tifl.strategy import TiFL
 __all__ = [
     "BiasedLocalSGD",
     "CDGraB",
+    "Compressed",
     "FedBuff",
     "FedNova",
     "FedSlice",

@@ -57,6 +57,7 @@ NESTS = {
     "HerdingMeter": lambda inner: HerdingMeter(inner, sketch_size=2),
     "Resharding": lambda inner: ours.Resharding(inner, share=0.5, budget_bytes=16),
     "SamplerMetrics": lambda inner: ours.SamplerMetrics(inner),
+    "Compressed": lambda inner: ours.Compressed(inner),
     "OverSelect": lambda inner: ours.OverSelect(inner, take=6),
     "RandomSelection": lambda inner: ours.RandomSelection(inner, 6),
     "FedBuff": lambda inner: ours.FedBuff(inner, buffer_size=6),

@@ -9,8 +9,8 @@ from flwr_hetero import keys
 
 PACKAGE = Path(keys.__file__).parent
 NAMES = {name: value for name, value in vars(keys).items() if name.isupper()}
-NO_RECORD = {"PREFIX", "EXAMPLES_HIDDEN"}
-"""Of the names that begin with the prefix: itself, and a metric."""
+NO_RECORD = {"PREFIX", "EXAMPLES_HIDDEN", "PACKED"}
+"""Of the names that begin with the prefix: itself, a metric, and a serialisation."""
 AS_RECORD = r"(?:content|state|records)\)?(?:\[|\.\w+\()keys\.([A-Z_]+)"
 """How the package reads and writes records of messages and of a node's state."""
 

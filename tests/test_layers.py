@@ -21,7 +21,8 @@ LOWER = {*BASE, "server", "client"}
 ROOMS = {
     **{name: {*BASE} for name in BASE},
     "server": {*BASE, "report"},
-    "client": {*BASE},
+    # what a mod of a method does for every app
+    "client": {*BASE, "compression"},
     **dict.fromkeys(PAPERS, LOWER),
     "older": {*BASE, "server"},
     "fleet": {*BASE, "client"},

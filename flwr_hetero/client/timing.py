@@ -14,6 +14,7 @@ from flwr_hetero._flwr import ClientAppCallable, is_message_process
 from flwr_hetero.client.device import FORWARD_SHARE
 from flwr_hetero.client.handler import CURRENT, Handler
 from flwr_hetero.client.samplers import finish
+from flwr_hetero.compression.node import unpacking
 from flwr_hetero.records import configs_in, read_number
 
 
@@ -39,7 +40,7 @@ def call_app(message: Message, context: Context, call_next: ClientAppCallable) -
     """Call the ClientApp; then keep what is to be kept, and add what its steps and samplers say."""
     token = CURRENT.set(handler := Handler(message, context))
     try:
-        reply: Any = call_next(message, context)
+        reply: Any = unpacking(call_next)(message, context)
         # without a reply a SuperNode waits for ever
         if not isinstance(reply, Message):
             raise TypeError(f"the ClientApp returned {type(reply).__name__}, not a Message")

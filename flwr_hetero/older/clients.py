@@ -1,8 +1,7 @@
 """A Grid around a Grid whose nodes run a ClientApp of Flower's older API."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, NamedTuple
 
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
@@ -12,19 +11,18 @@ from flwr_hetero import _flwr, keys
 from flwr_hetero.errors import invalid
 from flwr_hetero.records import arrays_in, configs_in
 from flwr_hetero.server.aggregate import view_array
-from flwr_hetero.server.nodes import GridAround, whole_grid
+from flwr_hetero.server.nodes import TranslatingGrid, whole_grid
 
 
-class OlderMessage(NamedTuple):
-    """An instruction in the older form, and how the strategy named the model and its arrays."""
+class SentModel(NamedTuple):
+    """What a message asked for, and how the strategy named the model and its arrays."""
 
-    message: Message
-    category: str = ""
-    arrays_key: str = ""
-    names: tuple[str, ...] = ()
+    category: str
+    arrays_key: str
+    names: tuple[str, ...]
 
 
-class OlderClients(GridAround):
+class OlderClients(TranslatingGrid):
     """Let strategies train clients of Flower's older API: ``NumPyClient`` and ``client_fn``.
 
     A client's ``config`` holds what the strategy sends; numbers in its metrics become the reply's.
@@ -61,44 +59,21 @@ class OlderClients(GridAround):
         if isinstance(whole_grid(grid), OlderClients):
             raise invalid("grid", "OlderClients", "be wrapped only once")
         super().__init__(grid)
-        self._sent: dict[str, OlderMessage] = {}
+        self._sent: dict[str, SentModel] = {}
 
-    def __getattr__(self, name: str) -> Any:
-        """Show what else a grid has, such as the clock of a LocalGrid and its ways to wait."""
-        if name == "grid" or name.startswith("__"):
-            raise AttributeError(name)
-        found = getattr(self.grid, name)
-        if name in ("wait_for", "wait_for_next"):
-            return lambda *args, **options: self._from_older(found(*args, **options))
-        return found
+    def write(self, message: Message) -> Message:
+        """Write a message in the older form."""
+        return _to_older(message)
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Push messages in the older form."""
-        return self._send(messages, self.grid.push_messages)
+    def sent(self, message: Message, written: Message) -> None:
+        """Keep how the strategy named the model, for the reply."""
+        if written is message:
+            return
+        ((name, arrays),) = arrays_in(message.content).items()
+        category = _category_of(message)
+        self._sent[message.metadata.message_id] = SentModel(category, name, tuple(arrays))
 
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        """Push messages and wait for the replies."""
-        send = partial(self.grid.send_and_receive, timeout=timeout)
-        return self._from_older(self._send(messages, send))
-
-    def _send(self, messages: Iterable[Message], send: Callable[..., Iterable[Any]]) -> list[Any]:
-        # a message that is there twice is sent once, as other grids do
-        sent = [_to_older(message) for message in {id(each): each for each in messages}.values()]
-        found = list(send([each.message for each in sent]))
-        # how the strategy named the model, for the reply: a message has its id once it is sent
-        self._sent |= {own.message.metadata.message_id: own for own in sent if own.category}
-        return found
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Pull replies, in today's form."""
-        return self._from_older(self.grid.pull_messages(message_ids))
-
-    def _from_older(self, replies: Iterable[Message]) -> list[Message]:
-        return [self._read(reply) for reply in replies]
-
-    def _read(self, reply: Message) -> Message:
+    def read(self, reply: Message) -> Message:
         """Convert a reply; one that cannot be becomes an error, as if the node had sent that."""
         sent = self._sent.pop(reply.metadata.reply_to_message_id, None)
         if sent is None or reply.has_error():
@@ -112,11 +87,15 @@ class OlderClients(GridAround):
         return Message(body, metadata=reply.metadata)  # type: ignore[call-overload,no-any-return]
 
 
-def _to_older(message: Message) -> OlderMessage:
+def _category_of(message: Message) -> str:
+    return message.metadata.message_type.partition(".")[0]
+
+
+def _to_older(message: Message) -> Message:
     """Write an instruction in the form of the older API; records of this package stay beside it."""
-    content, category = message.content, message.metadata.message_type.partition(".")[0]
+    content, category = message.content, _category_of(message)
     if category not in ("train", "evaluate"):
-        return OlderMessage(message)
+        return message
     found = list(arrays_in(content).items())
     if len(found) != 1:
         rule = "send one ArrayRecord, as the older API has one list of arrays"
@@ -128,15 +107,13 @@ def _to_older(message: Message) -> OlderMessage:
         if isinstance(value, list):
             hint = "give a list as several keys, or as text"
             raise invalid(f"config {key!r}", value, "be one value for clients of Flower", hint)
-    ((name, arrays),) = found
+    ((_, arrays),) = found
     older = _flwr.older_content(category, arrays, config)
     older.update(_own_records(content))
-    # a twin shares the metadata, so that both get the id when it is sent
-    twin = Message(older, metadata=message.metadata)  # type: ignore[call-overload]
-    return OlderMessage(twin, category, name, tuple(arrays))
+    return Message(older, metadata=message.metadata)  # type: ignore[call-overload,no-any-return]
 
 
-def _in_todays_form(content: RecordDict, sent: OlderMessage) -> RecordDict:
+def _in_todays_form(content: RecordDict, sent: SentModel) -> RecordDict:
     """Return a reply in today's form, with those of its metrics that are numbers."""
     if not _flwr.is_older_reply(content, sent.category):
         return content

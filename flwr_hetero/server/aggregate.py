@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from flwr_hetero import keys
 from flwr_hetero._flwr import NUMPY, log
 from flwr_hetero.errors import invalid, last_line
-from flwr_hetero.records import arrays_in, metrics_in, read_number
+from flwr_hetero.records import BUFFERS, arrays_in, metrics_in, read_number
 from flwr_hetero.server.context import Exchange
 
 LINEAR = (FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi)
@@ -26,8 +26,6 @@ WEIGHT = keys.PREFIX + "weight"
 """Metric by which a strategy weights models where that is not its own key."""
 MAX_VALUE, MAX_COUNT_STEP = 1e15, 2**31
 """Above this values are nonsense; integers are counters, and differ at most so from those sent."""
-BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
-"""How names end of arrays that are no parameters, in torch's batch normalisation."""
 
 
 def aggregate(

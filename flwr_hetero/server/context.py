@@ -199,11 +199,20 @@ class Costs:
     bytes_up: int = 0
     device_s: float = 0.0
     pending: dict[str, PendingCost] = field(default_factory=dict)
+    on_wire: dict[tuple[str, str], int] = field(default_factory=dict)
+    """Bytes of messages that travel in another form, by their id and the one that they answer."""
+
+    def size(self, message: Message) -> int:
+        """Return the bytes of a message that was sent."""
+        ids = message.metadata.message_id, message.metadata.reply_to_message_id
+        if (known := self.on_wire.pop(ids, None)) is not None:
+            return known
+        return payload_bytes(message.content) if message.has_content() else 0
 
     def sent(self, messages: Sequence[Message], now_s: float, timeout_s: float = inf) -> None:
         """Count instructions that are sent now, in Flower's sense: they have an id."""
         for message in messages:
-            self.bytes_down += payload_bytes(message.content)
+            self.bytes_down += self.size(message)
             self.pending[message.metadata.message_id] = PendingCost(now_s, now_s + timeout_s)
 
     def answered(
@@ -212,8 +221,7 @@ class Costs:
         """Count replies that are here now; at ``inf`` none is late by the devices' own clock."""
         for reply in replies:
             message_id = reply.metadata.reply_to_message_id
-            if reply.has_content():
-                self.bytes_up += payload_bytes(reply.content)
+            self.bytes_up += self.size(reply)
             if (job := self.pending.pop(message_id, None)) is None:
                 continue
             took_s = (trips_s or {}).get(message_id, now_s - job.sent_s)

@@ -4,11 +4,13 @@ import hashlib
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
+from functools import partial
 from logging import DEBUG, INFO, WARNING
 from math import inf
 from typing import Any
 
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 from flwr_hetero._flwr import NodeInfo, is_simulation_grid, log
@@ -46,6 +48,57 @@ class GridAround(Grid):
     get_node_ids, get_nodes = _passed_on("get_node_ids"), _passed_on("get_nodes")
     push_messages, pull_messages = _passed_on("push_messages"), _passed_on("pull_messages")
     send_and_receive = _passed_on("send_and_receive")
+
+
+class TranslatingGrid(GridAround):
+    """Send messages in another form, and read the replies out of it."""
+
+    def write(self, message: Message) -> Message:
+        """Return a message in the other form: with the same metadata, so that both get the id."""
+        raise NotImplementedError
+
+    def sent(self, message: Message, written: Message) -> None:
+        """Learn that a message was sent, and so has its id."""
+
+    def read(self, reply: Message) -> Message:
+        """Return a reply in the form that strategies know."""
+        raise NotImplementedError
+
+    def __getattr__(self, name: str) -> Any:
+        """Show what else a grid has, such as the clock of a LocalGrid and its ways to wait."""
+        if name == "grid" or name.startswith("__"):
+            raise AttributeError(name)
+        found = getattr(self.grid, name)
+        if name in ("wait_for", "wait_for_next"):
+            return lambda *args, **options: self._read_all(found(*args, **options))
+        return found
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Push messages in the other form."""
+        return self._send(messages, self.grid.push_messages)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Push messages and wait for the replies."""
+        send = partial(self.grid.send_and_receive, timeout=timeout)
+        return self._read_all(self._send(messages, send))
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Pull replies."""
+        return self._read_all(self.grid.pull_messages(message_ids))
+
+    def _send(self, messages: Iterable[Message], send: Callable[..., Iterable[Any]]) -> list[Any]:
+        # a message that is there twice is sent once, as other grids do
+        distinct = {id(message): message for message in messages}.values()
+        pairs = [(message, self.write(message)) for message in distinct]
+        found = list(send([written for _, written in pairs]))
+        for pair in pairs:
+            self.sent(*pair)
+        return found
+
+    def _read_all(self, replies: Iterable[Message]) -> list[Message]:
+        return [self.read(reply) for reply in replies]
 
 
 class GridView(GridAround):

@@ -25,7 +25,8 @@ ROUNDS, ROUNDS_S = 40, 60.0
 """Rounds of FedAvg, for seconds of wall time on two cores; measured by the study advise."""
 UNKNOWN = (
     "It trains a small network on generated data: your own model and data may rank close settings "
-    "differently. Links and sizes are as you gave them; a history's times count as computing."
+    "differently. Links, sizes and what a message costs are as you gave them, or as a real run's "
+    "history has them."
 )
 
 
@@ -83,6 +84,7 @@ def advise(
     examples: int = 256,
     batch_size: int = 16,
     model_mb: float = 1.0,
+    node: str = "flower",
     seconds: float = ROUNDS_S,
     jobs: int | None = None,
     seed: int = 0,
@@ -90,7 +92,8 @@ def advise(
     """Rank settings on a fleet, by simulations that take ``seconds`` on two cores of any age."""
     check_count("examples", examples, 1), check_count("batch_size", batch_size, 1)
     check_number("model_mb", model_mb, "(0, inf)"), check_number("seconds", seconds, "(0, inf)")
-    devices = read_fleet(path, check_count("nodes", nodes, 3), examples, model_mb)
+    sizes = check_count("nodes", nodes, 3), examples, model_mb, batch_size
+    devices = read_fleet(path, *sizes, node=node)
     some = clients_per_round or max(2, round(0.15 * len(devices)))
     check_count("clients_per_round", some, 1)
     # so many that FedAvg learns, however short the time
@@ -110,8 +113,8 @@ def advise(
                 own_mb = payload_bytes(RecordDict({"arrays": task.first()})) / 1e6
                 # the small task is to wait for devices and links as the user's would
                 profiles = for_task(devices, examples, model_mb, EXAMPLES, own_mb)
-                sizes = (EXAMPLES // BATCH_SIZE, some, rounds)
-                return Simulation(choice, task, profiles, *sizes, number, target)
+                length = (EXAMPLES // BATCH_SIZE, some, rounds)
+                return Simulation(choice, task, profiles, *length, number, target)
 
             rows[name] = rank(choices, range(seed, seed + SEEDS), make, execute)
     return Advice(devices, some, max(1, round(examples / batch_size)), rows)

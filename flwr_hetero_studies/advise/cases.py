@@ -45,7 +45,7 @@ def run(case: Case, seed: int, data: Data, target: float | None = None) -> dict[
     rows, examples = case["rows"], case["rows"] // NODES
     if case["name"] == "advice":
         known: dict[str, Any] = {"nodes": NODES, "clients_per_round": PER_ROUND}
-        known |= {"examples": examples, "batch_size": BATCH, "model_mb": MODEL_MB}
+        known |= {"examples": examples, "batch_size": BATCH, "model_mb": MODEL_MB, "node": "none"}
         found = advise(fleet, seconds=case["seconds"], jobs=1, **known).as_dict()
         return {"metrics": {"order": found["order"], "settings": found["settings"]}}
     test = max(rows // 3, 100)

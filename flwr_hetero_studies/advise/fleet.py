@@ -1,28 +1,54 @@
 """The user's fleet, from a file of devices or from the history of a former run."""
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
-from math import log
+from itertools import combinations
+from math import isnan, log
 from pathlib import Path
 from statistics import median, pstdev
 
 from flwr_hetero.client.device import DeviceProfile, named_fleet
-from flwr_hetero.errors import invalid
+from flwr_hetero.errors import check_choice, invalid
 from flwr_hetero.report.history import HISTORY, as_dict, as_number, read_history
-from flwr_hetero_studies.race.watch import epoch_s
+from flwr_hetero_studies.race import watch
 
 AWAY, MOST_NODES = "error 5:", 60
 """Begin of the failure of a node that was away; so many nodes are emulated, evenly by speed."""
+COSTS = {"flower": (3.7, 2.3), "warm": (0.2, 0.1), "none": (0.0, 0.0)}
+"""Seconds that a message costs, by what runs the nodes: of waiting, and of a whole core's start."""
+MOST_JOBS, SPREAD = 200, 1.5
+"""Newest messages that a node is timed by; between their steps, to tell these from the rest."""
+Timed = tuple[float, float, float]
+"""A message's steps, NaN if unknown, and its seconds in the ClientApp and outside of it."""
 
 
-def read_fleet(path: str, nodes: int, examples: int, model_mb: float) -> list[DeviceProfile]:
-    """Return the devices, the quickest first; an example's time is a share of 1/examples epoch."""
+def read_fleet(
+    path: str,
+    nodes: int,
+    examples: int,
+    model_mb: float,
+    batch_size: int = 16,
+    node: str = "none",
+) -> list[DeviceProfile]:
+    """Return the devices, the quickest first; an example's time is a share of 1/examples epoch.
+
+    ``node``: what a message costs on devices that do not say it.
+    """
+    wait_s, start_s = COSTS[check_choice("node", node, tuple(COSTS))]
     where = Path(path).expanduser()
     if where.is_dir() or where.name == HISTORY:
-        found = from_history(where if where.is_dir() else where.parent, examples)
+        folder = where if where.is_dir() else where.parent
+        found, is_real = from_history(folder, examples, examples / batch_size)
+        lacking = [not is_real] * len(found)
     else:
         found = named_fleet(path, nodes)
-    found.sort(key=lambda device: epoch_s(device, examples, model_mb))
+        lacking = [device.wait_s + device.start_s == 0 for device in found]
+    found = [
+        replace(device, wait_s=device.wait_s + wait_s, start_s=start_s) if lacks else device
+        for device, lacks in zip(found, lacking, strict=True)
+    ]
+    found.sort(key=lambda device: watch.epoch_s(device, examples, model_mb))
     if len(found) < 3:
         raise invalid("fleet", path, "have at least 3 nodes", "give --nodes")
     # evenly by speed: the ends of a fleet decide more than its middle
@@ -30,43 +56,65 @@ def read_fleet(path: str, nodes: int, examples: int, model_mb: float) -> list[De
     return [found[round(i * (len(found) - 1) / (count - 1))] for i in range(count)]
 
 
-def from_history(folder: Path, examples: int) -> list[DeviceProfile]:
-    """Estimate devices from what each node took, by the step, and how often it was away."""
-    took: dict[str, list[float]] = defaultdict(list)
+def from_history(
+    folder: Path, examples: int, epoch_steps: float
+) -> tuple[list[DeviceProfile], bool]:
+    """Estimate devices from what each node took and how often it was away.
+
+    Also whether nodes were real, so that their times tell what a message costs.
+    """
+    timed: dict[str, list[Timed]] = defaultdict(list)
     asked, away = Counter[str](), Counter[str]()
-    all_steps: list[float] = []
-    for record in read_history(folder).rounds:
+    rounds = read_history(folder).rounds
+    for record in rounds:
         steps = next((as_dict(v["num_steps"]) for v in map(as_dict, record.values())
                       if isinstance(v.get("num_steps"), dict)), {})  # fmt: skip
+        outside = [as_dict(own) for part, own in as_dict(record.get("seconds")).items()
+                   if part != "train"]  # fmt: skip
         for node, seconds in as_dict(record.get("latency")).items():
             if (time_s := as_number(seconds)) > 0:
-                # times count by the step where nodes take different numbers of them
-                count = as_number(steps.get(node, 1.0))
-                took[node].append(time_s / count)
-                all_steps += [count] if node in steps else []
+                rest_s = sum(as_number(own.get(node, 0.0)) for own in outside)
+                timed[node].append((as_number(steps.get(node)), time_s, rest_s))
         asked.update(map(str, record.get("selected") or ()))
         for failure in map(as_dict, record.get("failures") or ()):
             away[str(failure.get("node"))] += str(failure.get("reason", "")).startswith(AWAY)
-    if not took:
+    if not timed:
         raise invalid("history", str(folder), "have the latency of nodes", "run some rounds first")
-    epoch_steps = median(all_steps) if all_steps else 1.0
-    return [
-        DeviceProfile(
-            1 / (median(times) * epoch_steps),
-            # of the logarithm, as the emulation draws it
-            jitter=pstdev([log(t) for t in times]) if len(times) > 2 else 0.0,
-            availability=max(0.05, 1 - away[node] / max(asked[node], len(times))),
-            seconds_per_example=1 / examples,
-            name=node,
-        )
-        for node, times in took.items()
-    ]
+    known = {node: estimate(own[-MOST_JOBS:], epoch_steps) for node, own in timed.items()}
+    quickest_s, found = min(epoch_s for epoch_s, *_ in known.values()), []
+    for node, (epoch_s, wait_s, jitter) in known.items():
+        present = max(0.05, 1 - away[node] / max(asked[node], len(timed[node])))
+        how = {"jitter": jitter, "availability": present, "wait_s": wait_s}
+        # the quickest is the reference
+        how["seconds_per_example"] = quickest_s / examples
+        found.append(DeviceProfile(quickest_s / epoch_s, **how, name=node))
+    return found, not any(record.get("simulated") for record in rounds)
+
+
+def estimate(messages: Sequence[Timed], epoch_steps: float) -> tuple[float, float, float]:
+    """Estimate a node's seconds of an epoch and of a message besides, and its jitter."""
+    # a job without a number of steps is an epoch
+    jobs = [(1.0 if isnan(steps) else steps / epoch_steps, s) for steps, s, _ in messages]
+    epoch_s, own_s = median(time_s / epochs for epochs, time_s in jobs), 0.0
+    # the first message warms up
+    later = jobs[1:] if len(jobs) > 2 else jobs
+    slopes = [(t - u) / (e - f) for (e, t), (f, u) in combinations(later, 2) if e != f]
+    sizes = [epochs for epochs, _ in later]
+    if max(sizes) >= SPREAD * min(sizes) and (slope := median(slopes)) > 0:
+        # the slope of a robust line through them (Theil and Sen), and where it begins
+        begin_s = median(time_s - slope * epochs for epochs, time_s in later)
+        epoch_s, own_s = (slope, begin_s) if begin_s > 0 else (epoch_s, own_s)
+    # of the logarithm, as the emulation draws it
+    logs = [log(time_s / (own_s + epoch_s * epochs)) for epochs, time_s in jobs]
+    jitter = pstdev(logs) if len(logs) > 2 else 0.0
+    return epoch_s, own_s + median(rest_s for *_, rest_s in messages), jitter
 
 
 def for_task(
     devices: list[DeviceProfile], examples: int, model_mb: float, own: int, own_mb: float
 ) -> tuple[DeviceProfile, ...]:
     """Scale devices, so that epochs and transfers of the small task take what the user's do."""
+    # what a message costs besides stays as it is
     scale, ratio = examples / own, own_mb / model_mb
     return tuple(
         replace(d, seconds_per_example=d.seconds_per_example * scale,

@@ -27,6 +27,10 @@ def add(commands: Any) -> None:
     add("--examples", type=int, default=256, help="of a usual node (default: 256)")
     add("--batch-size", type=int, default=16, help="of your app (default: 16)")
     add("--model-mb", type=float, default=1.0, help="size of your model (default: 1)")
+    costs = (
+        "what runs the nodes: Flower's own, warm ones, or none that costs time (default: flower)"
+    )
+    add("--node", choices=("flower", "warm", "none"), default="flower", help=costs)
     time = "about how long it takes on two cores; fewer, and it is less sure (default: 60)"
     add("--seconds", type=float, default=60.0, help=time)
     add("--seed", type=int, default=0, help="of the first run (default: 0)")
@@ -38,8 +42,9 @@ def _advise(options: argparse.Namespace) -> None:
     from flwr_hetero_studies.advise.advice import advise
 
     check_count("--nodes", options.nodes, 1)
-    names = ("nodes", "clients_per_round", "examples", "batch_size", "model_mb", "seconds", "seed")
-    found = advise(options.fleet, **{name: getattr(options, name) for name in names})
+    names = ("clients_per_round", "examples", "batch_size", "model_mb", "node", "seconds", "seed")
+    given = {name: getattr(options, name) for name in ("nodes", *names)}
+    found = advise(options.fleet, **given)
     print(json.dumps(found.as_dict(), indent=2)) if options.json else _print(found)
 
 
@@ -48,10 +53,13 @@ def _print(advice: "Advice") -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from flwr_hetero.client.device import message_time_s
     from flwr_hetero_studies.advise.advice import UNKNOWN
 
     console = Console()
+    costs_s = [message_time_s(device) for device in advice.devices]
     head = f"{len(advice.devices)} nodes, {advice.clients_per_round} a round in FedAvg"
+    head += f", {min(costs_s):.2g} to {max(costs_s):.2g} s a message besides its work"
     for task, rows in advice.rows.items():
         title = f"{head}; {task}"
         table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")

@@ -88,7 +88,9 @@ def run_claim(
     # a plan may ask for more once it sees results: a budget, the best rate
     while todo := missing(plan(options, lines), [*lines, *gone], patterns):
         print(f"{len(todo)} runs to do", flush=True)
-        for done, line in enumerate(execute_all(claim, todo, data, jobs), start=1):
+        # by what one shows that ran alone, another may come first now
+        now = [trial for trial in todo if not trial.alone] or todo[:1]
+        for done, line in enumerate(execute_all(claim, now, data, jobs), start=1):
             # nothing was measured
             if "not_here" in line["metrics"]:
                 gone.append(line)

@@ -13,6 +13,7 @@ from flwr_hetero.client.batch_sampler import BatchSampler, UniformSampler
 from flwr_hetero.client.emulation import in_config, in_simulation, is_emulated, repeat_of
 from flwr_hetero.client.weighted_loss import Loss
 from flwr_hetero.errors import invalid
+from flwr_hetero.mod import preload
 from flwr_hetero.sampler import OrderedSampler
 from flwr_hetero_studies.tasks.data import Examples, hold_out, load_partition
 from flwr_hetero_studies.tasks.models import model_from
@@ -88,17 +89,22 @@ def open_node(message: Message, context: Context) -> NodeTask:
     if in_simulation() and torch.get_num_threads() > 1:
         # several nodes share this machine
         torch.set_num_threads(1)
+    settings, part = open_data(context)
+    seed = seed_of(message, settings.seed, int(context.node_config[keys.PARTITION_ID]))
+    return NodeTask(message, settings, *hold_out(part), seed)
+
+
+@preload
+def open_data(context: Context) -> tuple[Settings, Examples]:
+    """Read the settings and the node's examples; a warm node does it once a run."""
     # a node passes over the keys of its app
     settings = Settings.shared_part(context.run_config)
     for key in (keys.PARTITION_ID, NUM_PARTITIONS):
         if key not in context.node_config:
             hint = 'start the SuperNode with --node-config "partition-id=0 num-partitions=5"'
             raise invalid("node_config", dict(context.node_config), f"hold {key!r}", hint)
-    partition_id = int(context.node_config[keys.PARTITION_ID])
-    count = int(context.node_config[NUM_PARTITIONS])
-    part = load_partition(settings.dataset, partition_id, count, **settings.partitioning)
-    seed = seed_of(message, settings.seed, partition_id)
-    return NodeTask(message, settings, *hold_out(part), seed)
+    part = int(context.node_config[keys.PARTITION_ID]), int(context.node_config[NUM_PARTITIONS])
+    return settings, load_partition(settings.dataset, *part, **settings.partitioning)
 
 
 def seed_of(message: Message, seed: int, partition_id: int) -> int:

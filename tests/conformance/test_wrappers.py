@@ -32,6 +32,7 @@ WRAPPERS = {
     "HerdingMeter": lambda inner=None: HerdingMeter(inner, sketch_size=2),
     "Resharding": lambda inner=None: ours.Resharding(inner, share=0.5, budget_bytes=16),
     "SamplerMetrics": lambda inner=None: ours.SamplerMetrics(inner),
+    "Compressed": lambda inner=None: ours.Compressed(inner),
     "OverSelect": lambda inner=None: ours.OverSelect(inner, take=2),
     "RandomSelection": lambda inner=None: ours.RandomSelection(inner, 3),
     "FedBuff": lambda inner=None: ours.FedBuff(inner, buffer_size=3, weighting="examples"),
@@ -45,7 +46,7 @@ WRAPPERS = {
     "FedAsync": lambda inner=None: rivals.FedAsync(inner),
     "FedCompass": lambda inner=None: rivals.FedCompass(inner, 2, 6),
 }
-ONLY_WRAP = {"CDGraB", "HerdingMeter", "Resharding", "SamplerMetrics", "Recorded"}
+ONLY_WRAP = {"CDGraB", "HerdingMeter", "Resharding", "SamplerMetrics", "Compressed", "Recorded"}
 INFO = {  # what the history must hold of a wrapper, in some round
     "TiFL": ("tifl", lambda f: f["tier"] in (0, 1) and len(f["tier_probs"]) == 2),
     "BiasedLocalSGD": ("biased_local_sgd", lambda f: max(f["num_steps"].values()) == 6),
@@ -56,6 +57,7 @@ INFO = {  # what the history must hold of a wrapper, in some round
     "HerdingMeter": ("herding", lambda f: f["herding_bound"] > 0),
     "Resharding": ("resharding", lambda f: f["swaps"] > 0),
     "SamplerMetrics": ("sampler", lambda f: f["coverage"] == 0.5),
+    "Compressed": ("compressed", lambda f: f == {"without_mod": 0}),
     "OverSelect": ("over_select", lambda f: len(f["not_waited_for"]) > 0),
     "RandomSelection": ("selected", lambda nodes: len(nodes) in (2, 3)),
     "FedBuff": ("fedbuff", lambda f: len(f["nodes"]) == 3),
@@ -96,6 +98,8 @@ def why_illegal(outer, inner):
         return f"strategy must leave waiting to {outer}, got '{inner}'"
     if len(loops) == 2:
         return f"strategy must leave .*loop.* to {outer}, got '{inner}'"
+    if inner == "Compressed" and outer in LOOPS:
+        return rf"be Compressed, whose place is outside .* loop, .*: write Compressed\({outer}"
     if inner in LOOPS and outer in SETS_STEPS:
         return rf"be {inner}, whose place is outside .* steps, .*: write {inner}\({outer}"
     if (outer, inner) == ("FedAT", "ModelAverage"):

@@ -6,10 +6,12 @@ from typing import Any
 from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero.cd_grab.sampler import METHODS
-from flwr_hetero.errors import check_count, check_number, invalid
+from flwr_hetero.compression.algorithm import BITS
+from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 from flwr_hetero.strategy import (
     BiasedLocalSGD,
     CDGraB,
+    Compressed,
     FedBuff,
     FedNova,
     FedSlice,
@@ -96,6 +98,8 @@ class FleetSettings(Settings):
     fast_steps: int = 10
     num_units: int = 0
     average_rounds: int = 0
+    bits_up: int = 0
+    bits_down: int = 0
     fraction_evaluate: float = 0.0
 
     def __post_init__(self) -> None:
@@ -108,6 +112,8 @@ class FleetSettings(Settings):
                 raise invalid(key_of(name), value, "be at least 1", "see pyproject.toml")
         check_count("sync-rounds", self.sync_rounds)
         check_count("fast-steps", self.fast_steps, 1)
+        for name in ("bits_up", "bits_down"):
+            check_choice(key_of(name), getattr(self, name), (0, *BITS), "0 is as it is")
         for name, hint in FROM_ZERO.items():
             if getattr(self, name) < 0:
                 raise invalid(key_of(name), getattr(self, name), "be at least 0", hint)
@@ -173,13 +179,19 @@ class FleetSettings(Settings):
 
     def strategy(self, num_nodes: int) -> Wrapper:
         """Compose the strategies: which nodes train, for how long, how weighted, in which order."""
+        composed = self._composed(num_nodes)
+        if self.bits_up or self.bits_down:
+            composed = Compressed(composed, self.bits_up or None, self.bits_down or None)
+        return SamplerMetrics(composed)
+
+    def _composed(self, num_nodes: int) -> Wrapper:
         strategy: Strategy = inner_strategy(
             self.inner, self, fraction_evaluate=self.fraction_evaluate
         )
         if self.order == "cd-grab":
             strategy = CDGraB(strategy, num_units=self.num_units or None, seed=self.seed)
         if self.engine == "fedslice":
-            return SamplerMetrics(self._sliced(strategy))
+            return self._sliced(strategy)
         if self.step_rule != "epochs":
             strategy = self._stepped(strategy)
         num_tiers = min(self.num_tiers, max(num_nodes, 1))
@@ -189,7 +201,7 @@ class FleetSettings(Settings):
             strategy = OverSelect(strategy, self.clients_per_round)
         if self.average_rounds:
             strategy = ModelAverage(strategy, window=self.average_rounds)
-        return SamplerMetrics(strategy)
+        return strategy
 
     def _sliced(self, strategy: Strategy) -> FedSlice:
         return FedSlice(

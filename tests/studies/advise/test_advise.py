@@ -4,16 +4,19 @@ import json
 from math import exp, inf
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from flwr_hetero.cli import main
+from flwr_hetero.client.device import message_time_s
 from flwr_hetero.fleet import DeviceProfile
 from flwr_hetero_studies.advise.advice import Advice
 from flwr_hetero_studies.advise.candidates import candidates
-from flwr_hetero_studies.advise.fleet import epoch_s, for_task, read_fleet
+from flwr_hetero_studies.advise.fleet import COSTS, for_task, read_fleet
 from flwr_hetero_studies.advise.simulate import Point, Simulation, judge, rank, row, target_of
 from flwr_hetero_studies.advise.task import small_task
 from flwr_hetero_studies.cli.advise import _print
+from flwr_hetero_studies.race.watch import epoch_s
 
 FLEET = (DeviceProfile(4.0), DeviceProfile(2.0), DeviceProfile(1.0), DeviceProfile(0.1))
 
@@ -42,15 +45,69 @@ def test_devices_of_a_former_run(tmp_path):
 def test_steps_are_taken_off_the_times(tmp_path):
     steps = {"local_steps": {"num_steps": {"a": 20, "b": 10, "c": 10}}}
     records = [{"latency": {"a": 2.0, "b": 2.0, "c": 4.0}, **steps}]
-    found = read_fleet(history(tmp_path, records), 20, examples=100, model_mb=1.0)
-    assert [epoch_s(device, 100, 1.0) for device in found] == pytest.approx([1.0, 2.0, 4.0])
+    found = read_fleet(history(tmp_path, records), 20, 200, 1.0, batch_size=10)
+    assert [epoch_s(device, 200, 1.0) for device in found] == pytest.approx([2.0, 4.0, 8.0])
+
+
+REAL = {"a": (0.05, 0.5), "b": (0.2, 2.0), "c": (0.5, 5.0)}
+"""Nodes' seconds of a step, and of reading data at each message."""
+OUTSIDE = {"wait": 3.7, "start": 2.0, "receive": 0.25, "send": 0.25}
+
+
+@pytest.mark.parametrize("has_parts", [True, False])
+def test_what_a_message_costs_is_told_from_its_steps(tmp_path, has_parts):
+    """Where nodes do not say what a message took outside of the app, the round trip is known."""
+    rng, records = np.random.default_rng(0), []
+    for number in range(40):
+        steps = {node: int(rng.integers(5, 40)) for node in REAL}
+        noise = dict(zip(REAL, np.exp(0.05 * rng.standard_normal(3)), strict=True))
+        work = {n: read + noise[n] * steps[n] * step for n, (step, read) in REAL.items()}
+        if number == 0:
+            work = {node: seconds + 30.0 for node, seconds in work.items()}
+        seconds = {part: dict.fromkeys(REAL, value) for part, value in OUTSIDE.items()}
+        if has_parts:
+            line = {"latency": work, "seconds": seconds | {"train": work}}
+        else:
+            line = {"latency": {node: 6.2 + own for node, own in work.items()}}
+        records.append(line | {"simulated": False, "local_steps": {"num_steps": steps}})
+    where = history(tmp_path, records)
+    found = {each.name: each for each in read_fleet(where, 20, 160, 1.0, node="flower")}
+    for node, (step_s, read_s) in REAL.items():
+        assert epoch_s(found[node], 160, 1.0) == pytest.approx(10 * step_s, rel=0.1)
+        assert message_time_s(found[node]) == pytest.approx(6.2 + read_s, rel=0.1)
+
+
+def test_equal_jobs_cost_what_nodes_measure_outside_of_them(tmp_path):
+    seconds = {"train": {"a": 2.0, "b": 4.0, "c": 8.0}, "start": {"a": 1.5}, "wait": {"b": 0.5}}
+    records = [{"latency": seconds["train"], "seconds": seconds}] * 3
+    found = read_fleet(history(tmp_path, records), 20, 100, 1.0, node="flower")
+    assert [epoch_s(device, 100, 1.0) for device in found] == pytest.approx([2.0, 4.0, 8.0])
+    assert [message_time_s(device) for device in found] == [1.5, 0.5, 0.0]
+
+
+def test_a_message_costs_what_is_stated_or_what_runs_the_nodes(tmp_path):
+    latency = {"a": 1.0, "b": 2.0, "c": 10.0}
+    emulated = history(tmp_path, [{"latency": latency, "simulated": True}])
+    (toml := tmp_path / "fleet.toml").write_text(
+        "[[device]]\nwait-s = 1.0\n[[device]]\ncompute-factor = 0.5\nstart-s = 1.0\n"
+        "[[device]]\ncompute-factor = 0.1"
+    )
+    wait_s, start_s = COSTS["flower"]
+    costs = {
+        where: [message_time_s(device) for device in read_fleet(where, 3, 100, 1.0, node=node)]
+        for where, node in ((emulated, "flower"), (str(toml), "flower"), ("uniform", "none"))
+    }
+    assert costs[emulated] == pytest.approx([wait_s + start_s * ratio for ratio in (1, 2, 10)])
+    assert costs[str(toml)] == pytest.approx([1.0, 2.0, wait_s + 10 * start_s])
+    assert costs["uniform"] == [0.0] * 3
 
 
 def test_epochs_and_transfers_keep_their_length():
-    device = DeviceProfile(0.5, uplink_mbps=8.0, downlink_mbps=4.0)
+    device = DeviceProfile(0.5, uplink_mbps=8.0, downlink_mbps=4.0, wait_s=3.0, start_s=1.0)
     (scaled,) = for_task([device], 1000, 2.0, 128, 0.01)
     assert epoch_s(scaled, 128, 0.01) == pytest.approx(epoch_s(device, 1000, 2.0))
     assert epoch_s(device, 1000, 2.0) == pytest.approx(20.0 + 2.0 + 4.0)
+    assert message_time_s(scaled) == message_time_s(device) == 5.0
 
 
 def test_refusals(tmp_path, capsys):

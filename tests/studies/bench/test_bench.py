@@ -52,6 +52,19 @@ def test_a_plan_is_followed_until_it_has_nothing_new(claim, tmp_path):
     assert {"flwr", "torch", "numpy"} <= set(lines[0]["versions"])
 
 
+def test_after_a_run_alone_the_plan_is_asked_again(claim, tmp_path):
+    plan = claim.plan
+
+    def alone(options, lines):
+        # what needs a result comes before what does not
+        trials = sorted(plan(options, lines), key=lambda trial: trial.seed)
+        return [Trial(each.case, each.seed, each.given, alone=True) for each in trials]
+
+    claim.plan = alone
+    run_toy(tmp_path)
+    assert claim.calls == [("base", 0), ("rival", 0), ("base", 1), ("rival", 1)]
+
+
 def test_what_cannot_be_run_here_is_said_once(claim, tmp_path, capsys):
     def gone(case, seed, data, **given):
         raise NotHereError("needs a GPU")

@@ -1,0 +1,91 @@
+"""A node's half of compression: the app sees whole models, the server gets packed updates."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from numpy.typing import NDArray
+
+from flwr_hetero import keys
+from flwr_hetero._flwr import NUMPY, ClientAppCallable
+from flwr_hetero.compression import wire
+from flwr_hetero.compression.algorithm import BITS, with_error
+from flwr_hetero.records import arrays_in, configs_in
+
+
+def unpacking(call_next: ClientAppCallable) -> ClientAppCallable:
+    """Wrap an app: it is given whole models, and its own is packed if the server asks for it."""
+
+    def call(message: Message, context: Context) -> Message:
+        content = RecordDict({**message.content})
+        asked = configs_in(content).get(keys.COMPRESSION)
+        if asked is None:
+            return call_next(message, context)
+        # mods of Flower's look for the only ConfigRecord
+        del content[keys.COMPRESSION]
+        for name, arrays in arrays_in(content).items():
+            content[name] = wire.unpacked(arrays)
+        whole = Message(content, metadata=message.metadata)  # type: ignore[call-overload]
+        return _answer(whole, call_next(whole, context), context, asked)
+
+    return call
+
+
+def _answer(
+    message: Message, reply: Message, context: Context, asked: Mapping[str, Any]
+) -> Message:
+    """Pack the model of a reply (l. 3 and 4), and say that this node can."""
+    if not isinstance(reply, Message) or not reply.has_content():
+        return reply
+    bits, trained = asked.get(keys.BITS_UP), message.metadata.message_type == MessageType.TRAIN
+    content = RecordDict({**reply.content})
+    starts, ends = arrays_in(message.content), arrays_in(content)
+    if trained and bits in BITS and len(starts) == len(ends) == 1:
+        ((_, start),), ((name, end),) = starts.items(), ends.items()
+        feedback = asked.get(keys.FEEDBACK) is True
+        content[name] = _packed_update(start, end, int(bits), context if feedback else None)
+    content[keys.COMPRESSION] = ConfigRecord({keys.BITS_UP: int(bits or 0)})
+    return Message(content, metadata=reply.metadata)  # type: ignore[call-overload,no-any-return]
+
+
+def _packed_update(
+    start: ArrayRecord, end: ArrayRecord, bits: int, context: Context | None
+) -> ArrayRecord:
+    """Pack what changed (l. 3 and 4); with a context, keep in its state what is lost by that."""
+    found, lost = ArrayRecord(dict(end.items())), ArrayRecord()
+    for name, array in end.items():
+        before = start.get(name)
+        if before is None or not (wire.is_packable(name, before) and _is_like(array, before)):
+            continue
+        error = None if context is None else _residual(context, name, before)
+        # l. 3: u
+        update = with_error(array.numpy(), before.numpy(), error)
+        # a model that is not finite is left to the checks of the server
+        with suppress(ValueError):
+            # l. 4: q(u)
+            found[name] = wire.pack(before, update, bits, no_longer=context is None)
+            # e <- u - q(u)
+            rest = update - wire.unpack(found[name], before)
+            lost[name] = Array(rest.astype(np.float32))
+    if context is not None:
+        context.state[keys.RESIDUAL] = lost
+    return found
+
+
+def _is_like(array: Array, before: Array) -> bool:
+    shapes = tuple(array.shape), tuple(before.shape)
+    return array.stype == NUMPY and array.dtype in wire.FLOATS and shapes[0] == shapes[1]
+
+
+def _residual(context: Context, name: str, like: Array) -> NDArray[np.floating] | None:
+    """Return what the last update of an array has lost; None if that is not known."""
+    record = context.state.array_records.get(keys.RESIDUAL)
+    if record is None or name not in record or tuple(record[name].shape) != tuple(like.shape):
+        return None
+    # a damaged state is as good as a lost one
+    with suppress(ValueError, TypeError):
+        values = record[name].numpy()
+        return values if np.isfinite(values).all() else None
+    return None

@@ -1,0 +1,1 @@
+"""Real seconds: methods raced on SuperNodes of unequal CPU shares, over TLS."""

@@ -1,0 +1,69 @@
+"""What is trained in the race on real nodes, by which methods, and on which fleet."""
+
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from flwr_hetero.fleet import DeviceProfile
+from flwr_hetero_studies.core.plan import DIGITS, Data, NotHereError
+
+SPEEDS = (1.0, 0.63, 0.4, 0.25, 0.16, 0.1)
+"""Of the SuperNodes, in about equal ratios."""
+CPU = 0.4
+"""Share of the quickest: all together have one core, so that Flower's servers have the other."""
+LINK_MBPS = 10.0
+"""Of the limited links, both ways."""
+BASE = "FedAvg"
+METHODS: dict[str, dict[str, Any]] = {
+    BASE: {"engine": "rounds", "steps": "epochs"},
+    "FedSlice": {},
+    "FedSlice, 10 Mbit/s": {},
+    "FedSlice, 10 Mbit/s, 4 bits": {"bits-up": 4, "bits-down": 4},
+    "FedBuff": {"engine": "buffered", "steps": "epochs"},
+    "TiFL": {"engine": "rounds", "selection": "tifl", "steps": "epochs",
+             "num-tiers": 3, "clients-per-round": 2},
+}  # fmt: skip
+"""What each sets in the run-config of ``apps/fleet``, with all nodes in flight but TiFL's."""
+ENDLESS = 100_000
+CLASSES = {"partition": "classes", "classes-per-node": 5}
+"""Five of ten classes on each of six nodes: all have equally many examples."""
+
+
+@dataclass(frozen=True)
+class RealTask:
+    """First rows of a folder below ``--data``, a model, FedAvg's learning rate and its rounds."""
+
+    folder: str
+    train: int
+    test: int
+    model: str
+    rate: float
+    rounds: int
+
+    def dataset(self, data: Data) -> str:
+        # no folder: to see that all works
+        if data.source == DIGITS:
+            return DIGITS
+        folder = Path(data.source).expanduser() / self.folder
+        if not folder.is_dir():
+            raise NotHereError(f"--data {data.source}: there is no folder {self.folder} in it")
+        return Data(str(folder), data.scratch).first(self.train, self.test)
+
+    def run_config(self, method: str, dataset: str, seed: int, rounds: int) -> dict[str, Any]:
+        """Return the run-config of ``apps/fleet``; only FedAvg ends after so many rounds."""
+        model = "auto" if dataset == DIGITS else self.model
+        config = {"dataset": dataset, "model": model, "learning-rate": self.rate, "seed": seed}
+        rounds = rounds if method == BASE else ENDLESS
+        return config | CLASSES | {"num-server-rounds": rounds} | METHODS[method]
+
+
+LARGE = "flwr_hetero_studies.real.network:large_cnn"
+WORKLOADS = {
+    "light": RealTask("fashion_mnist", 12_000, 1000, "cnn", 0.1, 5),
+    "heavy": RealTask("cifar10", 20_000, 1000, LARGE, 0.05, 4),
+}
+
+
+def fleet(mbps: float = inf) -> list[DeviceProfile]:
+    return [DeviceProfile(speed, mbps, mbps) for speed in SPEEDS]
