@@ -1,11 +1,12 @@
 """Flower's node from inside: the places that a warm node takes. Tried with flwr 1.41.0."""
 
-import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import entry_points, version
+from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, RecordDict
@@ -16,7 +17,8 @@ from flwr.supercore.tls import validate_and_resolve_root_certificates
 
 from flwr_hetero._flwr import TRIED_WITH
 
-NO_PARENT = "no warm process is left: a cold one, as Flower's"
+PROCESS = "flwr-clientapp"
+"""Name of a message's process."""
 
 
 def why_untried() -> str:
@@ -89,7 +91,6 @@ def run_superexec(
             try:
                 launch(self.run_id, spec)
             except OSError:
-                logging.getLogger("flwr").warning(NO_PARENT)
                 return super().launch(spec)
             return LaunchResult.accepted()
 
@@ -151,7 +152,10 @@ def answer_message(
     if is_loaded:
         # its files are those that were loaded
         process.install_from_fab = lambda *_, **__: None
-    sys.argv[0] = "flwr-clientapp"
+    sys.argv[0] = PROCESS
+    # what ps and the kernel's log call it
+    with suppress(OSError):
+        Path("/proc/self/comm").write_text(PROCESS, encoding="utf-8")
     process.run_clientapp(
         runtime_api_address=spec.runtime_api_address,
         token=spec.token,

@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from math import inf
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from select import select
@@ -86,7 +87,8 @@ class Parent:
     def serve(self) -> None:
         """Fork until the launcher, or the first parent, is gone."""
         while True:
-            timeout_s = 1.0 if self.waiting else None
+            until_s = min((each[0] for each in self.waiting), default=inf)
+            timeout_s = None if until_s == inf else max(0.0, until_s - time.monotonic())
             for ready in wait([self.tasks, *self.below, *self.reports], timeout_s):
                 connection: Any = ready
                 try:
@@ -145,7 +147,11 @@ class Parent:
         """Have a message answered by the app's parent, or by a process of this one."""
         above, now_s = self.runs.get(run_id), time.monotonic()
         until_s = now_s + LOAD_S if until_s is None else until_s
-        if above is not None and above not in self.warm and now_s < until_s:
+        is_first = run_id not in self.runs and self.app is None
+        is_loading = above is not None and above not in self.warm
+        # the app's parent begins when the run's first message ends
+        is_loading |= is_first and any(run_id == other for other, _ in self.reports.values())
+        if is_loading and now_s < until_s:
             # on a slow device two at once would each load the app in twice the time
             self.waiting.append((until_s, run_id, spec))
             return
@@ -209,7 +215,9 @@ class Parent:
                 _log.warning(text, app.fab[0], why)
                 return
             parent.seed = generators.seed()
-            below.send(None)
+            # nor is the first parent there when the node ends meanwhile
+            with suppress(OSError):
+                below.send(None)
             parent.serve()
 
     def _close(self) -> None:

@@ -25,7 +25,7 @@ def plan(options: Options) -> Iterator[Trial]:
 def run(case: Case, data: Data) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         fleet = RealFleet(Path(folder) / "fleet")
-        fleet.up(named_fleet("uniform", 1))
+        fleet.up(named_fleet("uniform", 1), warm=False)
         try:
             if case["name"] in IDLE:
                 return idle(fleet, case["name"])

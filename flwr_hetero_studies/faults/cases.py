@@ -22,6 +22,8 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
     sizes = options.settings
     for name in (*ON_A_FLEET, *OWN_FLEET, *ON_A_DISK):
         yield Trial({"experiment": "process", "name": name}, alone=True)
+    for name in (*ON_A_FLEET, *OWN_FLEET):
+        yield Trial({"experiment": "warm", "name": name}, alone=True)
     for wrapper in influence.WRAPPERS:
         for lie in influence.LIES:
             if lie == "a loss of 1e9" and wrapper not in influence.BY_LOSS:
@@ -41,18 +43,21 @@ def run(case: Case, seed: int, data: Data) -> dict[str, Any]:
         return influence.run(wrapper, lie, case["liars"], case["rounds"], seed)
     load = {"cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1)}
     with tempfile.TemporaryDirectory() as folder:
-        if case["experiment"] == "process":
-            return {"metrics": {"faults": inject(case["name"], Path(folder)), **load}}
+        if case["experiment"] in ("process", "warm"):
+            found = inject(case["name"], Path(folder), warm=case["experiment"] == "warm")
+            return {"metrics": {"faults": found, **load}}
         return {"metrics": engines.run(Path(folder), case["work"], case["rounds"]) | load}
 
 
-def inject(name: str, folder: Path) -> list[Found]:
+def inject(name: str, folder: Path, *, warm: bool) -> list[Found]:
     """Do a fault, or several to one fleet; if that breaks, that is the result."""
     try:
-        if name not in ON_A_FLEET:
-            found = (OWN_FLEET | ON_A_DISK)[name](folder)
+        if name in ON_A_DISK:
+            found = ON_A_DISK[name](folder)
+        elif name in OWN_FLEET:
+            found = OWN_FLEET[name](folder, warm=warm)
         else:
-            with own_fleet(folder) as fleet:
+            with own_fleet(folder, warm=warm) as fleet:
                 found = ON_A_FLEET[name](fleet, folder / name)
     except (TimeoutError, RuntimeError, LookupError, OSError) as error:
         return [{"fault": name, "survived": False, "error": f"{error!r:.300}"}]

@@ -33,7 +33,7 @@ def config_of(engine: str, rounds: int) -> Found:
 
 def run(folder: Path, work: float, rounds: int) -> Found:
     fleet, rows = RealFleet(folder / "fleet", QUICK), []
-    fleet.up([DeviceProfile(share / max(SHARES)) for share in SHARES], cpu=max(SHARES))
+    fleet.up([DeviceProfile(share / max(SHARES)) for share in SHARES], cpu=max(SHARES), warm=False)
     try:
         # polling and the start of a ClientApp, which no emulation knows
         idle, _ = real(fleet, folder / "idle", "buffered", 0.0, rounds)

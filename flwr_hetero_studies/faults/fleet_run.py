@@ -68,7 +68,7 @@ class FleetRun:
     def client_app(self, node: str) -> list[int]:
         """Return the processes of a node's ClientApp, if it is at work."""
         supernode = self.fleet.file.node(node).pid
-        return [pid for pid in descendants(supernode) if "flwr-clientapp" in command_of(pid)]
+        return [pid for pid in descendants(supernode) if name_of(pid) == "flwr-clientapp"]
 
     def server_app(self) -> list[int]:
         found = processes.find(self.fleet.folder)
@@ -81,6 +81,15 @@ class FleetRun:
 def command_of(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
+
+
+def name_of(pid: int) -> str:
+    """Return what a process is called: those of a warm node all have one command line."""
+    try:
+        # one that has ended has no command line
+        return Path(f"/proc/{pid}/comm").read_text().strip() if command_of(pid) else ""
     except OSError:
         return ""
 

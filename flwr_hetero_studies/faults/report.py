@@ -33,6 +33,11 @@ def process(lines: Sequence[Line]) -> dict[str, Any]:
     return parts | {"low": min(loads), "high": max(loads)}
 
 
+def warm(lines: Sequence[Line]) -> dict[str, Any]:
+    found = process(lines)
+    return {f"warm_{name}": found[name] for name in ("process", "usual", "low", "high")}
+
+
 def influence(lines: Sequence[Line]) -> dict[str, Any]:
     rows = []
     for (name, liars), own in record.by(lines, "name", "liars").items():
@@ -68,7 +73,7 @@ def engines(lines: Sequence[Line]) -> dict[str, Any]:
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     parts: dict[str, Any] = {}
-    tabulate = {"process": process, "influence": influence, "engines": engines}
+    tabulate = {"process": process, "warm": warm, "influence": influence, "engines": engines}
     for name, own in record.by(lines, "experiment").items():
         parts[f"{name}_versions"] = record.software(own, "flwr", "python")
         parts[f"{name}_case"] = own[0]["case"]

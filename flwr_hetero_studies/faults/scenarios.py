@@ -40,11 +40,11 @@ QUICK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}
 
 @contextmanager
 def own_fleet(
-    folder: Path, profiles: Sequence[DeviceProfile] = EQUAL, **settings: str
+    folder: Path, profiles: Sequence[DeviceProfile] = EQUAL, *, warm: bool = True, **settings: str
 ) -> Iterator[RealFleet]:
     """Start a fleet whose SuperLink survives a restart, and end it; ``settings``: environment."""
     fleet = RealFleet(folder / "fleet", QUICK | settings)
-    fleet.up(profiles, database=True)
+    fleet.up(profiles, database=True, warm=warm)
     try:
         yield fleet
     finally:
@@ -88,7 +88,7 @@ def bad_replies(fleet: RealFleet, folder: Path) -> Found:
 def frozen_and_stopped(fleet: RealFleet, folder: Path) -> Found:
     """Freeze node-1 past the time-out and thaw it; stop node-2 politely and start it again."""
     # rounds enough for node-1 to be asked again: a silent node is backed off
-    run = FleetRun(fleet, folder, clients_per_round=4, num_server_rounds=14, timeout=30.0, work=0.5)
+    run = FleetRun(fleet, folder, clients_per_round=4, num_server_rounds=14, timeout=30.0, work=2.0)
     run.start().wait_round(1)
     # in the middle of its training, not between two rounds
     run.wait("node-1 at work", lambda: bool(run.client_app("node-1")))
@@ -107,7 +107,7 @@ def killed_and_joined(fleet: RealFleet, folder: Path) -> Found:
     """Kill node-1, which comes back; let node-2's ClientApp be killed and node-3 join late."""
     fleet.end_process(fleet.file.node("node-3").pid, signal.SIGTERM)
     sizes = {"clients_per_round": 4, "num_server_rounds": 8}
-    run = FleetRun(fleet, folder, **sizes, work=0.5, faults="2:2:dies").start()
+    run = FleetRun(fleet, folder, **sizes, work=2.0, faults="2:2:dies").start()
     run.wait_round(1)
     run.wait("node-1 at work", lambda: bool(run.client_app("node-1")))
     fleet.end_process(fleet.file.node("node-1").pid)
@@ -172,9 +172,10 @@ EVERY = bad_replies, frozen_and_stopped, killed_and_joined, server_app_killed, s
 ON_A_FLEET = {scenario.__name__: scenario for scenario in EVERY}
 
 
-def killed_pushing(folder: Path) -> Found:
+def killed_pushing(folder: Path, *, warm: bool) -> Found:
     """Kill node-3 while it sends its model; start it again until it is taken."""
-    with own_fleet(folder, [*EQUAL[1:], DeviceProfile(uplink_mbps=UPLINK_MBPS)]) as fleet:
+    nodes = [*EQUAL[1:], DeviceProfile(uplink_mbps=UPLINK_MBPS)]
+    with own_fleet(folder, nodes, warm=warm) as fleet:
         run = FleetRun(fleet, folder / "run", clients_per_round=4, num_server_rounds=6, size=SIZE)
         run.start().wait_round(1)
         log, node = fleet.folder / "logs" / "node-3.log", fleet.file.node("node-3")
@@ -188,7 +189,7 @@ def killed_pushing(folder: Path) -> Found:
         return told(run, 6, pushing)
 
 
-def clock_jumps(what: str, days: int, nodes: tuple[str, ...], folder: Path) -> Found:
+def clock_jumps(what: str, days: int, nodes: tuple[str, ...], folder: Path, *, warm: bool) -> Found:
     """Let the clocks of all machines, or of one, jump in the middle of a round."""
     folder.mkdir(parents=True, exist_ok=True)
     offset, library = folder / "offset", folder / "clock.so"
@@ -196,7 +197,7 @@ def clock_jumps(what: str, days: int, nodes: tuple[str, ...], folder: Path) -> F
     source = Path(__file__).with_name("clock.c")
     subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
     faked = {"LD_PRELOAD": str(library), "CLOCK_OFFSET": str(offset)}
-    with own_fleet(folder, **(faked if nodes == ALL else {})) as fleet:
+    with own_fleet(folder, warm=warm, **(faked if nodes == ALL else {})) as fleet:
         if nodes != ALL:
             # the clock is preloaded when the process starts
             fleet.settings |= faked
@@ -218,9 +219,9 @@ def clock_jumps(what: str, days: int, nodes: tuple[str, ...], folder: Path) -> F
         return told(run, 6, jumped)
 
 
-def certificate_expires(folder: Path) -> Found:
+def certificate_expires(folder: Path, *, warm: bool) -> Found:
     """Restart the SuperLink with a certificate that has expired, and then with the next one."""
-    with own_fleet(folder) as fleet:
+    with own_fleet(folder, warm=warm) as fleet:
         run = FleetRun(fleet, folder / "run", clients_per_round=4, num_server_rounds=6)
         run.start().wait_round(2)
         reached = run.round()
@@ -249,10 +250,11 @@ def certificate_expires(folder: Path) -> Found:
         return resumed(run, what, reached, start_s, before) | {"said": said}
 
 
-def throttle_killed(folder: Path) -> Found:
+def throttle_killed(folder: Path, *, warm: bool) -> Found:
     """Kill the throttle in the middle of a run: the node behind its relay is cut off."""
-    with own_fleet(folder, [*EQUAL[1:], DeviceProfile(0.5, uplink_mbps=20.0)]) as fleet:
-        config = {"clients_per_round": 4, "num_server_rounds": 5, "timeout": 60.0}
+    nodes = [*EQUAL[1:], DeviceProfile(0.5, uplink_mbps=20.0)]
+    with own_fleet(folder, nodes, warm=warm) as fleet:
+        config = {"clients_per_round": 4, "num_server_rounds": 5, "work": 1.0, "timeout": 60.0}
         run = FleetRun(fleet, folder / "run", **config)
         run.start().wait_round(1)
         fleet.end_process(fleet.file.throttle_pid)

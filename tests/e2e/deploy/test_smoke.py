@@ -7,8 +7,10 @@ from e2e.conftest import GRID_APP
 from e2e.grids.promises import check
 from waiting import wait_until
 
-from flwr_hetero.fleet import certificates, processes
-from flwr_hetero_studies.faults.fleet_run import FleetRun
+from flwr_hetero.fleet import DeviceProfile, RealFleet, certificates, processes
+from flwr_hetero.fleet.throttle import children
+from flwr_hetero_studies.faults.fleet_run import FleetRun, command_of
+from flwr_hetero_studies.faults.scenarios import QUICK
 
 pytestmark = pytest.mark.deploy
 
@@ -25,14 +27,41 @@ def run_rows(fleet, folder, table, rounds, **config):
     return found
 
 
-@pytest.mark.parametrize("name", ["FedSlice", pytest.param("TiFL", marks=pytest.mark.nightly)])
-def test_a_strategy_over_tls_with_registered_nodes(small_fleet, tmp_path, grid_app, name):
-    folder, table = tmp_path / "run", grid_app[1].ROWS
-    found = run_rows(small_fleet, folder, table, {name: 1}, on_nodes=False)
+def check_nodes(fleet, folder, table, name):
+    found = run_rows(fleet, folder, table, {name: 1}, on_nodes=False)
     nodes = {node for line in found[name]["records"] for node in line["selected"]}
     assert nodes == {"node-0", "node-1"}
     parts = {part for line in found[name]["records"] for part in line.get("seconds", ())}
     assert parts >= {"wait", "start", "receive", "train"}
+
+
+def parents_of_apps(fleet):
+    """Return how many processes each node has that keep an app loaded."""
+    launchers = [pid for node in fleet.file.nodes for pid in children(node.pid)]
+    # an ended message is a zombie, without a command line
+    below = [[app for first in children(pid) for app in children(first)] for pid in launchers]
+    return [sum(bool(command_of(pid)) for pid in pids) for pids in below]
+
+
+def test_a_strategy_over_tls_with_registered_nodes(small_fleet, tmp_path, grid_app):
+    check_nodes(small_fleet, tmp_path / "run", grid_app[1].ROWS, "FedSlice")
+    # the app stays loaded, and its messages have ended
+    wait_until(lambda: parents_of_apps(small_fleet) == [1, 1], step_s=0.1)
+    logs = [(small_fleet.folder / "logs" / f"node-{i}.log").read_text() for i in range(2)]
+    assert all("not warm" not in log and "cold" not in log for log in logs), logs
+
+
+@pytest.mark.nightly
+def test_a_strategy_on_flowers_own_nodes(tmp_path, grid_app):
+    fleet = RealFleet(tmp_path / "fleet", QUICK)
+    fleet.up([DeviceProfile()] * 2, warm=False)
+    try:
+        check_nodes(fleet, tmp_path / "run", grid_app[1].ROWS, "TiFL")
+        log = (fleet.folder / "logs" / "node-0.log").read_text()
+        assert "a cold node, as Flower's: --cold was given" in log
+        assert "Start `flwr-clientapp` process" in log
+    finally:
+        fleet.down(keep=True)
 
 
 @pytest.mark.nightly

@@ -1,0 +1,1 @@
+"""Messages without work, timed."""

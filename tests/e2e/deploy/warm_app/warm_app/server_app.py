@@ -1,0 +1,37 @@
+"""Send each node one message after another, and write down how long each takes to come back."""
+
+import json
+import time
+from pathlib import Path
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import ServerApp
+
+from flwr_hetero._flwr import pull_quickly
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid, context):
+    pull_quickly()
+    folder = Path(str(context.run_config["output-dir"]))
+    folder.mkdir(parents=True, exist_ok=True)
+    (node,) = grid.get_node_ids()
+    wishes = str(context.run_config["do"]).split()
+    wishes += [""] * (int(context.run_config["count"]) - len(wishes))
+    with (folder / "messages.jsonl").open("w", buffering=1) as out:
+        for wish in wishes:
+            config = ConfigRecord({"do": wish.strip("-")})
+            message = Message(RecordDict({"config": config}), node, "train")
+            begun_s = time.monotonic()
+            (number,), replies = grid.push_messages([message]), []
+            while not replies:
+                replies = list(grid.pull_messages([number]))
+                time.sleep(0.02)
+            found = {"seconds": time.monotonic() - begun_s, "do": wish}
+            (reply,) = replies
+            if reply.has_error():
+                out.write(json.dumps(found | {"error": reply.error.code}) + "\n")
+            else:
+                out.write(json.dumps(found | dict(reply.content["found"])) + "\n")

@@ -1,0 +1,304 @@
+"""A warm node without Flower: messages are functions below, and tell what they have found.
+
+``warm_node.py FOLDER SCENARIO ...`` writes what each scenario returns to FOLDER/found.json.
+"""
+
+import json
+import logging
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from multiprocessing import Pipe
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+from flwr.app import Context, RecordDict
+
+from flwr_hetero.client.preload import preload
+from flwr_hetero.fleet import _flwr, warm
+from flwr_hetero.fleet.forks import rest_of_process
+
+FOLDER = Path(sys.argv[1])
+SEEN, LOADS, CALLS, TEMPORARY = [], [], [], []
+
+
+# --- apps: what is done when they are imported ------------------------------------------------
+def import_app(name, *_):
+    with (FOLDER / "imports.txt").open("a") as out:
+        out.write(f"{name}\n")
+    APPS[name]()
+
+
+def raises():
+    raise ValueError("no such data")
+
+
+class Ones(np.ndarray):
+    """A tensor, for all that is done to one."""
+
+    def view(self, *shape):
+        return self.reshape(shape)
+
+
+def gpu(**cuda):
+    """Import a torch of which the rest is told; Flower's own import needs none."""
+
+    def found():
+        return False
+
+    names = {"is_initialized": found, "_is_in_bad_fork": found, "device_count": lambda: 1} | cuda
+    torch = SimpleNamespace(cuda=SimpleNamespace(**names), get_num_threads=lambda: 1)
+    torch.set_num_threads = lambda count: None
+    torch.ones = lambda count: np.ones(count).view(Ones)
+    sys.modules["torch"] = torch
+
+
+def hangs():
+    warm.compute = lambda torch: time.sleep(60)
+
+
+APPS = {
+    "plain": lambda: print("imported"),
+    "seeds": lambda: (random.seed(3), np.random.seed(3)),  # noqa: NPY002
+    "slow": lambda: time.sleep(0.3),
+    "temporary": lambda: TEMPORARY.append(tempfile.TemporaryDirectory(dir=FOLDER)),
+    "reads": lambda: LOADS.append(preload(lambda context: CALLS.append(os.getpid()))),
+    "threads": lambda: threading.Thread(target=time.sleep, args=(60,), daemon=True).start(),
+    "processes": lambda: multiprocessing.Process(target=time.sleep, args=(1,), daemon=True).start(),
+    "raises": raises,
+    "exits": lambda: sys.exit("not here"),
+    "hangs": hangs,
+    "gpu": lambda: gpu(is_initialized=lambda: True),
+    "looks": lambda: gpu(_is_in_bad_fork=lambda: True),
+    "no-gpu": lambda: gpu(_is_in_bad_fork=lambda: True, device_count=lambda: 0),
+}
+
+
+# --- messages: what they do, and tell ----------------------------------------------------------
+def change():
+    """Change what a process has; tell what was there."""
+    found = [len(SEEN), os.environ.get("SEEN"), os.getcwd(), NVML in os.environ]
+    SEEN.append(1)
+    os.environ["SEEN"] = "1"
+    os.chdir("/")
+    return found
+
+
+def draw():
+    return [random.random(), np.random.random()]  # noqa: NPY002
+
+
+def leave():
+    """Leave a process that goes on, as a worker that reads data may."""
+    if not (pid := os.fork()):
+        time.sleep(60)
+        os._exit(0)
+    return pid
+
+
+def threaded():
+    thread = threading.Thread(target=lambda: (time.sleep(0.1), (FOLDER / "late").touch()))
+    thread.start()
+
+
+def own_folder():
+    TEMPORARY.append(tempfile.TemporaryDirectory(dir=FOLDER))
+    return [each.name for each in TEMPORARY if Path(each.name).exists()]
+
+
+def out_of_memory():
+    raise MemoryError
+
+
+BODIES = {
+    "change": change,
+    "draw": draw,
+    "leave": leave,
+    "threaded": threaded,
+    "own_folder": own_folder,
+    "read": lambda: [LOADS[0](Context(1, 1, {}, RecordDict(), {})) for _ in range(2)] and CALLS,
+    "memory": out_of_memory,
+    "exit": lambda: os._exit(7),
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+}
+NVML = warm.NVML
+
+
+def answer(spec, on_input, on_end, *, is_loaded):
+    app, body, results = spec
+    on_input((app, "1.0.0", "hash"), Context(1, 1, {}, RecordDict(), {}))
+    told = {"parent": os.getppid(), "pid": os.getpid(), "warm": is_loaded, "found": None}
+    with suppress(ValueError, SystemExit):
+        if not is_loaded:
+            import_app(app)
+        told["found"] = BODIES[body]()
+    os.write(results, json.dumps(told).encode())
+    on_end()
+    sys.exit(0)
+
+
+class Node:
+    """A first parent and its pipes."""
+
+    def __init__(self):
+        self.own, tasks = Pipe()
+        (self.done, done), self.results = os.pipe(), os.pipe()
+        if not (pid := os.fork()):
+            with rest_of_process():
+                self.own.close()
+                warm.Parent(tasks, done).serve()
+        tasks.close()
+        self.first = pid
+
+    def ask(self, app, body="change", run=1):
+        self.own.send((run, (app, body, self.results[1])))
+
+    def message(self, app, body="change", run=1):
+        self.ask(app, body, run)
+        found = json.loads(os.read(self.results[0], 65536))
+        return found | {"first": found["parent"] == self.first}
+
+    def messages(self, count, app, body="change", run=1):
+        return [self.message(app, body, run) for _ in range(count)]
+
+    def wakes(self):
+        """Wait until the launcher is told of something; tell of how much."""
+        count = 0
+        while self.own.poll(5 if not count else 0.05):
+            self.own.recv()
+            count += 1
+        return count
+
+    def end(self):
+        self.own.close()
+        return os.waitstatus_to_exitcode(os.waitpid(self.first, 0)[1])
+
+
+def is_there(pid):
+    """Return whether a process runs: not one that has ended and waits to be collected."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def gone(pids):
+    for _ in range(500):
+        if not any(map(is_there, pids)):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+# --- scenarios -----------------------------------------------------------------------------------
+def several(node, app, body="change"):
+    return node.messages(4, app, body)
+
+
+def crashes(node):
+    found = node.messages(2, "plain")
+    for body in ("exit", "kill", "memory"):
+        node.wakes()
+        node.ask("plain", body)
+        told = node.wakes()
+        found.append(node.message("plain") | {"told": told})
+    return found
+
+
+def many_runs(node):
+    found = [node.messages(2, "plain", run=run)[1] for run in range(3)]
+    parents = [each["parent"] for each in found]
+    away = gone(parents[:1])
+    alive = [is_there(pid) for pid in parents]
+    return {"away": away, "alive": alive, "again": node.messages(2, "plain", run=0)}
+
+
+def killed_parent(node):
+    found = node.messages(2, "plain")
+    os.kill(found[1]["parent"], signal.SIGKILL)
+    gone([found[1]["parent"]])
+    return [*found, *node.messages(2, "plain")]
+
+
+def leaves(node):
+    found = node.messages(2, "plain", "leave")
+    for each in found:
+        os.kill(each["found"], signal.SIGKILL)
+    return found
+
+
+def threads(node):
+    found = node.message("plain", "threaded")
+    node.wakes()
+    return [found, (FOLDER / "late").exists()]
+
+
+def ended(node):
+    """Tell what is left of a node whose launcher has gone."""
+    found = node.messages(2, "temporary", "own_folder")
+    code = node.end()
+    return {"code": code, "gone": gone([each["parent"] for each in found]), "found": found}
+
+
+def launcher(_):
+    """Kill the first parent of a launcher, as the system may; tell how it goes on."""
+    (task, on_task), (_, reply) = os.pipe(), os.pipe()
+    found = {}
+
+    def superexec(launch, sleep, close):
+        (first,) = set(children()) - before
+        os.kill(first, signal.SIGKILL)
+        begun = time.monotonic()
+        sleep(5.0)
+        found["woken"] = time.monotonic() - begun < 4
+        begun = time.monotonic()
+        sleep(0.2)
+        found["slept"] = time.monotonic() - begun >= 0.2
+        os.write(on_task, b".")
+        sleep(60.0)
+        try:
+            launch(1, ("plain", "change", 0))
+        except OSError:
+            found["refused"] = True
+        os.waitpid(first, 0)
+        close()
+
+    def children():
+        return [int(pid) for pid in Path("/proc/thread-self/children").read_text().split()]
+
+    before = set(children())
+    os.environ[warm.PIPES] = f"{task} {reply}"
+    _flwr.import_process, _flwr.run_superexec = (lambda: None), superexec
+    warm.main()
+    return found
+
+
+def main():
+    logging.getLogger("flwr").handlers[:] = [logging.StreamHandler()]
+    logging.getLogger("flwr").propagate = False
+    _flwr.load_app, _flwr.answer_message = import_app, answer
+    found = {}
+    for name in sys.argv[2:]:
+        scenario, _, argument = name.partition(":")
+        warm.LOAD_S, warm.PROBE_S = (0.1 if name == "several:slow" else 20.0), 0.3
+        node = Node()
+        (FOLDER / "imports.txt").write_text("")
+        print(f"--- {name}", file=sys.stderr, flush=True)
+        words = argument.split(",") if argument else []
+        found[name] = {"came": globals()[scenario](node, *words)}
+        if not node.own.closed:
+            found[name]["code"] = node.end()
+        found[name]["imports"] = (FOLDER / "imports.txt").read_text().split()
+        found[name]["left"] = [str(path) for path in FOLDER.glob("tmp*")]
+        sys.stdout.flush()
+    (FOLDER / "found.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
