@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from math import ceil, inf, isfinite
+from math import ceil, inf, isfinite, nan
 from statistics import median_low
 from typing import Any, NamedTuple
 
@@ -48,6 +48,9 @@ class NodeSpeeds:
         self.step_s: dict[str, float] = {}
         # the fixed cost of a message: its transfer, and all else that is no step
         self.link_s: dict[str, float] = {}
+        # of real nodes that have replied once: their first message has loaded the app
+        self.first_s: dict[str, float] = {}
+        self._loaded = set[str]()
         # what each node would do in a round of FedAvg
         self.jobs: dict[str, Job] = {}
 
@@ -59,15 +62,37 @@ class NodeSpeeds:
         if (latency := context.latency_of(reply)) is not None:
             seen_s = context.round_trip_s.get(reply.metadata.reply_to_message_id, 0.0)
             times = divided(reply, latency, steps, seen_s if context.same_clock else 0.0)
-            self.observe(identity, steps, *times)
+            self.observe(identity, steps, *times, loads=not latency.emulated)
 
-    def observe(self, node: str, steps: int, compute_s: float, link_s: float) -> None:
-        """Update a node's times with those of a round."""
-        step_s = min(max(compute_s / steps, 1 / LONGEST_S), LONGEST_S)
-        for times, time_s in ((self.step_s, step_s), (self.link_s, min(link_s, LONGEST_S))):
-            if node in times:
-                time_s = SMOOTHING * times[node] + (1 - SMOOTHING) * time_s
-            times[node] = time_s
+    def observe(
+        self, node: str, steps: int, compute_s: float, link_s: float, *, loads: bool = False
+    ) -> None:
+        """Update a node's times with those of a round; ``loads``: its first message loads the app.
+
+        The first one's fixed cost counts until there is another.
+        """
+        step_s, link_s = (
+            min(max(compute_s / steps, 1 / LONGEST_S), LONGEST_S),
+            min(link_s, LONGEST_S),
+        )
+        self.step_s[node] = smoothed(self.step_s.get(node), step_s)
+        if loads and node not in self._loaded:
+            self._loaded.add(node)
+            # one that is known is of a run before
+            if node not in self.link_s:
+                self.link_s[node] = self.first_s[node] = link_s
+        elif self.first_s.pop(node, None) is not None:
+            self.link_s[node] = link_s
+        else:
+            self.link_s[node] = smoothed(self.link_s.get(node), link_s)
+
+    def fixed_s(self, node: str) -> float:
+        """Return what a message costs a node beside its steps; NaN if that is unknown."""
+        if (first_s := self.first_s.get(node)) is None:
+            return self.link_s.get(node, nan)
+        # at most in proportion to the steps, as on a slow CPU
+        ratios = [self.link_s[n] / self.step_s[n] for n in self.link_s if n not in self.first_s]
+        return min(first_s, median_low(ratios) * self.step_s[node]) if ratios else nan
 
     def classes(self) -> tuple[set[str], float]:
         """Return the fast nodes, and gamma between the two classes."""
@@ -86,6 +111,11 @@ class NodeSpeeds:
         quick_s = rounds_s[max(1, int(QUICK_SHARE * len(rounds_s))) if len(rounds_s) > 3 else 0]
         # at least half of what the quickest third needs, so that fewer nodes cannot set it
         return max(quick_s, _third(rounds_s) / 2)
+
+
+def smoothed(old: float | None, new: float) -> float:
+    """Return a node's time after one more measurement."""
+    return new if old is None else SMOOTHING * old + (1 - SMOOTHING) * new
 
 
 def job_of(metrics: MetricRecord, work: ConfigRecord, steps: int) -> Job:
@@ -223,7 +253,8 @@ class MeasuredSteps(Wrapper):
 
     def state_dict(self) -> StateDict:
         """Return the measured times, jobs and steps, as JSON."""
-        return {"known": json.dumps({**vars(self.speeds), "usual_steps": self.usual_steps})}
+        known = {name: getattr(self.speeds, name) for name in ("step_s", "link_s", "jobs")}
+        return {"known": json.dumps({**known, "usual_steps": self.usual_steps})}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``."""

@@ -5,6 +5,7 @@
 
 import logging
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -25,16 +26,24 @@ COLD = "--cold"
 """Our own option: Flower's way, a new process for each message."""
 FLOWERS_IDLE_S = 3.0
 """Flower's own pause, and the most of ours."""
+AGAIN_S = 10.0
+"""Seconds after which a launcher that has ended is started again."""
 
 
 def keep_warm() -> None:
     """Start our launcher in SuperExec's place, and sleep no longer than needed."""
     (task, on_task), (on_reply, reply) = os.pipe(), os.pipe()
     active_s = time.monotonic()
+    launchers: list[tuple[float, Sequence[str], subprocess.Popen[bytes]]] = []
 
     def sleep(seconds: float) -> None:
         nonlocal active_s
         now_s = time.monotonic()
+        # without one, messages wait for ever
+        for begun_s, command, launcher in launchers[-1:]:
+            if now_s > begun_s + AGAIN_S and has_ended(launcher.pid):
+                logging.getLogger("flwr").warning("the launcher has ended: it is started again")
+                start(command)
         if seconds >= FLOWERS_IDLE_S:
             time.sleep(min(max(IDLE_SHARE * (now_s - active_s), LEAST_S), seconds))
             return
@@ -49,14 +58,21 @@ def keep_warm() -> None:
         os.write(on_task, b".")
 
     def start(command: Sequence[str]) -> "subprocess.Popen[bytes]":
-        return subprocess.Popen(
+        launcher = subprocess.Popen(
             [sys.executable, "-m", "flwr_hetero.fleet.warm", *command[1:]],
             pass_fds=(task, reply),
             env={**os.environ, PIPES: f"{task} {reply}"},
         )
+        launchers.append((time.monotonic(), command, launcher))
+        return launcher
 
     pull_quickly()
     _flwr.replace_in_node(sleep, on_message, start)
+
+
+def has_ended(pid: int) -> bool:
+    """Return whether a child has ended; it stays a zombie, as a message would end with its id."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def why_cold(arguments: Sequence[str]) -> str:
@@ -67,8 +83,9 @@ def why_cold(arguments: Sequence[str]) -> str:
         return "each message installs the packages of its app"
     if "process" in arguments or "--isolation=process" in arguments:
         return "with --isolation process others start the processes"
-    if not hasattr(os, "fork"):
-        return "this system cannot fork processes"
+    # macOS has fork, and libraries that do not bear it
+    if platform.system() != "Linux":
+        return f"processes are not forked on {platform.system()}"
     return _flwr.why_untried()
 
 

@@ -9,15 +9,17 @@
 Parents have one thread and no GPU, or no process is forked from them.
 """
 
-import atexit
 import logging
+import multiprocessing
 import os
+import random
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from select import select
@@ -28,6 +30,13 @@ import numpy as np
 from flwr_hetero._flwr import pull_quickly
 from flwr_hetero.client.preload import preload_all
 from flwr_hetero.fleet import _flwr
+from flwr_hetero.fleet.forks import (
+    Generators,
+    await_end,
+    begin_process,
+    fork,
+    rest_of_process,
+)
 
 MOST_APPS = 2
 """Runs whose app a node keeps loaded."""
@@ -37,6 +46,11 @@ one has which tries whether numerical libraries work after a fork, and that a me
 app's parent: Flower gives up one without a process after 30."""
 PIPES = "FLWR_HETERO_WARM"
 """Environment variable of a launcher: its ends of the pipes for "task" and "reply"."""
+
+NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""Environment variable: torch looks for a GPU without CUDA, which no fork could use after that."""
+NO_GPU = 3
+"""Exit code of a fork that cannot use CUDA any more."""
 
 _log = logging.getLogger("flwr")
 
@@ -62,6 +76,7 @@ class Parent:
         self.reports: dict[Connection, tuple[int, App | None]] = {}
         self.waiting: list[tuple[float, int, Any]] = []
         self.child = 0
+        self.seed = Generators().seed()
 
     @property
     def below(self) -> list[Connection]:
@@ -82,29 +97,49 @@ class Parent:
                     self._ended(connection)
                     continue
                 if connection is self.tasks:
-                    self._launch(*found)
-                elif connection in self.reports:
-                    self.reports[connection] = self.reports[connection][0], found
-                else:
+                    self._try(*found)
+                elif connection not in self.reports:
                     # an app's parent is warm, or a message of it has ended
                     self.warm.add(connection)
-                    self.tasks.send(None)
+                    self._wake()
+                elif found is not None:
+                    self.reports[connection] = self.reports[connection][0], found
+                else:
+                    self._ended(connection)
             waiting, self.waiting = self.waiting, []
             for until_s, run_id, spec in waiting:
-                self._launch(run_id, spec, until_s)
+                self._try(run_id, spec, until_s)
 
     def _ended(self, connection: Connection) -> None:
         """Go on after the end of a message, or of an app's parent."""
         connection.close()
         for run_id in [run_id for run_id, above in self.runs.items() if above is connection]:
             self.runs[run_id] = None
+            # one that was warm has been killed: the next message starts another
+            if connection in self.warm:
+                del self.runs[run_id]
+        self.warm.discard(connection)
         if connection not in self.reports:
             return
         run_id, app = self.reports.pop(connection)
-        # the launcher may ask for the next task
-        self.tasks.send(None)
+        self._wake()
         if self.app is None and app is not None and run_id not in self.runs:
-            self._start_app(run_id, app)
+            # for want of memory the run stays cold until its next message has ended
+            with suppress(OSError):
+                self._start_app(run_id, app)
+
+    def _try(self, run_id: int, spec: Any, until_s: float | None = None) -> None:
+        """Launch a message; without memory or a process for it, it is the only one lost."""
+        try:
+            self._launch(run_id, spec, until_s)
+        except OSError:
+            _log.exception("a message has no process")
+
+    def _wake(self) -> None:
+        """Tell the launcher that it may ask for the next task."""
+        # when the node ends it is gone
+        with suppress(OSError):
+            self.tasks.send(None)
 
     def _launch(self, run_id: int, spec: Any, until_s: float | None = None) -> None:
         """Have a message answered by the app's parent, or by a process of this one."""
@@ -120,22 +155,30 @@ class Parent:
                 return
         self._await_last()
         report, mine = Pipe(duplex=False)
-        if pid := os.fork():
+        if pid := fork():
             mine.close()
             self.child, self.reports[report] = pid, (run_id, None)
             return
         with rest_of_process():
             report.close()
             self._close()
-            # a fork has its parent's state, a process its own
-            np.random.seed()  # noqa: NPY002
+            begin_process(self.seed)
 
             def tell(fab: tuple[str, str, str], context: Any) -> None:
                 configs = dict(context.node_config), dict(context.run_config)
-                mine.send(App(fab, context.node_id, *configs))
+                # a killed parent must not cost a message that is under way
+                with suppress(OSError):
+                    mine.send(App(fab, context.node_id, *configs))
 
             is_loaded = self.app is not None
-            _flwr.answer_message(spec, tell, lambda: os.write(self.done, b"."), is_loaded=is_loaded)
+            done = partial(os.write, self.done, b".")
+            try:
+                _flwr.answer_message(spec, tell, done, is_loaded=is_loaded)
+            finally:
+                # as at the end of a program; processes that the app leaves hold the pipe open
+                threading._shutdown()  # type: ignore[attr-defined]
+                with suppress(OSError):
+                    mine.send(None)
 
     def _await_last(self) -> None:
         """Let the last message's process end: it saves the state that the next one begins with."""
@@ -153,19 +196,21 @@ class Parent:
             if (oldest := self.runs.pop(next(iter(self.runs)))) is not None:
                 oldest.close()
         above, below = Pipe()
-        if os.fork():
+        if fork():
             below.close()
             self.runs[run_id] = above
             return
         with rest_of_process():
             above.close()
             self._close()
+            parent, generators = Parent(below, self.done, app), Generators()
             if why := load(app):
                 text = "%s is not warm, each message has a process of its own: %s"
                 _log.warning(text, app.fab[0], why)
                 return
+            parent.seed = generators.seed()
             below.send(None)
-            Parent(below, self.done, app).serve()
+            parent.serve()
 
     def _close(self) -> None:
         """Close what only the parent uses, in a child of it."""
@@ -173,36 +218,21 @@ class Parent:
             connection.close()
 
 
-@contextmanager
-def rest_of_process() -> Iterator[None]:
-    """Run a block as the rest of a forked process, and end that as a program ends."""
-    code = 1
-    try:
-        yield
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
-        _log.exception("a warm node's process failed")
-    finally:
-        with suppress(Exception):
-            atexit._run_exitfuncs()
-        with suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
-
-
 def load(app: App) -> str:
     """Import an app and what it preloads; return why nothing may be forked then, "" if it may."""
+    is_ours = NVML not in os.environ
+    os.environ.setdefault(NVML, "1")
     try:
         _flwr.load_app(*app.fab)
         context = _flwr.new_context(app.node_id, app.node_config, app.run_config)
         with one_thread():
             preload_all(context)
     # whatever the app raises, its message raises it again, and tells the server
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return f"{type(error).__name__}: {error}"
+    finally:
+        if is_ours:
+            del os.environ[NVML]
     return why_cold()
 
 
@@ -227,12 +257,15 @@ def why_cold() -> str:
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return f"it uses the GPU {when}"
-    if threading.active_count() > 1:
-        return f"it starts threads {when}"
-    if not (pid := os.fork()):
+    if threading.active_count() > 1 or multiprocessing.active_children():
+        return f"it starts threads or processes {when}"
+    if not (pid := fork()):
         with rest_of_process():
+            begin_process(random.seed)
             compute(torch)
-    if await_end(pid, PROBE_S) != 0:
+    if (code := await_end(pid, PROBE_S)) == NO_GPU:
+        return f"it looks for the GPU {when}" if torch.cuda.device_count() else ""
+    if code != 0:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
@@ -247,16 +280,8 @@ def compute(torch: Any) -> None:
     if torch is not None:
         tensor = torch.ones(1 << 20)
         (tensor * 2).sum(), tensor.view(1024, -1) @ tensor[:1024]
-
-
-def await_end(pid: int, limit_s: float) -> int | None:
-    """Wait for the end of a child; return its exit code, or None if it goes on."""
-    deadline_s = time.monotonic() + limit_s
-    while (found := os.waitpid(pid, os.WNOHANG))[0] == 0:
-        if time.monotonic() > deadline_s:
-            return None
-        time.sleep(0.005)
-    return os.waitstatus_to_exitcode(found[1])
+        if torch.cuda._is_in_bad_fork():
+            sys.exit(NO_GPU)
 
 
 def main() -> None:
@@ -265,7 +290,7 @@ def main() -> None:
     _flwr.import_process()
     pull_quickly()
     tasks, own = Pipe()
-    if not os.fork():
+    if not fork():
         with rest_of_process():
             own.close()
             os.close(task)
@@ -274,12 +299,16 @@ def main() -> None:
     os.close(done)
 
     def sleep(seconds: float) -> None:
-        ready, _, _ = select([task, own.fileno()], [], [], seconds)
+        watched: list[Any] = [task] if own.closed else [task, own]
+        ready, _, _ = select(watched, [], [], seconds)
         if task in ready:
             os.read(task, 4096)
-        if own.fileno() in ready:
-            with suppress(EOFError):
+        if own in ready:
+            try:
                 own.recv()
+            except (EOFError, OSError):
+                _log.warning("the first parent has ended: each message has a cold process")
+                own.close()
 
     def launch(run_id: int, spec: Any) -> None:
         own.send((run_id, spec))

@@ -122,7 +122,7 @@ class SliceSteps(MeasuredSteps):
         return slice_steps(
             speeds.quick_round_s(self.slice_steps, with_link=False),
             [speeds.step_s.get(node, nan) for node in nodes],
-            [speeds.link_s.get(node, nan) for node in nodes],
+            [speeds.fixed_s(node) for node in nodes],
             [speeds.jobs[node].steps if node in speeds.jobs else inf for node in nodes],
         )
 

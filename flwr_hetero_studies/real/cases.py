@@ -12,7 +12,7 @@ from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
 from flwr_hetero_studies.real.foretell import foretell
 from flwr_hetero_studies.real.race import race
-from flwr_hetero_studies.real.workloads import BASE, WORKLOADS, fleet
+from flwr_hetero_studies.real.workloads import BASE, LINK_MBPS, WORKLOADS, fleet
 
 SETTINGS = {"light": WORKLOADS["light"].rounds, "heavy": WORKLOADS["heavy"].rounds, "late": 1.2}
 """Rounds of FedAvg, and after how many times its seconds others are ended."""
@@ -40,6 +40,8 @@ ORDER = (
     Entry("heavy", "warm", BASE), Entry("heavy", "warm", "FedSlice"),
     Entry("heavy", "warm", "FedBuff"), Entry("light", "warm", "FedBuff"),
     Entry("light", "warm", "TiFL"), Entry("heavy", "warm", "TiFL"),
+    Entry("heavy", "warm", "FedSlice, 10 Mbit/s", LINK_MBPS),
+    Entry("heavy", "warm", "FedSlice, 10 Mbit/s, 4 bits", LINK_MBPS),
     Entry("heavy", "cold", BASE), Entry("heavy", "cold", "FedSlice"),
 )  # fmt: skip
 

@@ -18,6 +18,8 @@ BASE = "FedAvg"
 METHODS: dict[str, dict[str, Any]] = {
     BASE: {"engine": "rounds", "steps": "epochs"},
     "FedSlice": {},
+    "FedSlice, 10 Mbit/s": {},
+    "FedSlice, 10 Mbit/s, 4 bits": {"bits-up": 4, "bits-down": 4},
     "FedBuff": {"engine": "buffered", "steps": "epochs"},
     "TiFL": {"engine": "rounds", "selection": "tifl", "steps": "epochs",
              "num-tiers": 3, "clients-per-round": 2},

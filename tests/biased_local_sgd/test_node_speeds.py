@@ -161,3 +161,30 @@ def test_link_takes_the_rest_of_the_round_trip(source, link_s):
 def test_local_steps_refuses(settings, argument):
     with pytest.raises(ValueError, match=f"^{argument}"):
         LocalSteps(**settings)
+
+
+def test_the_message_that_loads_an_app_is_no_usual_one():
+    speeds = node_speeds.NodeSpeeds()
+    for node, factor in (("quick", 1), ("slow", 10)):
+        speeds.observe(node, 2, 2.0 * factor, 8.0 * factor, loads=True)
+    # nobody knows what the next one costs
+    assert [math.isnan(speeds.fixed_s(node)) for node in ("quick", "slow", "unknown")] == [True] * 3
+    speeds.observe("quick", 10, 10.0, 0.5, loads=True)
+    # ten times as slow by the step, and so by the message
+    assert [speeds.fixed_s(node) for node in ("quick", "slow")] == [0.5, 5.0]
+    speeds.observe("slow", 10, 100.0, 2.0, loads=True)
+    assert speeds.fixed_s("slow") == 2.0
+    speeds.observe("slow", 10, 100.0, 4.0, loads=True)
+    assert speeds.fixed_s("slow") == 3.0
+    # a cold node's first message is a usual one
+    speeds.observe("new", 2, 20.0, 2.0, loads=True)
+    assert speeds.fixed_s("new") == 2.0
+
+
+def test_after_a_resume_the_first_message_loads_again():
+    speeds = node_speeds.NodeSpeeds()
+    speeds.step_s, speeds.link_s = {"a": 1.0}, {"a": 0.5}
+    speeds.observe("a", 10, 10.0, 60.0, loads=True)
+    assert speeds.fixed_s("a") == 0.5
+    speeds.observe("a", 10, 10.0, 1.5, loads=True)
+    assert speeds.fixed_s("a") == 1.0
