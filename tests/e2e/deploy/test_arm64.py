@@ -31,23 +31,23 @@ class MixedFleet(RealFleet):
         return super()._start(name, command)
 
 
-@pytest.fixture(params=[True, False], ids=["warm", "cold"])
-def fleet(request, tmp_path):
+@pytest.fixture
+def fleet(tmp_path):
     fleet = MixedFleet(tmp_path / "fleet", QUICK)
-    fleet.up([DeviceProfile()] * 3, warm=request.param)
+    fleet.up([DeviceProfile()] * 3)
     yield fleet
     fleet.down(keep=True)
     assert processes.find(fleet.folder) == []
 
 
 def test_arm_trains_beside_native_nodes(fleet, tmp_path):
-    config = {"fleet": "real", "engine": "rounds", "num_server_rounds": 2}
+    config = {"fleet": "real", "engine": "rounds", "num_server_rounds": 1}
     run = FleetRun(fleet, tmp_path / "run", REPOSITORY / "apps" / "fleet", **config)
     history = run.start().finish(1800)
-    assert [record["round"] for record in history] == [0, 1, 2], run.tail()
+    assert [record["round"] for record in history] == [0, 1], run.tail()
     assert not any(record["failures"] for record in history)
-    for record in history[1:]:
-        assert record["weights"].keys() == {"node-0", "node-1", ARM}
-        assert record["weights"][ARM] > 0
+    weights = history[1]["weights"]
+    assert weights.keys() == {"node-0", "node-1", ARM}
+    assert weights[ARM] > 0
     log = (fleet.folder / "logs" / f"{ARM}.log").read_text()
     assert log.splitlines()[0] == "aarch64"
