@@ -116,6 +116,8 @@ def test_garbage_of_an_emulated_fleet_costs_that_reply(how):
     _, records = run(Compressed(fedavg()), Wire(goals_of(3), faults=[fault]))
     failed = [[failure["node"] for failure in record["failures"]] for record in records[1:]]
     assert failed == [[], ["node-1"], []]
+    if how == "nan":
+        assert "packed array 'x' holds a scale of NaN" in records[2]["failures"][0]["reason"]
 
 
 def test_nodes_without_the_mod_are_taken_as_they_are_and_named_once(caplog):
