@@ -56,6 +56,8 @@ def gpu(**cuda):
     names = {"is_initialized": found, "_is_in_bad_fork": found, "device_count": lambda: 1} | cuda
     torch = SimpleNamespace(cuda=SimpleNamespace(**names), get_num_threads=lambda: 1)
     torch.set_num_threads = lambda count: None
+    torch.zeros = lambda count, requires_grad: np.zeros(count)
+    torch.optim = SimpleNamespace(SGD=lambda parameters: None)
     torch.ones = lambda count: np.ones(count).view(Ones)
     sys.modules["torch"] = torch
 
