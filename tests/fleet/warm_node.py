@@ -25,7 +25,8 @@ from flwr_hetero.client.preload import preload
 from flwr_hetero.fleet import _flwr, warm
 from flwr_hetero.fleet.forks import rest_of_process
 
-FOLDER = Path(sys.argv[1])
+# imported by a search for examples it has no argument
+FOLDER = Path(*sys.argv[1:2])
 SEEN, LOADS, CALLS, TEMPORARY = [], [], [], []
 
 
