@@ -21,7 +21,7 @@ def start(x=0.0):
     return ArrayRecord({"x": Array(np.atleast_1d(np.array(x, float)))})
 
 
-def app(goals, examples, lr, claims=None):
+def app(goals, examples, lr, claims=None, mods=()):
     """Make a ClientApp; a reply takes 1 s for each step and unit of speed.
 
     ``claims``: partition to what it says of its examples processed.
@@ -44,7 +44,7 @@ def app(goals, examples, lr, claims=None):
         metrics = {"num-examples": examples[partition], "eval-loss": float(off @ off)}
         return reply_with(message, metrics)
 
-    app = ClientApp()
+    app = ClientApp(mods=list(mods))
     app.train()(train)
     app.evaluate()(evaluate)
     return app

@@ -85,7 +85,8 @@ def _residual(context: Context, name: str, like: Array) -> NDArray[np.floating] 
     if record is None or name not in record or tuple(record[name].shape) != tuple(like.shape):
         return None
     # a damaged state is as good as a lost one
-    with suppress(ValueError, TypeError):
+    with suppress(ValueError, TypeError, EOFError):
         values = record[name].numpy()
-        return values if np.isfinite(values).all() else None
+        if values.shape == tuple(like.shape) and np.isfinite(values).all():
+            return values
     return None

@@ -6,6 +6,7 @@ from typing import Literal, get_args
 import numpy as np
 from flwr.app import Array, ArrayRecord, RecordDict
 
+from flwr_hetero._flwr import NUMPY
 from flwr_hetero.errors import check_choice
 from flwr_hetero.records import arrays_in, metrics_in
 
@@ -19,6 +20,7 @@ LIES = {
     "nan-weight": {"num-examples": float("nan")},
     "negative-weight": {"num-examples": -1.0},
 }
+NAN_SCALE = b"\xff\xff"
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,11 @@ def corrupt(content: RecordDict, how: str) -> None:
 
 def _corrupt_arrays(arrays: ArrayRecord, first: str, how: str) -> None:
     match how:
+        case "nan" if arrays[first].stype != NUMPY:
+            old = arrays[first]
+            # a packed array begins with a scale
+            data = NAN_SCALE + old.data[len(NAN_SCALE) :]
+            arrays[first] = Array(old.dtype, old.shape, old.stype, data)
         case "nan":
             values = arrays[first].numpy().astype(np.float32)
             values.flat[0] = np.nan

@@ -1,0 +1,200 @@
+"""The codec: bounds of its errors, and what it does with bytes that it has not written."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flwr_hetero import keys
+from flwr_hetero.compression import wire
+from flwr_hetero.compression.algorithm import (
+    BITS,
+    BLOCK,
+    TINY,
+    decode,
+    encode,
+    encoded_size,
+    highest_code,
+    with_error,
+)
+
+NAN, INF = float("nan"), float("inf")
+COUNTS = st.integers(0, 3 * BLOCK + 1)
+SHAPES = st.lists(st.integers(-1, 10**12), max_size=3).map(tuple)
+SENT = {
+    "w": Array(np.ones((10, 30), np.float32)),
+    "half": Array(np.ones(300, np.float16)),
+    "small": Array(np.ones(255, np.float32)),
+    "count": Array(np.arange(300)),
+}
+
+
+def blocks_of(values):
+    flat = np.asarray(values, np.float64).reshape(-1)
+    return np.pad(flat, (0, -flat.size % BLOCK)).reshape(-1, BLOCK)
+
+
+def drawn(count, seed, spread=15):
+    """Draw values of as many magnitudes, each block's about alike."""
+    rng = np.random.default_rng(seed)
+    powers = np.repeat(10.0 ** rng.uniform(-spread, spread, -(-count // BLOCK)), BLOCK)[:count]
+    return (rng.normal(size=count) * powers).astype(np.float32)
+
+
+@pytest.mark.parametrize("bits", BITS)
+@given(count=COUNTS, seed=st.integers(0, 10**6))
+@settings(max_examples=40)
+def test_each_value_is_within_half_a_step(bits, count, seed):
+    values = drawn(count, seed)
+    data = encode(values, bits)
+    found = decode(data, count, bits)
+    assert len(data) == encoded_size(count, bits)
+    assert (found.dtype, found.shape) == (np.float32, (count,))
+    # a scale is rounded up to 8 bits
+    steps = np.abs(blocks_of(values)).max(axis=1) * (1 + 2**-7) / (highest_code(bits) / 2)
+    off = np.abs(blocks_of(values) - blocks_of(found))
+    assert (off <= steps[:, np.newaxis] * 0.5001).all()
+
+
+@pytest.mark.parametrize("bits", BITS)
+@given(count=COUNTS, seed=st.integers(0, 10**6))
+@settings(max_examples=40)
+def test_no_longer_is_never_longer(bits, count, seed):
+    values = drawn(count, seed)
+    found = decode(encode(values, bits, no_longer=True), count, bits)
+    lengths = [np.linalg.norm(blocks_of(each), axis=1) for each in (found, values)]
+    assert (lengths[0] <= lengths[1]).all()
+    assert not count or lengths[0].any()
+
+
+def test_without_no_longer_blocks_do_become_longer():
+    values = np.full(BLOCK, 0.6, np.float32)
+    values[0] = 1.0
+    assert np.linalg.norm(decode(encode(values, 2), BLOCK, 2)) > 1.5 * np.linalg.norm(values)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_with_feedback_the_updates_sum_up(bits):
+    rng = np.random.default_rng(bits)
+    drift = rng.normal(size=500).astype(np.float32)
+    error, true, alone, found = None, np.zeros(500), np.zeros(500), np.zeros(500)
+    for _ in range(60):
+        update = (drift + 0.1 * rng.normal(size=500)).astype(np.float32)
+        owed = with_error(update, np.zeros_like(update), error)
+        sent = decode(encode(owed, bits), 500, bits)
+        error = (owed - sent).astype(np.float32)
+        true, found = true + update, found + sent
+        alone += decode(encode(update, bits), 500, bits)
+    step = np.abs(blocks_of(owed)).max(axis=1) * (1 + 2**-7) / (highest_code(bits) / 2)
+    assert (np.abs(blocks_of(found - true)) <= step[:, np.newaxis]).all()
+    # what is lost without it
+    assert np.abs(alone - true).max() > 2 * np.abs(found - true).max()
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_extremes(bits):
+    for values in (np.zeros(70), np.full(70, TINY), -np.full(70, TINY)):
+        assert not decode(encode(values, bits), 70, bits).any()
+    most = np.array([3.2e38, -3.2e38], np.float32)
+    np.testing.assert_allclose(decode(encode(most, bits), 2, bits), most, rtol=2**-7)
+    for bad in (NAN, INF, -INF, 3.4e38, -3.4e38, 1e39):
+        with pytest.raises(ValueError, match="be finite"):
+            encode(np.array([0.0] * 64 + [bad]), bits)
+
+
+@given(
+    bits=st.sampled_from(BITS),
+    count=COUNTS,
+    data=st.binary(max_size=900),
+    fits=st.booleans(),
+)
+@settings(max_examples=300)
+def test_strange_bytes_are_numbers_or_a_value_error(bits, count, data, fits):
+    size = encoded_size(count, bits)
+    data = (data * size)[:size] if fits and data else data
+    try:
+        found = decode(data, count, bits)
+    except ValueError:
+        return
+    assert len(data) == size
+    assert found.shape == (count,)
+    assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_bad_scales_and_codes_are_refused(bits):
+    good = encode(np.ones(70), bits)
+    # +infinity, NaN, -0 and -1 in the second block
+    for scale in (0x7F80, 0x7FC0, 0x8000, 0xBF80):
+        with pytest.raises(ValueError, match="scale of NaN, infinity or below 0"):
+            decode(good[:2] + scale.to_bytes(2, "little") + good[4:], 70, bits)
+    with pytest.raises(ValueError, match=f"code above {highest_code(bits)}"):
+        decode(good[:4] + b"\xff" * (len(good) - 4), 70, bits)
+    for wrong in (good[:-1], good + b"\0", b""):
+        with pytest.raises(ValueError, match=f"holds {len(wrong)} bytes instead of {len(good)}"):
+            decode(wrong, 70, bits)
+
+
+@given(
+    name=st.sampled_from([*SENT, "unknown"]),
+    stype=st.sampled_from([*wire.STYPES]),
+    shape=SHAPES,
+    dtype=st.sampled_from(["float32", "float64", "int8", "O", "nonsense"]),
+    data=st.one_of(
+        st.binary(max_size=300), st.sampled_from(BITS).map(lambda b: encode(np.ones(300), b))
+    ),
+    asked=st.sampled_from([*BITS, None]),
+)
+@settings(max_examples=300)
+def test_a_strange_array_becomes_one_like_that_sent_or_a_value_error(
+    name, stype, shape, dtype, data, asked
+):
+    reply = ArrayRecord({name: Array(dtype, shape, stype, data)})
+    try:
+        found = wire.restored(reply, SENT, asked)[name]
+    except ValueError:
+        return
+    assert wire.STYPES[stype] == asked
+    assert (found.dtype, tuple(found.shape)) == (SENT[name].dtype, tuple(SENT[name].shape))
+    assert np.isfinite(found.numpy()).all()
+
+
+def test_no_reply_takes_more_memory_than_the_model():
+    data = bytes(encoded_size(10**8, 4))
+    replies = [
+        ArrayRecord({"w": Array("float32", (10**12,), keys.PACKED + "4", b"\0")}),
+        ArrayRecord({"w": Array("float32", (10**8,), keys.PACKED + "4", data)}),
+        ArrayRecord({"w": Array("float32", (10, 30), keys.PACKED + "4", data)}),
+    ]
+    tracemalloc.start()
+    for reply in replies:
+        with pytest.raises(ValueError, match="packed array 'w' holds"):
+            wire.restored(reply, SENT, 4)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100_000
+
+
+def test_what_is_packed_and_what_stays_as_it_is():
+    model = dict(SENT)
+    model["bn.running_var"] = model["bn.running_mean"] = Array(np.ones(300, np.float32))
+    model["double"] = Array(np.linspace(0, 1, 300))
+    packed = wire.packed(ArrayRecord(model), 4)
+    assert {n for n, a in packed.items() if a.stype in wire.STYPES} == {"w", "half", "double"}
+    whole = wire.unpacked(packed)
+    for name, array in model.items():
+        assert (whole[name].dtype, tuple(whole[name].shape)) == (array.dtype, tuple(array.shape))
+        np.testing.assert_allclose(whole[name].numpy(), array.numpy(), atol=0.5 * 1.01 / 7)
+    for name in {*model} - {"w", "half", "double"}:
+        assert packed[name].data == model[name].data
+
+
+def test_an_update_is_added_to_the_model_that_was_sent_in_its_type():
+    ends = {name: wire.pack(SENT[name], np.full(300, 2.0), 4) for name in ("w", "half")}
+    found = wire.restored(ArrayRecord(ends), SENT, 4)
+    assert [found[name].dtype for name in ends] == ["float32", "float16"]
+    for name in ends:
+        np.testing.assert_array_equal(found[name].numpy(), 3.0)
