@@ -104,12 +104,15 @@ def divide(reply: Message, seen_s: float) -> dict[str, float] | None:
 
     A node that says less than it could has more of "wait". "steps" is what those took of "train".
     """
-    record = reply.content.config_records.get(keys.TIMING, ConfigRecord())
+    record = configs_in(reply.content).get(keys.TIMING, ConfigRecord())
     parts = {part: read_number(record, key) for part, key in MEASURED.items() if key in record}
     rest_s = seen_s - sum(parts.values())
+    # that of an earlier reply, which may have been slower
+    if rest_s < 0 and parts.pop("send", 0.0) > 0:
+        rest_s = seen_s - sum(parts.values())
     if "train" not in parts or not all(seconds >= 0 for seconds in parts.values()) or rest_s < 0:
         return None
-    work = reply.content.config_records.get(keys.WORK, ConfigRecord())
+    work = configs_in(reply.content).get(keys.WORK, ConfigRecord())
     steps_s = read_number(work, keys.STEP_TIME, 0.0) * read_number(work, keys.NUM_STEPS, 0.0)
     steps = {"steps": min(steps_s, parts["train"])} if steps_s > 0 else {}
     return {"wait": rest_s, **parts, **steps}

@@ -81,7 +81,7 @@ def _is_like(array: Array, before: Array) -> bool:
 
 def _residual(context: Context, name: str, like: Array) -> NDArray[np.floating] | None:
     """Return what the last update of an array has lost; None if that is not known."""
-    record = context.state.array_records.get(keys.RESIDUAL)
+    record = arrays_in(context.state).get(keys.RESIDUAL)
     if record is None or name not in record or tuple(record[name].shape) != tuple(like.shape):
         return None
     # a damaged state is as good as a lost one

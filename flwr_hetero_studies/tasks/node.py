@@ -33,6 +33,7 @@ class NodeTask:
     examples: Examples
     held_out: Examples
     seed: int
+    is_real: bool = False
 
     @property
     def config(self) -> ConfigRecord:
@@ -82,6 +83,11 @@ class NodeTask:
         metrics["train-loss"] = result.loss
         metrics[keys.LOSS_RMS] = result.loss_rms
         content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
+        if self.is_real:
+            # of an emulated device the profile gives the pace
+            content[keys.WORK] = ConfigRecord(
+                {keys.NUM_STEPS: result.num_steps, keys.STEP_TIME: result.step_s}
+            )
         return Message(content, reply_to=self.message)
 
 
@@ -91,7 +97,7 @@ def open_node(message: Message, context: Context) -> NodeTask:
         torch.set_num_threads(1)
     settings, part = open_data(context)
     seed = seed_of(message, settings.seed, int(context.node_config[keys.PARTITION_ID]))
-    return NodeTask(message, settings, *hold_out(part), seed)
+    return NodeTask(message, settings, *hold_out(part), seed, not is_emulated(context))
 
 
 @preload

@@ -1,5 +1,6 @@
 """The training loop of a node: batches from a sampler, weighted losses, plain SGD."""
 
+import time
 from collections.abc import Callable
 from math import sqrt
 from typing import Any, NamedTuple, TypeAlias
@@ -30,6 +31,8 @@ class TrainResult(NamedTuple):
     examples_scored: int
     loss: float
     loss_rms: float
+    step_s: float = 0.0
+    """Seconds of a step, the first one left out where there are more."""
 
 
 def train(
@@ -71,7 +74,10 @@ def train(
     processed = scored = 0
     # of losses and of their squares
     total = torch.zeros(2, dtype=torch.float64, device=where)
-    for _ in range(num_steps):
+    begun_s = time.monotonic()
+    for step in range(num_steps):
+        if step == 1:
+            begun_s = time.monotonic()
         indices, weights = sampler.next_batch()
         steps.zero_grad()
         with torch.autocast(where.type, torch.bfloat16, enabled=amp):
@@ -90,7 +96,8 @@ def train(
         total += torch.stack([losses.sum(), losses.square().sum()])
         processed += len(indices)
     loss, square = (total / processed).tolist()
-    return TrainResult(num_steps, processed, scored, loss, sqrt(square))
+    step_s = (time.monotonic() - begun_s) / max(1, num_steps - 1)
+    return TrainResult(num_steps, processed, scored, loss, sqrt(square), step_s)
 
 
 def batch_losses(model: nn.Module, examples: Examples, indices: NDArray[np.int64]) -> Tensor:

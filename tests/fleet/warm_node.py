@@ -25,7 +25,8 @@ from flwr_hetero.client.preload import preload
 from flwr_hetero.fleet import _flwr, warm
 from flwr_hetero.fleet.forks import rest_of_process
 
-FOLDER = Path(sys.argv[1])
+# imported by a search for examples it has no argument
+FOLDER = Path(*sys.argv[1:2])
 SEEN, LOADS, CALLS, TEMPORARY = [], [], [], []
 
 
@@ -56,6 +57,8 @@ def gpu(**cuda):
     names = {"is_initialized": found, "_is_in_bad_fork": found, "device_count": lambda: 1} | cuda
     torch = SimpleNamespace(cuda=SimpleNamespace(**names), get_num_threads=lambda: 1)
     torch.set_num_threads = lambda count: None
+    torch.zeros = lambda count, requires_grad: np.zeros(count)
+    torch.optim = SimpleNamespace(SGD=lambda parameters: None)
     torch.ones = lambda count: np.ones(count).view(Ones)
     sys.modules["torch"] = torch
 

@@ -74,8 +74,17 @@ def slices(records):
     assert trained >= 0.9 * wanted
 
 
+def packed_slices(records):
+    """See slices, and replies of less than half of the model's bytes."""
+    slices(records)
+    assert [record["compressed"] for record in records[1:]] == [{"without_mod": 0}] * 4
+    replies = sum(len(record["selected"]) for record in records)
+    assert sum(record["bytes_up"] for record in records) / replies < 300 * 4 / 2
+
+
 CHECKS = {
     "BiasedLocalSGD": quick_nodes_take_more_steps("biased_local_sgd"),
+    "Compressed": packed_slices,
     "FedBuff": quick_nodes_more_often,
     "FedNova": quick_nodes_take_more_steps("fednova"),
     "FedSlice": slices,

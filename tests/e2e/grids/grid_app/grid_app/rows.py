@@ -24,12 +24,15 @@ class Row(NamedTuple):
     """How the error begins with which it ends in the first round, for want of a sampler."""
 
 
+SIZE = 300
+"""Values of the model, all alike: enough to be packed."""
 STEPS: dict[str, Any] = {"rounds": 3, "asks_steps": True}
 UPDATES: dict[str, Any] = {"evaluates_each_round": False}
 ROWS = {
     "AdaComm": Row(lambda fed: rivals.AdaComm(fed, 6, interval_s=0.0), **STEPS),
     "BiasedLocalSGD": Row(lambda fed: ours.BiasedLocalSGD(fed, 6), **STEPS),
     "CDGraB": Row(ours.CDGraB, error="CDGraB: no node reports"),
+    "Compressed": Row(lambda fed: ours.Compressed(ours.FedSlice(fed)), 4, True),
     "DeadlineSelection": Row(lambda fed: rivals.DeadlineSelection(fed, 3)),
     "FedAT": Row(lambda fed: rivals.FedAT(fed, 2, 2), 4, **UPDATES),
     "FedAsync": Row(rivals.FedAsync, 24, **UPDATES),
@@ -64,7 +67,7 @@ def run(
     # innermost: Recorded has its place outside all others
     inner = ours.Wrapper(FedAvg(fraction_evaluate=float(on_nodes)))
     inner.on_round_end = lambda run, record: records.append(record)
-    arrays = ArrayRecord({"w": Array(np.zeros(1, np.float32))})
+    arrays = ArrayRecord({"w": Array(np.zeros(SIZE, np.float32))})
     try:
         strategy = row.build(inner)
         result = strategy.start(grid, arrays, rounds or row.rounds, evaluate_fn=evaluate_fn)
