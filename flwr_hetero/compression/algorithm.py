@@ -30,7 +30,7 @@ SCALE_BYTES = 2
 TINY = 1e-30
 """Blocks with no larger value are 0: steps of smaller ones are no normal float32."""
 ROUNDING = 1e-6
-"""What sums of 64 squares in float32 are wrong by at most, as a part."""
+"""What a scale and a value in float32 are wrong by at most, as a part."""
 
 
 def highest_code(bits: int) -> int:
@@ -78,10 +78,12 @@ def encode(values: NDArray[np.floating], bits: int, *, no_longer: bool = False) 
     scales = upper_halves(largest, up=True)
     codes = rounded(blocks, scales, half)
     if no_longer:
-        norms = np.sqrt(np.einsum("ij,ij->i", blocks, blocks)) * np.float32(1 - ROUNDING)
+        # squares of float32 are too small, or too large, for one
+        norms = np.sqrt(np.einsum("ij,ij->i", blocks, blocks, dtype=np.float64)) * (1 - ROUNDING)
         lengths = np.sqrt(np.einsum("ij,ij->i", codes, codes))
         most = half * np.divide(norms, lengths, out=np.zeros_like(norms), where=lengths > 0)
-        scales = np.minimum(scales, upper_halves(most, up=False))
+        most = np.minimum(most, as_floats(scales))
+        scales = upper_halves(most.astype(np.float32), up=False)
     codes += half
     return scales.tobytes() + packed(codes.reshape(-1)[: values.size].astype(np.uint8), bits)
 

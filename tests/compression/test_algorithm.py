@@ -37,7 +37,7 @@ def blocks_of(values):
     return np.pad(flat, (0, -flat.size % BLOCK)).reshape(-1, BLOCK)
 
 
-def drawn(count, seed, spread=15):
+def drawn(count, seed, spread=25):
     """Draw values of as many magnitudes, each block's about alike."""
     rng = np.random.default_rng(seed)
     powers = np.repeat(10.0 ** rng.uniform(-spread, spread, -(-count // BLOCK)), BLOCK)[:count]
