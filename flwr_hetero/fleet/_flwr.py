@@ -7,6 +7,7 @@ from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import entry_points, version
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from flwr.app import Context, RecordDict
@@ -165,6 +166,27 @@ def answer_message(
         ),
         parent_pid=spec.parent_pid,
     )
+
+
+def keep_claim(spec: Any) -> None:
+    """Tell the SuperNode that a message is in hand, until this process is killed."""
+    process: Any = import_module("flwr.supernode.runtime.run_clientapp")
+    # ends with the launcher, as the process of a message
+    process.start_parent_process_monitor(spec.parent_pid)
+    client = process.RuntimeHttpClient.from_server_address(
+        server_address=spec.runtime_api_address,
+        insecure=spec.insecure,
+        root_certificates=validate_and_resolve_root_certificates(
+            spec.root_certificates_path, spec.insecure
+        ),
+        interceptors=[
+            process.RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"),
+            process.RuntimeTokenHttpInterceptor(spec.token),
+        ],
+        retry_invoker=process.make_simple_http_retry_invoker(),
+    )
+    process.HeartbeatSender(process.make_task_heartbeat_fn_http(client)).start()
+    Event().wait()
 
 
 def new_context(node_id: int, node_config: dict[str, Any], run_config: dict[str, Any]) -> Context:

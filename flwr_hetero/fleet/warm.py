@@ -41,10 +41,10 @@ from flwr_hetero.fleet.forks import (
 
 MOST_APPS = 2
 """Runs whose app a node keeps loaded."""
-END_S, PROBE_S, LOAD_S = 10.0, 20.0, 20.0
+END_S, PROBE_S, LOAD_S = 10.0, 20.0, 600.0
 """Seconds that the process of a message has to end before the next one is begun all the same, that
 one has which tries whether numerical libraries work after a fork, and that a message waits for its
-app's parent: Flower gives up one without a process after 30."""
+app's parent."""
 PIPES = "FLWR_HETERO_WARM"
 """Environment variable of a launcher: its ends of the pipes for "task" and "reply"."""
 
@@ -75,7 +75,8 @@ class Parent:
         self.runs: dict[int, Connection | None] = {}
         self.warm = set[Connection]()
         self.reports: dict[Connection, tuple[int, App | None]] = {}
-        self.waiting: list[tuple[float, int, Any]] = []
+        # messages, until when they wait, and the process that keeps them from being given up
+        self.waiting: list[tuple[int, Any, float, int]] = []
         self.child = 0
         self.seed = Generators().seed()
 
@@ -87,7 +88,7 @@ class Parent:
     def serve(self) -> None:
         """Fork until the launcher, or the first parent, is gone."""
         while True:
-            until_s = min((each[0] for each in self.waiting), default=inf)
+            until_s = min((each[2] for each in self.waiting), default=inf)
             timeout_s = None if until_s == inf else max(0.0, until_s - time.monotonic())
             for ready in wait([self.tasks, *self.below, *self.reports], timeout_s):
                 connection: Any = ready
@@ -109,8 +110,8 @@ class Parent:
                 else:
                     self._ended(connection)
             waiting, self.waiting = self.waiting, []
-            for until_s, run_id, spec in waiting:
-                self._try(run_id, spec, until_s)
+            for message in waiting:
+                self._try(*message)
 
     def _ended(self, connection: Connection) -> None:
         """Go on after the end of a message, or of an app's parent."""
@@ -130,10 +131,10 @@ class Parent:
             with suppress(OSError):
                 self._start_app(run_id, app)
 
-    def _try(self, run_id: int, spec: Any, until_s: float | None = None) -> None:
+    def _try(self, run_id: int, spec: Any, until_s: float | None = None, keeper: int = 0) -> None:
         """Launch a message; without memory or a process for it, it is the only one lost."""
         try:
-            self._launch(run_id, spec, until_s)
+            self._launch(run_id, spec, until_s, keeper)
         except OSError:
             _log.exception("a message has no process")
 
@@ -143,7 +144,7 @@ class Parent:
         with suppress(OSError):
             self.tasks.send(None)
 
-    def _launch(self, run_id: int, spec: Any, until_s: float | None = None) -> None:
+    def _launch(self, run_id: int, spec: Any, until_s: float | None, keeper: int) -> None:
         """Have a message answered by the app's parent, or by a process of this one."""
         above, now_s = self.runs.get(run_id), time.monotonic()
         until_s = now_s + LOAD_S if until_s is None else until_s
@@ -153,8 +154,11 @@ class Parent:
         is_loading |= is_first and any(run_id == other for other, _ in self.reports.values())
         if is_loading and now_s < until_s:
             # on a slow device two at once would each load the app in twice the time
-            self.waiting.append((until_s, run_id, spec))
+            self.waiting.append((run_id, spec, until_s, keeper or self._keep(spec)))
             return
+        if keeper:
+            with suppress(ProcessLookupError):
+                os.kill(keeper, signal.SIGKILL)
         if above is not None and above in self.warm:
             with suppress(OSError):
                 above.send((run_id, spec))
@@ -185,6 +189,16 @@ class Parent:
                 threading._shutdown()  # type: ignore[attr-defined]
                 with suppress(OSError):
                     mine.send(None)
+
+    def _keep(self, spec: Any) -> int:
+        """Fork a process that keeps a message from being given up: Flower does so after 30 s."""
+        if keeper := fork():
+            return keeper
+        with rest_of_process():
+            self._close()
+            begin_process(self.seed)
+            _flwr.keep_claim(spec)
+        return 0
 
     def _await_last(self) -> None:
         """Let the last message's process end: it saves the state that the next one begins with."""

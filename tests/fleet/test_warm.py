@@ -98,6 +98,12 @@ def test_message_waits_for_a_parent_that_loads_but_not_for_ever(node):
     assert told(node, "killed_parent", "warm")[1]  # sent before the parent was there
 
 
+def test_message_that_waits_is_kept_from_being_given_up(node):
+    found = node[0]["several:slow"]["kept"]
+    # one for the message that waited, and it has ended
+    assert found == [True]
+
+
 def test_processes_that_an_app_leaves_hold_nothing_up(node):
     assert told(node, "leaves", "warm") == [False, True]
 

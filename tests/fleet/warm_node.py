@@ -37,6 +37,12 @@ def import_app(name, *_):
     APPS[name]()
 
 
+def keep(_):
+    with (FOLDER / "kept.txt").open("a") as out:
+        out.write(f"{os.getpid()}\n")
+    time.sleep(60)
+
+
 def raises():
     raise ValueError("no such data")
 
@@ -285,18 +291,21 @@ def launcher(_):
 def main():
     logging.getLogger("flwr").handlers[:] = [logging.StreamHandler()]
     logging.getLogger("flwr").propagate = False
-    _flwr.load_app, _flwr.answer_message = import_app, answer
+    _flwr.load_app, _flwr.answer_message, _flwr.keep_claim = import_app, answer, keep
     found = {}
     for name in sys.argv[2:]:
         scenario, _, argument = name.partition(":")
         warm.LOAD_S, warm.PROBE_S = (0.1 if name == "several:slow" else 20.0), 0.3
         node = Node()
-        (FOLDER / "imports.txt").write_text("")
+        for file in ("imports.txt", "kept.txt"):
+            (FOLDER / file).write_text("")
         print(f"--- {name}", file=sys.stderr, flush=True)
         words = argument.split(",") if argument else []
         found[name] = {"came": globals()[scenario](node, *words)}
         if not node.own.closed:
             found[name]["code"] = node.end()
+        kept = [int(pid) for pid in (FOLDER / "kept.txt").read_text().split()]
+        found[name]["kept"] = [gone([pid]) for pid in kept]
         found[name]["imports"] = (FOLDER / "imports.txt").read_text().split()
         found[name]["left"] = [str(path) for path in FOLDER.glob("tmp*")]
         sys.stdout.flush()
