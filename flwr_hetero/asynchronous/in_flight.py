@@ -11,14 +11,12 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from flwr_hetero.records import reported_latency
-from flwr_hetero.server.context import POLL_S, Clock, Costs, Exchange
+from flwr_hetero.server.context import POLL_S, POLL_SHARE, Clock, Costs, Exchange
 from flwr_hetero.server.nodes import is_simulated, whole_grid
 from flwr_hetero.server.rounds import Run
 
 EVALUATION_SHARE = 0.1
 """Part of the time in which nodes are asked to evaluate; of each node's if it is every round."""
-POLL_SHARE = 0.1
-"""Most time for polls: each of 1,000 messages takes long, and a simulation runs no job then."""
 LATE_S = 60.0
 """Seconds that a message outlives its time-out, so that a node given up is known to be slow."""
 

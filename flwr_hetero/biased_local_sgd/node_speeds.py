@@ -71,10 +71,8 @@ class NodeSpeeds:
 
         The first one's fixed cost counts until there is another.
         """
-        step_s, link_s = (
-            min(max(compute_s / steps, 1 / LONGEST_S), LONGEST_S),
-            min(link_s, LONGEST_S),
-        )
+        step_s = min(max(compute_s / steps, 1 / LONGEST_S), LONGEST_S)
+        link_s = min(link_s, LONGEST_S)
         self.step_s[node] = smoothed(self.step_s.get(node), step_s)
         if loads and node not in self._loaded:
             self._loaded.add(node)

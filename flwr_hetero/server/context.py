@@ -18,8 +18,8 @@ from flwr_hetero.server.nodes import NodeBook, is_simulated, online_nodes, whole
 Messages: TypeAlias = list[Message]
 QUORUM = 3
 """Nodes that must have the same fault for it to be the app's: two cannot end a run."""
-POLL_S = 0.1
-"""Pause between two polls for replies, in seconds."""
+POLL_S, POLL_SHARE = 0.1, 0.1
+"""Pause between two polls for replies, in seconds; most time for polls, which may be slow."""
 MOST_TEXT = 300
 """Characters of a reason, which may quote what the node wrote."""
 EQUAL_S = 1.0
@@ -320,9 +320,9 @@ def wait(
 
 
 def rest(asked_s: float) -> None:
-    """Sleep before the next poll: four times what the last one took, begun at ``asked_s``."""
+    """Sleep before the next poll, the longer the last one took, which began at ``asked_s``."""
     # Flower polls every 3 s, ten times as long as a message takes on a warm node
-    time.sleep(max(POLL_S, 4 * (time.monotonic() - asked_s)))
+    time.sleep(max(POLL_S, (time.monotonic() - asked_s) * (1 / POLL_SHARE - 1)))
 
 
 def is_enough(replies: Sequence[Message], enough: int | None) -> bool:
