@@ -30,10 +30,14 @@ def test_a_link_that_comes_in_between_is_an_error(tmp_path, monkeypatch):
 def test_a_crash_leaves_the_old_file_and_its_draft_is_no_obstacle(tmp_path):
     path = tmp_path / "state"
     replace(path, b"old")
-    writing = drafted(path, tmp_path / "before")
-    writing.__enter__().write(b"half")
+
+    def crash():
+        with drafted(path, tmp_path / "before") as file:
+            file.write(b"half")
+            raise OSError(28, "disk full")
+
     with pytest.raises(OSError, match="disk full"):
-        writing.__exit__(OSError, OSError(28, "disk full"), None)
+        crash()
     assert path.read_bytes() == b"old"
     assert not (tmp_path / "before").exists()
     with drafted(path, tmp_path / "before") as file:
