@@ -20,7 +20,8 @@ ENOUGH = 3
 STUDENT = {3: 4.303, 4: 3.182, 5: 2.776}
 """Quantiles of Student's t for an interval of 95 %, by seeds."""
 HEAD = ["workload", "nodes", "method", "seeds", "seconds to the target", "times as soon as FedAvg",
-        "foretold", "off by", "accuracy at the end", "the slowest node's classes", "MB", "replies"]  # fmt: skip
+        "foretold", "off by", "accuracy at the end", "the slowest node's classes", "MB",
+        "replies"]  # fmt: skip
 HEAD_NODES = ["workload", "nodes", "message, s", "of it training, s", "first, s", "second, s"]
 
 

@@ -11,7 +11,7 @@ from flwr_hetero_studies.core.plan import DIGITS, Data, NotHereError
 SPEEDS = (1.0, 0.63, 0.4, 0.25, 0.16, 0.1)
 """Of the SuperNodes, in about equal ratios."""
 CPU = 0.6
-"""Share of the quickest: all together have one and a half of two cores, Flower's servers the rest."""
+"""Share of the quickest: all have one and a half of two cores, Flower's servers have the rest."""
 LINK_MBPS = 10.0
 """Of the limited links, both ways."""
 BASE = "FedAvg"
