@@ -94,3 +94,10 @@ def await_end(pid: int, limit_s: float) -> int | None:
             return None
         time.sleep(0.005)
     return os.waitstatus_to_exitcode(found[1])
+
+
+def reap() -> None:
+    """Collect the children that have ended."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
