@@ -33,10 +33,10 @@ from flwr_hetero.fleet.forks import (
     await_end,
     begin_process,
     fork,
+    load,
     reap,
     rest_of_process,
 )
-from flwr_hetero.fleet.loading import load
 
 MOST_APPS = 2
 """Runs whose app a node keeps loaded."""

@@ -22,7 +22,7 @@ import numpy as np
 from flwr.app import Context, RecordDict
 
 from flwr_hetero.client.preload import preload
-from flwr_hetero.fleet import _flwr, loading, warm
+from flwr_hetero.fleet import _flwr, forks, warm
 from flwr_hetero.fleet.forks import rest_of_process
 
 # imported by a search for examples it has no argument
@@ -89,7 +89,7 @@ def gpu(**cuda):
 
 
 def hangs():
-    loading.compute = lambda torch: time.sleep(60)
+    forks.compute = lambda torch: time.sleep(60)
 
 
 APPS = {
@@ -158,7 +158,7 @@ BODIES = {
     "exit": lambda: os._exit(7),
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
 }
-NVML = loading.NVML
+NVML = forks.NVML
 PULLED_BYTES = 1 << 26
 """Size of what a first message has pulled: no pipe takes as much."""
 
@@ -393,7 +393,7 @@ def main():
     found = {}
     for name in sys.argv[2:]:
         scenario, _, argument = name.partition(":")
-        warm.LOAD_S, loading.PROBE_S = (0.1 if name == "several:slow" else 20.0), 0.3
+        warm.LOAD_S, forks.PROBE_S = (0.1 if name == "several:slow" else 20.0), 0.3
         node = Node()
         for file in FOLDER.glob("*.txt"):
             file.unlink()
