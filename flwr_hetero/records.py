@@ -1,7 +1,7 @@
 """Reading and measuring Flower's records."""
 
 from collections.abc import Mapping
-from math import isfinite, nan
+from math import inf, isfinite, nan
 from typing import Any, NamedTuple
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -61,8 +61,8 @@ def config_of(message: Message) -> ConfigRecord:
 def read_number(record: Mapping[str, Any], key: str, default: float = nan) -> float:
     """Return a finite number from a record of a node, cut to 1e18; ``default`` if it is none."""
     value = record.get(key)
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value):
-        return max(-MAX_NUMBER, min(float(value), MAX_NUMBER))
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and -inf < value < inf:
+        return float(max(-MAX_NUMBER, min(value, MAX_NUMBER)))
     return default
 
 

@@ -12,10 +12,11 @@ import numpy as np
 from jinja2 import Environment
 from plotly.offline import get_plotlyjs
 
+from flwr_hetero.files import replace
 from flwr_hetero.report.compare import Recording, compare
 from flwr_hetero.report.compare.verdict import Judge, Result, cost_text
 from flwr_hetero.report.curves import Line, curve_data
-from flwr_hetero.report.history import PARTS, REPORT, History, read_config, read_history, replace
+from flwr_hetero.report.history import PARTS, REPORT, History, read_config, read_history
 from flwr_hetero.report.nodes import failure_groups, last_fairness, message_parts, node_stats
 from flwr_hetero.report.panels import panels_of
 from flwr_hetero.report.style import BLUE, duration, figure, heading, size, words

@@ -1,12 +1,10 @@
 """Recorded runs: their history, and checkpoints to resume from."""
 
 import json
-import os
 import random
 import signal
 import threading
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,6 +16,7 @@ from numpy.typing import NDArray
 
 from flwr_hetero._flwr import log, trains_trees
 from flwr_hetero.errors import invalid
+from flwr_hetero.files import drafted
 from flwr_hetero.report.trackers import Trackers, check_trackers
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
@@ -51,16 +50,9 @@ def save_checkpoint(folder: Path, run: Run) -> None:
         "random": random.getstate(),
         "strategies": strategies,
     }
-    path = folder / FILE
-    draft = path.with_suffix(".draft")
-    with draft.open("wb") as file:
-        np.savez(file, meta=np.array(json.dumps(meta)), **arrays)  # type: ignore[arg-type]
-        file.flush()
-        os.fsync(file.fileno())
     # the one before is kept, in case that this one cannot be read
-    with suppress(FileNotFoundError):
-        path.replace(folder / PREVIOUS)
-    draft.replace(path)
+    with drafted(folder / FILE, folder / PREVIOUS) as file:
+        np.savez(file, meta=np.array(json.dumps(meta)), **arrays)  # type: ignore[arg-type]
 
 
 def load_checkpoint(folder: Path, run: Run) -> None:
