@@ -87,7 +87,7 @@ class Checkpoints:
         except Exception as error:
             why = f"{error}" if isinstance(error, ValueError) else repr(error)
             raise ValueError(
-                f"this run cannot go on from {path}: {clean(why, 500)}: {HINT}."
+                f"this run cannot go on from {path}: {clean(why, MAX_WHY)}: {HINT}."
             ) from error
 
     def _read(self) -> tuple[Path, dict[str, Any], dict[str, NDArray[Any]]]:
