@@ -108,10 +108,10 @@ def test_first_message_goes_on_without_the_first_parent(node):
 
 
 def test_messages_of_a_cold_app_are_answered_in_turn(node):
-    first, second = came(node, "cold_in_turn")["replies"]
+    first, second = came(node, "cold_in_turn")
     assert [first["warm"], second["warm"]] == [False, False]
-    pulled = came(node, "cold_in_turn")["pulled"]
-    assert pulled == [str(first["pid"]), str(second["pid"])]
+    assert first["found"] == [str(first["pid"])]
+    assert second["found"] == [str(first["pid"]), str(second["pid"])]
 
 
 def test_nothing_of_a_message_is_seen_by_the_next(node):

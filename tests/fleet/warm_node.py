@@ -138,6 +138,12 @@ def threaded():
     thread.start()
 
 
+def look():
+    """Tell which messages have pulled; a next one that does not wait has by then."""
+    time.sleep(0.2)
+    return noted("pulled.txt")
+
+
 def own_folder():
     TEMPORARY.append(tempfile.TemporaryDirectory(dir=FOLDER))
     return [each.name for each in TEMPORARY if Path(each.name).exists()]
@@ -151,6 +157,7 @@ BODIES = {
     "change": change,
     "draw": draw,
     "leave": leave,
+    "look": look,
     "threaded": threaded,
     "own_folder": own_folder,
     "read": lambda: [LOADS[0](Context(1, 1, {}, RecordDict(), {})) for _ in range(2)] and CALLS,
@@ -267,10 +274,10 @@ def killed_parent(node):
     return [*found, *node.messages(2, "plain")]
 
 
-def loads(node, app="gated"):
+def loads(node, app="gated", body="change"):
     """Begin a run, and wait until its app is being imported; tell of the two processes."""
     (FOLDER / "gate").unlink(missing_ok=True)
-    node.ask(app)
+    node.ask(app, body)
     return int(await_notes("pulled.txt", 1)[0]), int(await_notes("loading.txt", 1)[0])
 
 
@@ -293,8 +300,8 @@ def handed_over(node):
     other = node.message("plain", run=2)
     open_gate()
     replies = [node.reply(), node.reply()]
-    memory = [memory_bytes(node.first) - before, memory_bytes(parent)]
-    away = gone([first, int(began[1])])
+    away = gone([first, int(began[1]), other["pid"], *(each["pid"] for each in replies)])
+    memory = [memory_bytes(node.first) - before, *map(memory_bytes, (parent, other["parent"]))]
     return {"first": first, "parent": parent, "other": other, "replies": replies,
             "pulled": noted("pulled.txt"), "memory": memory, "away": away}  # fmt: skip
 
@@ -325,11 +332,11 @@ def ends_loading(node):
 
 def cold_in_turn(node):
     """Send two messages to an app that turns out to be cold."""
-    loads(node, "gated-threads")
-    node.ask("gated-threads")
+    loads(node, "gated-threads", "look")
+    node.ask("gated-threads", "look")
     await_notes("begun.txt", 2)
     open_gate()
-    return {"replies": [node.reply(), node.reply()], "pulled": noted("pulled.txt")}
+    return [node.reply(), node.reply()]
 
 
 def leaves(node):
