@@ -69,7 +69,7 @@ class StopEarly(Wrapper):
 
     def on_round_end(self, run: Run, record: dict[str, Any]) -> None:
         accuracy, clock_s = record["global"].get("accuracy"), record["virtual_s"]
-        is_there = self.target and accuracy is not None and accuracy >= self.target
+        is_there = self.target > 0 and accuracy is not None and accuracy >= self.target
         was_there = self.was_there
         if accuracy is not None:
             self.was_there = is_there
