@@ -56,8 +56,10 @@ class Checkpoints:
             "round": run.round,
             "wall_s": run.wall_s,
             "virtual_s": fleet.clock.virtual_s,
-            "accepted": fleet.accepted,
             "examples": fleet.examples,
+            "cut": sorted(fleet.cut),
+            "known_metrics": fleet.metrics,
+            "usual_names": fleet.usual_names,
             "metrics": [self.metrics.length, self.metrics.checksum],
             "random": random.getstate(),
             "strategies": strategies,
@@ -121,9 +123,11 @@ class Checkpoints:
         run.round = check_count("round", meta["round"])
         run.wall_offset_s = check_number("wall_s", meta["wall_s"], "[0, inf)")
         fleet.clock.virtual_s = check_number("virtual_s", meta["virtual_s"], "[0, inf)")
-        fleet.accepted = {
-            kind: {str(names): int(count) for names, count in own.items()}
-            for kind, own in meta["accepted"].items()
+        fleet.cut = set(map(str, meta.get("cut", ())))
+        fleet.usual_names = {kind: str(name) for kind, name in meta.get("usual_names", {}).items()}
+        fleet.metrics = {
+            kind: {node: list(map(str, names)) for node, names in own.items()}
+            for kind, own in meta.get("known_metrics", {}).items()
         }
         fleet.examples = {
             kind: {name: (float(first), float(last)) for name, (first, last) in own.items()}
