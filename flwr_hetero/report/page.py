@@ -113,7 +113,7 @@ def facts(
         values = history.metric(judge.metric)
         best = int(np.nanargmin(values) if judge.falls else np.nanargmax(values))
         last, top = (figure(judge.metric, x) for x in (values[~np.isnan(values)][-1], values[best]))
-        note = f"best {top} in {unit} {history.rounds[best]['round']}"
+        note = f"best {top} in {unit} {history.rounds[best]['round']}{_median(history, judge)}"
         found.append((f"Last {words(judge.metric)}", last, note))
     if fair := last_fairness(history):
         label = f"{heading(fair.metric)} on the worst tenth of the nodes"
@@ -137,6 +137,14 @@ def facts(
         ("Failures", str(failures), "" if failures else "every reply was valid"),
     ]
     return [dict(zip(("label", "value", "note"), fact, strict=True)) for fact in found]
+
+
+def _median(history: History, judge: Judge) -> str:
+    """Say what the median of the nodes is beside their mean."""
+    section, key = history.names.get(judge.metric, ("", ""))
+    known = history.column(f"{section}_range", key)
+    known = known[~np.isnan(known)]
+    return f", median of the nodes {figure(judge.metric, known[-1])}" if len(known) else ""
 
 
 def _message_fact(history: History) -> list[tuple[str, str, str]]:

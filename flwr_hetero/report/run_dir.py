@@ -110,9 +110,10 @@ class RunDirectory:
                 # An incomplete line is dropped; the others stay as they were written.
                 with suppress(ValueError):
                     kept[files.parse(line)["round"]] = line.rstrip("\n") + "\n"
-        if lost := sorted({*range(last_round + 1)} - {*kept}):
+        lost = next((number for number in range(last_round + 1) if number not in kept), None)
+        if lost is not None:
             raise ValueError(
-                f"{self._history} lacks round {lost[0]}, the checkpoint is of round "
+                f"{self._history} lacks round {lost}, the checkpoint is of round "
                 f"{last_round}: put the file back, or start a run in another folder."
             )
         text = "".join(kept[number] for number in range(last_round + 1))

@@ -1,6 +1,5 @@
 """Which replies count, judged before any hook sees them; when a run ends because none does."""
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -15,19 +14,25 @@ from flwr_hetero.errors import hint_for, last_line, with_hint
 from flwr_hetero.records import (
     Latency,
     arrays_in,
+    check_metrics,
     configs_in,
     divide,
+    keep_metrics,
     metrics_in,
+    named_metrics,
+    names_in,
     read_number,
     reported_latency,
 )
 from flwr_hetero.server.aggregate import Norms, holds_trees, measure, weight_of
-from flwr_hetero.server.context import Exchange, Standstill, is_enough
+from flwr_hetero.server.context import QUORUM, Exchange, Standstill, is_enough
 
 MAX_WEIGHT = 2.0**53
 """Weights above this are nonsense, and sums of them could be infinite."""
 MAX_GROWTH = (100.0, 1e4)
 """Largest norms (parameters, statistics) in those sent or usual; honest: 14, 850; diverged: 61."""
+VOTERS = 10
+"""Nodes, the last ones to answer, whose metrics are known where few answer at a time."""
 SMALL = 1.0
 """Norm up to which a model counts as this large: one of few numbers may be near zero."""
 MAX_SHARE, MAX_INCREASE = 10.0, 2.0
@@ -186,7 +191,10 @@ def judge_latency(context: Exchange, reply: Message) -> Latency | None:
 
 
 def _settle_metrics(reply: Message) -> None:
-    """Drop this package's private metrics; a work record's steps and examples are metrics."""
+    """Drop this package's private metrics; a work record's steps and examples are metrics.
+
+    ValueError if the others cannot be shown.
+    """
     trained = reply.metadata.message_type == MessageType.TRAIN
     work: Any = configs_in(reply.content).get(keys.WORK) if trained else None
     for record in metrics_in(reply.content).values():
@@ -195,28 +203,30 @@ def _settle_metrics(reply: Message) -> None:
         for key in (keys.NUM_STEPS, keys.EXAMPLES_PROCESSED):
             if key not in record and 0 <= read_number(work or {}, key, -1.0) <= MAX_WEIGHT:
                 record[key] = work[key]
+    check_metrics(reply.content)
 
 
 def _same_metrics(context: Exchange, good: list[Message]) -> list[Message]:
-    """Drop replies whose metrics have other names than those of the majority."""
-    accepted = context.fleet.accepted.setdefault(context.messages[0].metadata.message_type, {})
-    names = [metric_names(reply) for reply in good]
-    votes = Counter(names)
+    """Drop replies whose metrics have other names than those of most; of few, other metrics."""
+    fleet, kind = context.fleet, context.messages[0].metadata.message_type
+    nodes = [context.identity(reply.metadata.src_node_id) for reply in good]
+    found = [named_metrics(reply.content) for reply in good]
+    last = dict(zip(nodes, map(sorted, found), strict=True))
+    others = {node: own for node, own in fleet.metrics.get(kind, {}).items() if node not in last}
+    fleet.metrics[kind] = dict([*(others | last).items()][-VOTERS:])
+    # one or two nodes alone would agree with themselves: what three of the last ones report counts
+    if len(last) < QUORUM:
+        known = fleet.metrics[kind].values()
+        counts = Counter(name for own in known for name in own)
+        shared = {name for name in found[0] if counts[name] >= min(QUORUM, len(known))}
+        keep_metrics((reply.content for reply in good), shared.intersection(*found))
+    names = [names_in(reply.content) for reply in good]
+    votes = Counter(dict(zip(nodes, names, strict=True)).values())
     # earlier rounds count at a tie only: else a bad node once alone would shut out all others
-    usual = max(votes, key=lambda name: (votes[name], accepted.get(name, 0)))
+    usual = max(votes, key=lambda name: (votes[name], name == fleet.usual_names.get(kind)))
+    fleet.usual_names[kind] = usual
     other = "its metrics have other names than those of the others"
-    good = kept(context, good, [None if name == usual else other for name in names])
-    accepted[usual] = accepted.get(usual, 0) + len(good)
-    return good
-
-
-def metric_names(reply: Message) -> str:
-    """Return the names and lengths of a reply's metrics as text, those of the protocol left out."""
-    found: list[Any] = [sorted(arrays_in(reply.content))]
-    for key, record in metrics_in(reply.content).items():
-        own = [(name, v) for name, v in record.items() if name not in keys.PROTOCOL]
-        found.append([key, sorted((n, len(v) if isinstance(v, list) else None) for n, v in own)])
-    return json.dumps(found)
+    return kept(context, good, [None if name == usual else other for name in names])
 
 
 # --- claims beside those of others -------------------------------------------------------

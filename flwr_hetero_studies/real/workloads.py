@@ -61,7 +61,7 @@ class RealTask:
 LARGE = "flwr_hetero_studies.real.network:large_cnn"
 WORKLOADS = {
     "light": RealTask("fashion_mnist", 12_000, 1000, "cnn", 0.1, 30),
-    "heavy": RealTask("cifar10", 24_000, 1000, LARGE, 0.025, 4),
+    "heavy": RealTask("cifar10", 20_000, 1000, LARGE, 0.025, 4),
 }
 
 
