@@ -44,6 +44,7 @@ def save_checkpoint(folder: Path, run: Run) -> None:
         "virtual_s": fleet.clock.virtual_s,
         "accepted": fleet.accepted,
         "examples": fleet.examples,
+        "norms": fleet.norms,
         "results": {
             kind: {number: dict(metrics) for number, metrics in getattr(run.result, kind).items()}
             for kind in RESULTS
@@ -114,7 +115,7 @@ def _restore(meta: dict[str, Any], arrays: dict[str, NDArray[Any]], run: Run) ->
     run.arrays = ArrayRecord({k: Array(v) for k, v in entries_below("model/", arrays).items()})
     run.round, run.wall_offset_s = int(meta["round"]), float(meta["wall_s"])
     fleet.clock.virtual_s, fleet.accepted = float(meta["virtual_s"]), meta["accepted"]
-    fleet.examples = meta.get("examples", {})
+    fleet.examples, fleet.norms = meta.get("examples", {}), meta.get("norms", {})
     for kind in RESULTS:
         found = meta["results"][kind].items()
         setattr(run.result, kind, {int(number): MetricRecord(m) for number, m in found})
