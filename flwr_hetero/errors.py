@@ -8,6 +8,11 @@ from typing import Any
 
 import numpy as np
 
+MAX_COUNT = 2**64 - 1
+"""Largest whole number of a setting: a seed may be the id of a node, which has 64 bits."""
+MAX_TEXT = 300
+"""Characters of a value in an error."""
+
 
 def invalid(argument: str, value: Any, rule: str, hint: str = "") -> ValueError:
     """Make the error for a bad argument: the rule ends a sentence that begins "<argument> must".
@@ -17,7 +22,19 @@ def invalid(argument: str, value: Any, rule: str, hint: str = "") -> ValueError:
     ...
     ValueError: num_tiers must be at most the number of nodes, 4, got 9: start more nodes.
     """
-    return ValueError(f"{argument} must {rule}, got {value!r}" + (f": {hint}." if hint else "."))
+    return ValueError(
+        f"{argument} must {rule}, got {shown(value)}" + (f": {hint}." if hint else ".")
+    )
+
+
+def shown(value: Any) -> str:
+    """Write a bad value for an error, cut to 300 characters."""
+    try:
+        text = repr(value)
+    # Python writes no number of more than 4,300 digits
+    except ValueError:
+        text = f"{type(value).__name__} too long to write"
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."
 
 
 def check_key(argument: str, key: str, known: Collection[str]) -> None:
@@ -30,9 +47,12 @@ def check_key(argument: str, key: str, known: Collection[str]) -> None:
 
 
 def check_count(argument: str, value: Any, least: int = 0, hint: str = "") -> int:
-    """Return a whole number of at least ``least``; refuse all else."""
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
+    """Return a whole number of at least ``least`` that fits into 64 bits; refuse all else."""
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not whole or value < least:
         raise invalid(argument, value, f"be a whole number of at least {least}", hint)
+    if value > MAX_COUNT:
+        raise invalid(argument, value, f"be a whole number of at most {MAX_COUNT}", hint)
     return int(value)
 
 
@@ -48,12 +68,20 @@ def check_number(argument: str, value: Any, bounds: str, hint: str = "") -> floa
     if not (
         isinstance(value, (int, float, np.integer, np.floating))
         and not isinstance(value, bool)
-        and isfinite(value)
+        and _is_finite(value)
         and (low <= value if bounds[0] == "[" else low < value)
         and (value <= high if bounds[-1] == "]" else value < high)
     ):
         raise invalid(argument, value, f"be a number in {bounds}", hint)
     return float(value)
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return isfinite(value)
+    # an int beyond all floats
+    except OverflowError:
+        return False
 
 
 def check_choice(argument: str, value: Any, choices: Collection[Any], hint: str = "") -> Any:
@@ -64,9 +92,21 @@ def check_choice(argument: str, value: Any, choices: Collection[Any], hint: str 
 
 
 def last_line(text: str | None) -> str:
-    """Return the last line of a message that says anything, cut to 200 characters."""
+    """Return the last line of a message that says anything, as :func:`clean` text."""
     lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
-    return (lines[-1] if lines else "no reason given")[:200]
+    return clean(lines[-1] if lines else "no reason given")
+
+
+def clean(text: str, most: int = 200) -> str:
+    r"""Return text of a node that is safe to show: printable, on one line, and not too long.
+
+    Escape sequences of terminals, control characters and those that turn the direction of writing
+    lose their effect.
+
+    >>> clean("loss\x1b[2J\u202e\n")
+    'loss?[2J??'
+    """
+    return "".join(char if char.isprintable() else "?" for char in text[:most])
 
 
 def install_hint(extra: str, *packages: str) -> str:
@@ -100,6 +140,10 @@ HINTS = {
     "(fixed|adaptive)clipping_mod requires the key": (
         "The mod works with its own strategy, inside that of this package:\n"
         "    DifferentialPrivacyClientSideFixedClipping(FedAvg(), ...)  # or ...AdaptiveClipping"
+    ),
+    r"mod expects exactly one ConfigRecord|conversion: 'flwr-hetero\.packed": (
+        "A mod of Flower's gets what hetero is to read. hetero must come first:\n"
+        "    ClientApp(mods=[hetero, ...])"
     ),
     "No train function registered with name 'default'": (
         "The ClientApp has no function for training:\n"

@@ -1,12 +1,16 @@
 """Reading and measuring Flower's records."""
 
-from collections.abc import Mapping
-from math import isfinite, nan
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from hashlib import sha256
+from math import inf, isfinite, nan
+from statistics import median
 from typing import Any, NamedTuple
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from flwr_hetero import keys
+from flwr_hetero.errors import shown
 
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 """How names end of arrays that are no parameters, in torch's batch normalisation."""
@@ -61,9 +65,125 @@ def config_of(message: Message) -> ConfigRecord:
 def read_number(record: Mapping[str, Any], key: str, default: float = nan) -> float:
     """Return a finite number from a record of a node, cut to 1e18; ``default`` if it is none."""
     value = record.get(key)
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value):
-        return max(-MAX_NUMBER, min(float(value), MAX_NUMBER))
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and -inf < value < inf:
+        return float(max(-MAX_NUMBER, min(value, MAX_NUMBER)))
     return default
+
+
+# --- metrics of nodes ------------------------------------------------------------------------
+MOST_NAMES = MOST_VALUES = 20_000
+"""Characters of all names of a reply's metrics together, and numbers in them."""
+LONGEST_NAME = 200
+"""Characters of one of them."""
+MOST_SPREADS = 10.0
+"""How far a value may be from the median, in median distances from it; honest: 7 in a million."""
+
+
+def check_metrics(content: RecordDict) -> None:
+    """Check that metrics can be shown; ValueError says why not."""
+    for record in metrics_in(content).values():
+        if not (names := "".join(record)).isprintable():
+            raise ValueError("names of its metrics cannot be printed")
+        if len(names) > MOST_NAMES or max(map(len, record), default=0) > LONGEST_NAME:
+            most = f"{LONGEST_NAME}, or {MOST_NAMES} together"
+            raise ValueError(f"names of its metrics have more characters than {most}")
+        if sum(len(v) if isinstance(v, list) else 1 for v in record.values()) > MOST_VALUES:
+            raise ValueError(f"its metrics hold more than {MOST_VALUES} numbers")
+
+
+def named_metrics(content: RecordDict) -> dict[str, tuple[str, str]]:
+    """Return where metrics are, by name and length; those of the protocol are left out."""
+    return {
+        f"{name}[{len(value)}]" if isinstance(value, list) else name: (place, name)
+        for place, record in metrics_in(content).items()
+        for name, value in record.items()
+        if name not in keys.PROTOCOL
+    }
+
+
+def keep_metrics(contents: Iterable[RecordDict], kept: Set[str]) -> None:
+    """Take out all other metrics but those of the protocol."""
+    for content in contents:
+        for shape, (place, name) in named_metrics(content).items():
+            if shape not in kept:
+                del content[place][name]
+
+
+def names_in(content: RecordDict) -> str:
+    """Return a digest of the names of records and metrics, which Flower wants to be equal."""
+    found = sorted(arrays_in(content)), sorted(metrics_in(content)), sorted(named_metrics(content))
+    return sha256(json.dumps(found).encode()).hexdigest()[:16]
+
+
+def honest_range(name: str, values: Sequence[float]) -> tuple[float, float, float] | None:
+    """Return the least, usual and largest value that counts of a metric; None if none is finite.
+
+    A median has as many values below as above: less than half of the nodes cannot move it far.
+
+    >>> honest_range("eval-acc", [0.5, 0.6, 0.7, 7.0])
+    (0.0, 0.65, 1.0)
+    >>> honest_range("train-loss", [2.0, 2.5, 3.0, 1e308])
+    (0.0, 2.75, 7.75)
+    """
+    known = [float(max(-MAX_NUMBER, min(v, MAX_NUMBER))) for v in values if -inf < v < inf]
+    if not known:
+        return None
+    usual = median(known)
+    if "acc" in name.lower() and 0 <= usual <= 1:
+        return 0.0, usual, 1.0
+    far = max(MOST_SPREADS * median(abs(v - usual) for v in known), abs(usual))
+    return min(0.0, usual - far), usual, max(1.0, usual + far)
+
+
+def limit_metrics(
+    contents: Sequence[RecordDict], skipped: Collection[str], reported: dict[str, list[float]]
+) -> tuple[list[RecordDict], dict[int, str]]:
+    """Return copies whose metrics are within what most report, and by place what was not.
+
+    ``reported`` has what was reported before with which it is compared, and gets the rest.
+    """
+    places = [next(iter(metrics_in(content))) for content in contents]
+    pairs = list(zip(contents, places, strict=True))
+    found: list[dict[str, Any]] = [dict(content[place]) for content, place in pairs]
+    cut: dict[int, str] = {}
+    for name in [n for n in found[0] if n not in skipped and all(n in own for own in found)]:
+        values: list[Any] = [own[name] for own in found]
+        if any(isinstance(value, list) for value in values):
+            columns = [_limited(name, column) for column in zip(*values, strict=True)]
+            counted: list[Any] = [list(row) for row in zip(*columns, strict=True)]
+        else:
+            before = reported.setdefault(name, [])
+            counted = _limited(name, values, before)
+            before += [value for value in counted if -inf < value < inf]
+        for place, (said, counts) in enumerate(zip(values, counted, strict=True)):
+            if said is not counts and said != counts:
+                found[place][name] = counts
+                cut.setdefault(
+                    place, f"reports {name!r} as {_short(said)}, counts as {_short(counts)}"
+                )
+    both = zip(pairs, found, strict=True)
+    return [RecordDict({**content, p: MetricRecord(own)}) for (content, p), own in both], cut
+
+
+def _limited(name: str, values: Sequence[Any], before: Sequence[float] = ()) -> list[Any]:
+    """Cut values to what most report, and take the usual one for one that is not finite."""
+    if (limits := honest_range(name, [*before, *values])) is None:
+        return list(values)
+    low, usual, high = limits
+    known = [value if -inf < value < inf else usual for value in values]
+    return [value if low <= value <= high else min(max(value, low), high) for value in known]
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else shown(value)[:40]
+
+
+def steps_that_count(instruction: Message, reply: Message) -> float:
+    """Return the steps that a node was assigned, or fewer if it says so; 1 if it chose them."""
+    configs, metrics = configs_in(instruction.content), metrics_in(reply.content)
+    assigned = max((read_number(c, keys.NUM_STEPS, 1.0) for c in configs.values()), default=1.0)
+    reported = min((read_number(m, keys.NUM_STEPS, inf) for m in metrics.values()), default=inf)
+    return max(1.0, min(assigned, reported))
 
 
 class Latency(NamedTuple):

@@ -26,6 +26,18 @@ def history(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
 
 
+def checkpoint(path: Path) -> tuple[dict, dict]:
+    """Read the arrays and the rest of a checkpoint."""
+    with np.load(path) as file:
+        arrays = {name: file[name] for name in file.files}
+    return arrays, json.loads(arrays.pop("meta").tobytes())
+
+
+def write(path: Path, arrays: dict, meta: dict) -> None:
+    """Write a checkpoint."""
+    np.savez(path, meta=np.frombuffer(json.dumps(meta).encode(), np.uint8), **arrays)
+
+
 class Folder:
     """The least that Recorded needs of a run directory; without a path it has no checkpoint."""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from flwr_hetero.cli.run import add_command
 from flwr_hetero.errors import invalid
+from flwr_hetero.files import replace
 from flwr_hetero.report.history import HISTORY, LOCK, MODEL, REPORT
 
 # As typed, and in the history.
@@ -98,5 +99,5 @@ def _compare(options: argparse.Namespace) -> None:
     page = write_page(comparison, options.out)
     if options.json:
         text = json.dumps(figures(comparison), indent=2) + "\n"
-        page.with_suffix(".json").write_text(text, encoding="utf-8")
+        replace(page.with_suffix(".json"), text.encode())
     print("\n".join([*comparison.sentences, str(page)]))

@@ -55,7 +55,7 @@ class BatchSampler(ABC, Sampler[list[int]]):
     def __init__(self, num_samples: int, batch_size: int, *, seed: int = 0) -> None:
         self.num_samples = check_count("num_samples", num_samples, 1)
         self.batch_size = check_count("batch_size", batch_size, 1)
-        self.rng = np.random.default_rng(seed)
+        self.rng = np.random.default_rng(check_count("seed", seed))
         # whether the next pass only prolongs the one before, whose batches are still in use
         self.continues = False
         self._drawn: deque[Batch] = deque()

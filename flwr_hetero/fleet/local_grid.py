@@ -15,7 +15,7 @@ from flwr_hetero import _flwr, keys
 from flwr_hetero.client.data_pass import Stream
 from flwr_hetero.client.device import DeviceProfile, message_time_s
 from flwr_hetero.client.emulation import device_rng, in_config, reply_if_away, stamp
-from flwr_hetero.errors import invalid
+from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.fleet.faults import Fault, corrupt
 from flwr_hetero.records import arrays_in, own_records
 
@@ -142,7 +142,8 @@ class LocalGrid(Grid):
     ) -> None:
         if not profiles:
             raise invalid("profiles", profiles, "hold at least one device")
-        self.client_app, self.seed, self.faults = client_app, seed, list(faults)
+        self.client_app, self.faults = client_app, list(faults)
+        self.seed = check_count("seed", seed)
         self.virtual_time_s = 0.0
         # when the replies collected last arrived, by the id of the instruction
         self.arrived_s: dict[str, float] = {}

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from flwr_hetero.errors import invalid
+from flwr_hetero.files import replace
 from flwr_hetero.fleet import certificates
 from flwr_hetero.fleet.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE, SERVER_KEY
 
@@ -75,9 +76,7 @@ class FleetFile:
 
     def save(self, folder: Path) -> None:
         """Replace the file in one step."""
-        draft = folder / f"{FILE}.draft"
-        draft.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
-        draft.replace(folder / FILE)
+        replace(folder / FILE, (json.dumps(asdict(self), indent=2) + "\n").encode())
 
     @classmethod
     def load(cls, folder: Path) -> "FleetFile":

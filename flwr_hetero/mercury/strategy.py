@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from logging import WARNING
 from math import ceil
 from typing import Any, ClassVar
 
@@ -13,7 +12,6 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero import keys
-from flwr_hetero._flwr import log
 from flwr_hetero.errors import check_count, check_number
 from flwr_hetero.mercury.resharding import MAX_SLOTS, Delivery, bytes_in, ints_in
 from flwr_hetero.records import configs_in, read_number
@@ -270,7 +268,7 @@ class Resharding(Wrapper):
             try:
                 self._take(node, record)
             except ValueError as error:
-                log(WARNING, "%s: offered samples not taken: %s", node, error)
+                context.fleet.nodes.warn(node, f"offered samples not taken: {error}")
         self._info["swaps"] = self.table.swap(self.rng)
         self._info["waiting"] = sum(slot.offered for slot in self.table)
         return replies

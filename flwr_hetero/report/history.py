@@ -1,7 +1,6 @@
 """The history of a run: the files of its directory, its lines as they are read, its figures."""
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_hetero.errors import invalid
+from flwr_hetero.report.masking import masked
 
 Floats = NDArray[np.float64]
 
@@ -37,16 +37,6 @@ CLOCKS = {"virtual_s": "time on the fleet's clock", "wall_s": "time on the serve
 CLOCKS["round"] = "rounds"
 
 
-def replace(path: Path, content: bytes) -> None:
-    """Write a file in one step: readers see the old one or the new one."""
-    draft = path.with_name(f"{path.name}.draft")
-    with draft.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
-
-
 def plain(value: Any) -> Any:
     """Convert a value to what JSON can hold."""
     if isinstance(value, np.generic | np.ndarray):
@@ -63,7 +53,9 @@ def plain(value: Any) -> Any:
 def read_config(directory: str | Path) -> dict[str, Any]:
     """Read the settings of a run; none if the file is missing or damaged."""
     try:
-        return as_dict(json.loads((Path(directory) / CONFIG).read_text(encoding="utf-8")))
+        config = as_dict(json.loads((Path(directory) / CONFIG).read_text(encoding="utf-8")))
+        # older versions hid fewer
+        return config | {"settings": masked(as_dict(config.get("settings")))}
     except (OSError, ValueError, RecursionError):
         return {}
 

@@ -12,10 +12,11 @@ import numpy as np
 from jinja2 import Environment
 from plotly.offline import get_plotlyjs
 
+from flwr_hetero.files import replace
 from flwr_hetero.report.compare import Recording, compare
 from flwr_hetero.report.compare.verdict import Judge, Result, cost_text
 from flwr_hetero.report.curves import Line, curve_data
-from flwr_hetero.report.history import PARTS, REPORT, History, read_config, read_history, replace
+from flwr_hetero.report.history import PARTS, REPORT, History, read_config, read_history
 from flwr_hetero.report.nodes import failure_groups, last_fairness, message_parts, node_stats
 from flwr_hetero.report.panels import panels_of
 from flwr_hetero.report.style import BLUE, duration, figure, heading, size, words
@@ -112,7 +113,7 @@ def facts(
         values = history.metric(judge.metric)
         best = int(np.nanargmin(values) if judge.falls else np.nanargmax(values))
         last, top = (figure(judge.metric, x) for x in (values[~np.isnan(values)][-1], values[best]))
-        note = f"best {top} in {unit} {history.rounds[best]['round']}"
+        note = f"best {top} in {unit} {history.rounds[best]['round']}{_median(history, judge)}"
         found.append((f"Last {words(judge.metric)}", last, note))
     if fair := last_fairness(history):
         label = f"{heading(fair.metric)} on the worst tenth of the nodes"
@@ -136,6 +137,14 @@ def facts(
         ("Failures", str(failures), "" if failures else "every reply was valid"),
     ]
     return [dict(zip(("label", "value", "note"), fact, strict=True)) for fact in found]
+
+
+def _median(history: History, judge: Judge) -> str:
+    """Say what the median of the nodes is beside their mean."""
+    section, key = history.names.get(judge.metric, ("", ""))
+    known = history.column(f"{section}_range", key)
+    known = known[~np.isnan(known)]
+    return f", median of the nodes {figure(judge.metric, known[-1])}" if len(known) else ""
 
 
 def _message_fact(history: History) -> list[tuple[str, str, str]]:

@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import platform
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -16,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_hetero.errors import check_count, install_hint, invalid
+from flwr_hetero.files import replace
 from flwr_hetero.report import history as files
+from flwr_hetero.report.masking import masked
 
 if TYPE_CHECKING:
     from filelock import FileLock
@@ -29,7 +30,6 @@ NEEDED = ("filelock", "safetensors", "jinja2", "plotly")
 PACKAGES = ("flwr-hetero", "flwr", "numpy", "torch")
 # Seconds for which a resume waits for the run before, which may be at its report.
 ENDING_S = 30.0
-SECRET = re.compile(r"token|password|passwd|secret|api[-_]?key", re.IGNORECASE)
 
 
 class RunDirectory:
@@ -44,7 +44,7 @@ class RunDirectory:
     path : str or Path
         Absolute path of the folder; ``~`` is the home directory. Made if it is missing.
     config : mapping
-        Settings and seeds. What looks like a token or a password is not written.
+        Settings and seeds. What may be a secret by its name or form is not written.
     resume : bool, keyword-only
         Continue the run in the folder, whose history is cut back to the checkpoint.
     argument : str, keyword-only
@@ -84,7 +84,7 @@ class RunDirectory:
             self._config = self._make_config(config or {})
             # A resume that is refused leaves the settings: it writes them when it cuts the history.
             if not resume:
-                files.replace(self.path / files.CONFIG, self._config)
+                replace(self.path / files.CONFIG, self._config)
             self._history.touch()
         except OSError as error:
             raise invalid(argument, str(path), f"be a folder to write to ({error})") from error
@@ -110,14 +110,15 @@ class RunDirectory:
                 # An incomplete line is dropped; the others stay as they were written.
                 with suppress(ValueError):
                     kept[files.parse(line)["round"]] = line.rstrip("\n") + "\n"
-        if lost := sorted({*range(last_round + 1)} - {*kept}):
+        lost = next((number for number in range(last_round + 1) if number not in kept), None)
+        if lost is not None:
             raise ValueError(
-                f"{self._history} lacks round {lost[0]}, the checkpoint is of round "
+                f"{self._history} lacks round {lost}, the checkpoint is of round "
                 f"{last_round}: put the file back, or start a run in another folder."
             )
         text = "".join(kept[number] for number in range(last_round + 1))
-        files.replace(self._history, text.encode())
-        files.replace(self.path / files.CONFIG, self._config)
+        replace(self._history, text.encode())
+        replace(self.path / files.CONFIG, self._config)
 
     def save_model(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Write the global model, name to array, as ``model.safetensors`` in one step."""
@@ -125,7 +126,7 @@ class RunDirectory:
 
         # The format stores memory as it lies: strided arrays are copied first.
         whole = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-        files.replace(self.path / files.MODEL, save(whole))
+        replace(self.path / files.MODEL, save(whole))
 
     def finish(self) -> Path:
         """Build the report, or log why it cannot be; return the directory's absolute path."""
@@ -166,7 +167,7 @@ class RunDirectory:
         content = {
             "started": before.get("started", now),
             "resumed": [*before.get("resumed", []), now] if self._has_history() else [],
-            "settings": {k: "(hidden)" if SECRET.search(k) else v for k, v in settings.items()},
+            "settings": masked(settings),
             "versions": versions,
             "python": platform.python_version(),
             "platform": platform.platform(),

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from flwr_hetero import keys
 from flwr_hetero._flwr import NUMPY, log
 from flwr_hetero.errors import invalid, last_line
-from flwr_hetero.records import BUFFERS, arrays_in, metrics_in, read_number
+from flwr_hetero.records import BUFFERS, arrays_in, limit_metrics, metrics_in, read_number
 from flwr_hetero.server.context import Exchange
 
 LINEAR = (FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi)
@@ -39,20 +39,21 @@ def aggregate(
     if not like or not replies or not isinstance(leaf, FedAvg):
         return inner.aggregate_train(number, replies)
     weigh, own_key = leaf.train_metrics_aggr_fn, leaf.weighted_by_key
+    contents = [reply.content for reply in replies]
+    limited = limited_metrics(context, replies, own_key, "train")
+    counts = {id(content): other for content, other in zip(contents, limited, strict=True)}
+
+    def weigh_metrics(chosen: Sequence[RecordDict], _key: str = "") -> MetricRecord:
+        return weigh([counts.get(id(content), content) for content in chosen], own_key)
+
     # where only the mean matters it is made in place and goes in as a single reply
     if inner is leaf and type(leaf).aggregate_train in [s.aggregate_train for s in LINEAR]:
-        contents = [reply.content for reply in replies]
         mean = mean_reply(replies, weights, like, own_key)
-        with replaced(leaf, train_metrics_aggr_fn=lambda *_: weigh(contents, own_key)):
+        with replaced(leaf, train_metrics_aggr_fn=lambda *_: weigh_metrics(contents)):
             return leaf.aggregate_train(number, [mean])
     if weights == [weight_of(reply, own_key) for reply in replies]:
-        return inner.aggregate_train(number, replies)
-
-    def weigh_metrics(chosen: list[RecordDict], _key: str) -> MetricRecord:
-        for content in chosen:
-            for metrics in metrics_in(content).values():
-                metrics.pop(WEIGHT, None)
-        return weigh(chosen, own_key)
+        with replaced(leaf, train_metrics_aggr_fn=weigh_metrics):
+            return inner.aggregate_train(number, replies)
 
     # Krum needs each reply, and its mean of the chosen ones is then by these weights
     for reply, weight in zip(replies, weights, strict=True):
@@ -60,6 +61,24 @@ def aggregate(
             metrics[WEIGHT] = weight
     with replaced(leaf, weighted_by_key=WEIGHT, train_metrics_aggr_fn=weigh_metrics):
         return inner.aggregate_train(number, replies)
+
+
+def limited_metrics(
+    context: Exchange, replies: Sequence[Message], weight_key: str | None, kind: str
+) -> list[RecordDict]:
+    """Return what replies hold, metrics as they count beside those of others in the round."""
+    if not replies:
+        return []
+    fleet, skipped = context.fleet, {weight_key or "", *keys.PROTOCOL}
+    contents = [reply.content for reply in replies]
+    limited, cut = limit_metrics(contents, skipped, fleet.reported.setdefault(kind, {}))
+    for place, text in cut.items():
+        node_id = replies[place].metadata.src_node_id
+        # once: the data of a node may be odd in every round
+        if (name := f"metrics of {context.identity(node_id)}") not in fleet.cut:
+            fleet.cut.add(name)
+            context.note(node_id, text)
+    return limited
 
 
 def weight_of(reply: Message, weight_key: str) -> float:

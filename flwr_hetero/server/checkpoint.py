@@ -1,12 +1,11 @@
 """Recorded runs: their history, and checkpoints to resume from."""
 
 import json
-import os
 import random
 import signal
 import threading
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from itertools import islice
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,78 +16,139 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from flwr_hetero._flwr import log, trains_trees
-from flwr_hetero.errors import invalid
+from flwr_hetero.errors import check_count, check_number, clean, invalid
+from flwr_hetero.files import GrowingFile, drafted
 from flwr_hetero.report.trackers import Trackers, check_trackers
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import entries_below
 
-FILE, PREVIOUS = "state.npz", "previous.npz"
+FILE, PREVIOUS, METRICS = "state.npz", "previous.npz", "metrics.jsonl"
 RESULTS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
+MAX_WHY = 500
+"""Characters of why a checkpoint is refused."""
+HINT = "resume the run as it was started, or start another one in a folder of its own"
 
 
-def save_checkpoint(folder: Path, run: Run) -> None:
-    """Write the state of a run."""
-    fleet = run.fleet
-    arrays: dict[str, NDArray[Any]] = {f"model/{k}": v.numpy() for k, v in run.arrays.items()}
-    strategies = []
-    for number, strategy in enumerate(run.strategy.chain()):
-        is_ours = isinstance(strategy, Wrapper)
-        state: Mapping[str, Any] = strategy.state_dict() if is_ours else flower_state(strategy)
-        scalars = {key: v for key, v in state.items() if not isinstance(v, np.ndarray)}
-        arrays |= {f"{number}/{key}": v for key, v in state.items() if key not in scalars}
-        strategies.append({"type": type(strategy).__name__, "scalars": scalars})
-    meta = {
-        "round": run.round,
-        "wall_s": run.wall_s,
-        "virtual_s": fleet.clock.virtual_s,
-        "accepted": fleet.accepted,
-        "examples": fleet.examples,
-        "norms": fleet.norms,
-        "results": {
-            kind: {number: dict(metrics) for number, metrics in getattr(run.result, kind).items()}
-            for kind in RESULTS
-        },
-        "random": random.getstate(),
-        "strategies": strategies,
-    }
-    path = folder / FILE
-    draft = path.with_suffix(".draft")
-    with draft.open("wb") as file:
-        np.savez(file, meta=np.array(json.dumps(meta)), **arrays)  # type: ignore[arg-type]
-        file.flush()
-        os.fsync(file.fileno())
-    # the one before is kept, in case that this one cannot be read
-    with suppress(FileNotFoundError):
-        path.replace(folder / PREVIOUS)
-    draft.replace(path)
+class Checkpoints:
+    """The state of a run after each round, and beside it the metrics of all rounds."""
 
+    def __init__(self, folder: Path, run: Run) -> None:
+        self.folder, self.metrics = folder, GrowingFile(folder / METRICS)
+        # of each kind, how many are in the file
+        self.written = dict.fromkeys(RESULTS, 0)
+        self.initial = [settings_of(strategy) for strategy in run.strategy.chain()]
 
-def load_checkpoint(folder: Path, run: Run) -> None:
-    """Continue from the last checkpoint that can be read; ValueError if this run cannot."""
-    path, meta, arrays = read_checkpoint(folder)
-    try:
-        _check_fit(meta, arrays, run)
-        _restore(meta, arrays, run)
-    except (ValueError, KeyError, TypeError) as error:
-        hint = "resume the run as it was started, or start another one in a folder of its own"
-        raise ValueError(f"this run cannot go on from {path}: {error}: {hint}.") from error
+    def save(self, run: Run) -> None:
+        """Add the metrics that are new, then replace the state."""
+        fleet = run.fleet
+        arrays: dict[str, NDArray[Any]] = {f"model/{k}": v.numpy() for k, v in run.arrays.items()}
+        strategies = []
+        for number, strategy in enumerate(run.strategy.chain()):
+            is_ours = isinstance(strategy, Wrapper)
+            state: Mapping[str, Any] = strategy.state_dict() if is_ours else flower_state(strategy)
+            scalars = {key: v for key, v in state.items() if not isinstance(v, np.ndarray)}
+            arrays |= {f"{number}/{key}": v for key, v in state.items() if key not in scalars}
+            own = {"type": type(strategy).__name__, "initial": self.initial[number]}
+            strategies.append(own | {"scalars": scalars})
+        self.metrics.append(self._new_metrics(run))
+        meta = {
+            "round": run.round,
+            "wall_s": run.wall_s,
+            "virtual_s": fleet.clock.virtual_s,
+            "examples": fleet.examples,
+            "norms": fleet.norms,
+            "cut": sorted(fleet.cut),
+            "known_metrics": fleet.metrics,
+            "usual_names": fleet.usual_names,
+            "metrics": [self.metrics.length, self.metrics.checksum],
+            "random": random.getstate(),
+            "strategies": strategies,
+        }
+        arrays["meta"] = np.frombuffer(json.dumps(meta).encode(), np.uint8)
+        # the one before is kept, in case that this one cannot be read
+        with drafted(self.folder / FILE, self.folder / PREVIOUS) as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
 
+    def _new_metrics(self, run: Run) -> list[str]:
+        """Write what the results have got since the last checkpoint."""
+        lines = []
+        for kind in RESULTS:
+            entries: dict[int, MetricRecord] = getattr(run.result, kind)
+            new = list(islice(reversed(entries.items()), len(entries) - self.written[kind]))
+            lines += [json.dumps([kind, number, dict(found)]) for number, found in reversed(new)]
+            self.written[kind] = len(entries)
+        return lines
 
-def read_checkpoint(folder: Path) -> tuple[Path, dict[str, Any], dict[str, NDArray[Any]]]:
-    """Read the last checkpoint, or the one before if that cannot be read."""
-    reasons = []
-    for path in (folder / FILE, folder / PREVIOUS):
+    def load(self, run: Run) -> None:
+        """Continue from the last checkpoint that can be read; ValueError if this run cannot."""
+        path, meta, arrays = self._read()
         try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as entries:
-                arrays = {name: entries[name] for name in entries.files}
-            return path, dict(json.loads(str(arrays.pop("meta")))), arrays
-        # a damaged file may raise anything
+            _check_fit(meta, arrays, run)
+            self._restore(meta, arrays, run)
+        # whatever is in a file that someone else has written
         except Exception as error:
-            reasons.append(f"{path.name}: {error}")
-            log(WARNING, "Checkpoint %s cannot be read: %s", path, error)
-    hint = "put back a copy of it, or leave resume out to start a run in another folder"
-    raise ValueError(f"no checkpoint in {folder} can be read ({'; '.join(reasons)}): {hint}.")
+            why = f"{error}" if isinstance(error, ValueError) else repr(error)
+            raise ValueError(
+                f"this run cannot go on from {path}: {clean(why, MAX_WHY)}: {HINT}."
+            ) from error
+
+    def _read(self) -> tuple[Path, dict[str, Any], dict[str, NDArray[Any]]]:
+        """Read the last checkpoint with its metrics, or the one before if that cannot be read."""
+        reasons = []
+        for path in (self.folder / FILE, self.folder / PREVIOUS):
+            try:
+                with path.open("rb") as file, np.load(file, allow_pickle=False) as entries:
+                    arrays = {name: entries[name] for name in entries.files}
+                found = arrays.pop("meta")
+                # older versions wrote it as text, with the metrics of all rounds
+                old = found.dtype.kind == "U"
+                meta = dict(json.loads(str(found) if old else found.tobytes()))
+                if "results" not in meta:
+                    meta["results"] = {kind: {} for kind in RESULTS}
+                    for line in self.metrics.read(*meta["metrics"]):
+                        kind, number, metrics = json.loads(line)
+                        meta["results"][kind][number] = metrics
+                return path, meta, arrays
+            # a damaged file may raise anything
+            except Exception as error:
+                reasons.append(f"{path.name}: {clean(str(error))}")
+                log(WARNING, "Checkpoint %s cannot be read: %s", path, clean(str(error)))
+        hint = "put back a copy of it, or leave resume out to start a run in another folder"
+        text = f"no checkpoint in {self.folder} can be read ({'; '.join(reasons)}): {hint}."
+        raise ValueError(text)
+
+    def _restore(self, meta: dict[str, Any], arrays: dict[str, NDArray[Any]], run: Run) -> None:
+        fleet = run.fleet
+        run.arrays = ArrayRecord({k: Array(v) for k, v in entries_below("model/", arrays).items()})
+        run.round = check_count("round", meta["round"])
+        run.wall_offset_s = check_number("wall_s", meta["wall_s"], "[0, inf)")
+        fleet.clock.virtual_s = check_number("virtual_s", meta["virtual_s"], "[0, inf)")
+        fleet.cut = set(map(str, meta.get("cut", ())))
+        fleet.usual_names = {kind: str(name) for kind, name in meta.get("usual_names", {}).items()}
+        fleet.metrics = {
+            kind: {node: list(map(str, names)) for node, names in own.items()}
+            for kind, own in meta.get("known_metrics", {}).items()
+        }
+        fleet.examples = {
+            kind: {name: (float(first), float(last)) for name, (first, last) in own.items()}
+            for kind, own in meta.get("examples", {}).items()
+        }
+        fleet.norms = {node: list(map(float, x)) for node, x in meta.get("norms", {}).items()}
+        for kind in RESULTS:
+            found = {int(n): MetricRecord(m) for n, m in meta["results"][kind].items()}
+            setattr(run.result, kind, found)
+            self.written[kind] = len(found) if self.metrics.length else 0
+        version, state, gauss = meta["random"]
+        random.setstate((version, tuple(state), gauss))
+        for number, strategy in enumerate(run.strategy.chain()):
+            saved = meta["strategies"][number]
+            state = saved["scalars"] | entries_below(f"{number}/", arrays)
+            if isinstance(strategy, Wrapper):
+                strategy.load_state_dict(state)
+            else:
+                initial = saved.get("initial", {})
+                self.initial[number] |= load_flower_state(strategy, state, initial)
 
 
 def _check_fit(meta: dict[str, Any], arrays: dict[str, NDArray[Any]], run: Run) -> None:
@@ -110,26 +170,13 @@ def _check_fit(meta: dict[str, Any], arrays: dict[str, NDArray[Any]], run: Run) 
         raise ValueError(f"its model holds NaN or infinity in {bad[0]}, training has diverged")
 
 
-def _restore(meta: dict[str, Any], arrays: dict[str, NDArray[Any]], run: Run) -> None:
-    fleet = run.fleet
-    run.arrays = ArrayRecord({k: Array(v) for k, v in entries_below("model/", arrays).items()})
-    run.round, run.wall_offset_s = int(meta["round"]), float(meta["wall_s"])
-    fleet.clock.virtual_s, fleet.accepted = float(meta["virtual_s"]), meta["accepted"]
-    fleet.examples, fleet.norms = meta.get("examples", {}), meta.get("norms", {})
-    for kind in RESULTS:
-        found = meta["results"][kind].items()
-        setattr(run.result, kind, {int(number): MetricRecord(m) for number, m in found})
-    version, state, gauss = meta["random"]
-    random.setstate((version, tuple(state), gauss))
-    for number, strategy in enumerate(run.strategy.chain()):
-        state = meta["strategies"][number]["scalars"] | entries_below(f"{number}/", arrays)
-        if isinstance(strategy, Wrapper):
-            strategy.load_state_dict(state)
-        else:
-            load_flower_state(strategy, state)
-
-
 # --- Flower's own strategies, which have no state_dict -------------------------------------
+KINDS = {
+    **{"record": (ArrayRecord,), "dict": (dict,), "list": (list,)},
+    "value": (int, float, np.ndarray),
+}
+
+
 def flower_state(strategy: Strategy) -> dict[str, Any]:
     """Collect the numbers and arrays of a strategy: moments, last model, clipping norm, ..."""
     state: dict[str, Any] = {}
@@ -140,15 +187,33 @@ def flower_state(strategy: Strategy) -> dict[str, Any]:
             state |= {f"dict/{name}/{key}": np.asarray(v) for key, v in value.items()}
         elif isinstance(value, list) and _are_arrays(value):
             state |= {f"list/{name}/{i:06d}": np.asarray(v) for i, v in enumerate(value)}
-        elif isinstance(value, (int, float, np.ndarray)):
+        elif isinstance(value, KINDS["value"]):
             state[f"value/{name}"] = value
     return state
 
 
-def load_flower_state(strategy: Strategy, state: Mapping[str, Any]) -> None:
-    """Give a Flower strategy back what :func:`flower_state` collected."""
+def settings_of(strategy: Strategy) -> dict[str, float]:
+    """Return the numbers of a strategy of Flower's as the user gave them, before a run."""
+    if isinstance(strategy, Wrapper):
+        return {}
+    return {name: value for name, value in vars(strategy).items() if isinstance(value, int | float)}
+
+
+def load_flower_state(
+    strategy: Strategy, state: Mapping[str, Any], initial: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Give a Flower strategy back what :func:`flower_state` collected.
+
+    ``initial`` is what numbers were before the run. One that has not changed since is a setting:
+    that of today is taken. The others go on. What they all were at first is returned.
+    """
+    owner, began = type(strategy).__name__, dict[str, Any]()
     for kind, name in dict.fromkeys(tuple(entry.split("/")[:2]) for entry in state):
+        now = getattr(strategy, name, None)
         parts = entries_below(f"{kind}/{name}/", state)
+        fits = isinstance(now, (*KINDS[kind], type(None))) and not name.startswith("__")
+        if not (fits and (kind == "value" or _are_arrays(parts.values()))):
+            raise ValueError(f"it has {name} of {owner} as a {kind}")
         restored: Any = parts
         if kind == "record":
             restored = ArrayRecord({key: Array(value) for key, value in parts.items()})
@@ -156,7 +221,18 @@ def load_flower_state(strategy: Strategy, state: Mapping[str, Any]) -> None:
             restored = [parts[key] for key in sorted(parts)]
         elif kind == "value":
             restored = state[f"value/{name}"]
+        if name in initial:
+            began[name] = first = initial[name]
+            if restored == first:
+                began[name] = now
+                if now != first:
+                    log(INFO, "%s: %s is %s from now on, was %s", owner, name, now, first)
+                continue
+            if now != first:
+                text = "%s: %s=%s has no effect in a resumed run, which goes on with %s"
+                log(WARNING, text, owner, name, now, restored)
         setattr(strategy, name, restored)
+    return began
 
 
 def _are_arrays(values: Collection[object]) -> bool:
@@ -212,12 +288,14 @@ class Recorded(Wrapper):
             raise invalid("resume", resume, "be the same for Recorded and for its RunDirectory")
         self.run_dir, self.resume = run_dir, resume
         self._begun, self.trackers = False, Trackers()
+        self.checkpoints: Checkpoints | None = None
 
     def on_start(self, run: Run) -> None:
         """Continue from the checkpoint if that is wanted; a refused one changes nothing."""
         _catch_sigterm()
+        self.checkpoints = Checkpoints(self.run_dir.checkpoint_dir, run)
         if self.resume:
-            load_checkpoint(self.run_dir.checkpoint_dir, run)
+            self.checkpoints.load(run)
             self.run_dir.cut_after(run.round)
             log(INFO, "Resumed after round %d", run.round)
         self.trackers.open(self.tracker_names, self.run_dir.checkpoint_dir)
@@ -227,7 +305,8 @@ class Recorded(Wrapper):
         """Write the round's line and the checkpoint."""
         self.run_dir.append_round(record)
         self.trackers.log(record)
-        save_checkpoint(self.run_dir.checkpoint_dir, run)
+        if self.checkpoints:
+            self.checkpoints.save(run)
 
     def on_finish(self, run: Run) -> None:
         """Save the model and build the report, if the run has begun."""

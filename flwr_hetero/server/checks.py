@@ -1,6 +1,5 @@
 """Which replies count, judged before any hook sees them; when a run ends because none does."""
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -18,11 +17,16 @@ from flwr_hetero.errors import hint_for, last_line, with_hint
 from flwr_hetero.records import (
     Latency,
     arrays_in,
+    check_metrics,
     configs_in,
     divide,
+    keep_metrics,
     metrics_in,
+    named_metrics,
+    names_in,
     read_number,
     reported_latency,
+    steps_that_count,
 )
 from flwr_hetero.server.aggregate import (
     check_arrays,
@@ -41,6 +45,10 @@ STEPS_POWER = 0.5
 """Power of its steps by which an update may be longer."""
 MAX_LENGTH = 100.0
 """An update that is so many times as long as it may be is dropped: its node has diverged."""
+VOTERS = 10
+"""Nodes, the last ones to answer, whose metrics are known where few answer at a time."""
+CUT_UPDATES = "updates"
+"""Among what was cut: that an update was, which is said once."""
 SMALL = 1.0
 """Norm up to which a model counts as this large: one of few numbers may be near zero."""
 MAX_SHARE, MAX_INCREASE = 10.0, 2.0
@@ -200,7 +208,10 @@ def judge_latency(context: Exchange, reply: Message) -> Latency | None:
 
 
 def _settle_metrics(reply: Message) -> None:
-    """Drop this package's private metrics; a work record's steps and examples are metrics."""
+    """Drop this package's private metrics; a work record's steps and examples are metrics.
+
+    ValueError if the others cannot be shown.
+    """
     trained = reply.metadata.message_type == MessageType.TRAIN
     work: Any = configs_in(reply.content).get(keys.WORK) if trained else None
     for record in metrics_in(reply.content).values():
@@ -209,28 +220,30 @@ def _settle_metrics(reply: Message) -> None:
         for key in (keys.NUM_STEPS, keys.EXAMPLES_PROCESSED):
             if key not in record and 0 <= read_number(work or {}, key, -1.0) <= MAX_WEIGHT:
                 record[key] = work[key]
+    check_metrics(reply.content)
 
 
 def _same_metrics(context: Exchange, good: list[Message]) -> list[Message]:
-    """Drop replies whose metrics have other names than those of the majority."""
-    accepted = context.fleet.accepted.setdefault(context.messages[0].metadata.message_type, {})
-    names = [metric_names(reply) for reply in good]
-    votes = Counter(names)
+    """Drop replies whose metrics have other names than those of most; of few, other metrics."""
+    fleet, kind = context.fleet, context.messages[0].metadata.message_type
+    nodes = [context.identity(reply.metadata.src_node_id) for reply in good]
+    found = [named_metrics(reply.content) for reply in good]
+    last = dict(zip(nodes, map(sorted, found), strict=True))
+    others = {node: own for node, own in fleet.metrics.get(kind, {}).items() if node not in last}
+    fleet.metrics[kind] = dict([*(others | last).items()][-VOTERS:])
+    # one or two nodes alone would agree with themselves: what three of the last ones report counts
+    if len(last) < QUORUM:
+        known = fleet.metrics[kind].values()
+        counts = Counter(name for own in known for name in own)
+        shared = {name for name in found[0] if counts[name] >= min(QUORUM, len(known))}
+        keep_metrics((reply.content for reply in good), shared.intersection(*found))
+    names = [names_in(reply.content) for reply in good]
+    votes = Counter(dict(zip(nodes, names, strict=True)).values())
     # earlier rounds count at a tie only: else a bad node once alone would shut out all others
-    usual = max(votes, key=lambda name: (votes[name], accepted.get(name, 0)))
+    usual = max(votes, key=lambda name: (votes[name], name == fleet.usual_names.get(kind)))
+    fleet.usual_names[kind] = usual
     other = "its metrics have other names than those of the others"
-    good = kept(context, good, [None if name == usual else other for name in names])
-    accepted[usual] = accepted.get(usual, 0) + len(good)
-    return good
-
-
-def metric_names(reply: Message) -> str:
-    """Return the names and lengths of a reply's metrics as text, those of the protocol left out."""
-    found: list[Any] = [sorted(arrays_in(reply.content))]
-    for key, record in metrics_in(reply.content).items():
-        own = [(name, v) for name, v in record.items() if name not in keys.PROTOCOL]
-        found.append([key, sorted((n, len(v) if isinstance(v, list) else None) for n, v in own)])
-    return json.dumps(found)
+    return kept(context, good, [None if name == usual else other for name in names])
 
 
 # --- claims beside those of others -------------------------------------------------------
@@ -241,7 +254,7 @@ def _limit_updates(context: Exchange, good: list[Message], limit: float) -> list
     starts = [next(iter(arrays_in(message.content).values())) for message in asked]
     ends = [next(iter(arrays_in(reply.content).values())) for reply in good]
     norms = [model_norms(end, start) for end, start in zip(ends, starts, strict=True)]
-    units = [steps_of(*pair) ** STEPS_POWER for pair in zip(asked, good, strict=True)]
+    units = [steps_that_count(*each) ** STEPS_POWER for each in zip(asked, good, strict=True)]
     own = {n: [x / u for x in each] for n, each, u in zip(nodes, norms, units, strict=True)}
     # the last of each node, so that quick ones do not set what is usual
     known, recent = context.fleet.norms, max(RECENT_NODES, RECENT_UPDATES * len(good))
@@ -250,7 +263,9 @@ def _limit_updates(context: Exchange, good: list[Message], limit: float) -> list
     # a fleet of one or two has none to compare with
     if few and context.quorum < QUORUM:
         return good
-    usual = [limit * usual_norm(part) for part in zip(*every[-recent:], strict=True)]
+    # those that did not move at all say nothing of how far others may
+    positive = [[x for x in part if x] or [0.0] for part in zip(*every[-recent:], strict=True)]
+    usual = [limit * median_low(part) for part in positive]
     reasons: list[str | None] = [None] * len(good)
     for i, (node, start, unit) in enumerate(zip(nodes, starts, units, strict=True)):
         # before others are known, an update may be as long as the model
@@ -266,30 +281,12 @@ def _limit_updates(context: Exchange, good: list[Message], limit: float) -> list
         # what was cut off counts for nothing
         known[node] = [x * s / unit for x, s in zip(norms[i], shares, strict=True)]
     context.fleet.norms = dict([*known.items()][-recent:])
-    _tell_shortened(context, limit)
-    return kept(context, good, reasons)
-
-
-def _tell_shortened(context: Exchange, limit: float) -> None:
-    """Log the first update that was cut; the history has all."""
-    for node, share in context.shortened.items():
-        if not context.fleet.has_shortened:
-            context.fleet.has_shortened = True
+    for node, share in [*context.shortened.items()][:1]:
+        if CUT_UPDATES not in context.fleet.cut:
+            context.fleet.cut.add(CUT_UPDATES)
             text = "%s: its update was cut to %.2g of its length, that of %g usual ones"
             log(INFO, f"{text} (see shortened in the history; update_limit)", node, share, limit)
-
-
-def steps_of(instruction: Message, reply: Message) -> float:
-    """Return the steps at which an update is compared: those assigned, or fewer if it says so."""
-    configs, metrics = configs_in(instruction.content), metrics_in(reply.content)
-    assigned = max((read_number(c, keys.NUM_STEPS, 1.0) for c in configs.values()), default=1.0)
-    reported = min((read_number(m, keys.NUM_STEPS, inf) for m in metrics.values()), default=inf)
-    return max(1.0, min(assigned, reported))
-
-
-def usual_norm(norms: Iterable[float]) -> float:
-    """Return the median; nodes that did not move at all say nothing of how far others may."""
-    return median_low([norm for norm in norms if norm] or [0.0])
+    return kept(context, good, reasons)
 
 
 def _limit_examples(context: Exchange, good: list[Message], weight_key: str) -> None:

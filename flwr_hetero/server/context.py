@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
+from flwr_hetero.errors import clean
 from flwr_hetero.records import Latency, payload_bytes, reported_latency
 from flwr_hetero.server.nodes import NodeBook, is_simulated, online_nodes, whole_grid
 
@@ -24,8 +25,6 @@ MOST_TEXT = 300
 """Characters of a reason, which may quote what the node wrote."""
 EQUAL_S = 1.0
 """Latency of nodes that report none where the server sees none: in simulations above all."""
-UPDATE_LIMIT = 2.0
-"""Largest norm of an update, in medians of all nodes."""
 TRUSTED = 0.5
 """Least part of a round trip that a node may call its own time."""
 
@@ -163,7 +162,7 @@ class Exchange:
 
     def fail(self, node_id: int, reason: str, message_id: str | None = None) -> None:
         """Record that a node has no reply that counts; ``message_id``: of what it did answer."""
-        reason = reason[:MOST_TEXT]
+        reason = clean(reason, MOST_TEXT)
         self.note(node_id, f"reply dropped: {reason}", reason)
         if message_id is not None:
             self.latency.pop(message_id, None)
@@ -173,7 +172,8 @@ class Exchange:
     def note(self, node_id: int, text: str, reason: str = "") -> None:
         """Log and record a failure; by itself it costs no reply."""
         self.fleet.nodes.warn(node_id, text)
-        self.fleet.failures.append({"node": self.identity(node_id), "reason": reason or text})
+        reason = clean(reason or text, MOST_TEXT)
+        self.fleet.failures.append({"node": self.identity(node_id), "reason": reason})
 
 
 # --- time and costs ----------------------------------------------------------------------
@@ -277,24 +277,26 @@ class Fleet:
     """Replies that were dropped or corrected, or that never came."""
     by_node: dict[str, Any] = field(default_factory=dict)
     """How good the model is on each node."""
+    reported: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    """By "train" or "evaluate" and metric: what nodes said, as it counts."""
     # --- of all replies so far, by which later ones are judged
-    accepted: dict[str, dict[str, int]] = field(default_factory=dict)
-    """By message type: how often each set of metric names was accepted."""
+    metrics: dict[str, dict[str, list[str]]] = field(default_factory=dict)
+    """By message type and node: which ones were in its last reply, of the last nodes to answer."""
+    usual_names: dict[str, str] = field(default_factory=dict)
+    """By message type: digest of the names of metrics that were accepted last."""
     examples: dict[str, dict[str, tuple[float, float]]] = field(default_factory=dict)
     """By message type and node: how many examples it reported first, and how many counted last."""
     cut: set[str] = field(default_factory=set)
-    """Nodes whose claims of examples were cut."""
+    """Nodes whose claims of examples were cut; "metrics of" those with values that were."""
     norms: dict[str, list[float]] = field(default_factory=dict)
-    """By node, the last ones at the end: norms of its update a step (parameters, statistics)."""
-    update_limit: float | None = UPDATE_LIMIT
-    has_shortened: bool = False
-    """Whether an update was longer than that."""
+    """By node, the last ones at the end: of its update at one step (parameters, statistics)."""
+    update_limit: float | None = 2.0
     standstill: dict[str, Standstill] = field(default_factory=lambda: defaultdict(Standstill))
     """Of "training" and of "evaluation"."""
 
     def begin_round(self) -> None:
         """Forget what the history gets of the round before."""
-        self.failures, self.by_node = [], {}
+        self.failures, self.by_node, self.reported = [], {}, {}
 
     @property
     def begun(self) -> bool:

@@ -14,6 +14,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from flwr_hetero._flwr import NodeInfo, is_simulation_grid, log
+from flwr_hetero.errors import clean
 
 WAIT_S, SETTLE_S = 600.0, 20.0
 """Seconds to wait for the first node of a fleet, and for a further one that comes online."""
@@ -21,8 +22,12 @@ REGISTER_S, REGISTER_POLL_S = 2.0, 0.1
 """Seconds without a new node after which a simulation has all of its nodes; pause between looks."""
 MINIMA = ("min_train_nodes", "min_evaluate_nodes", "min_available_nodes")
 """Settings by which Flower's strategies wait for nodes before a round."""
-MOST_WARNINGS = 3
-"""Warnings of one kind, whichever nodes they are of; the round's line names who failed."""
+MOST_WARNINGS, MOST_KINDS, MOST_TEXT = 3, 100, 300
+"""Warnings of a kind, whichever nodes they are of; kinds; characters of one and of a name."""
+NODES_WORDS = re.compile(
+    r"error -?\d+: .*|['\"].*['\"]|\(.*\)|[-+]?\d[\d.]*(e[-+]?\d+)?|\bnan\b|\binf\b"
+)
+"""Parts of a warning that are a node's own words, or numbers."""
 LONGEST_REST = 6
 """Time-outs in a row after which a node is not backed off for longer each time."""
 
@@ -245,6 +250,7 @@ class NodeBook:
             del self._node_id[self._identity.pop(node_id)]
 
     def _claim(self, node_id: int, identity: str) -> None:
+        identity = clean(identity, MOST_TEXT)
         if self._node_id.setdefault(identity, node_id) == node_id:
             self._identity[node_id] = identity
 
@@ -287,9 +293,13 @@ class NodeBook:
         self.succeed(node_id, "silence")
         self._until_s.pop(node_id, None)
 
-    def warn(self, node_id: int, reason: str) -> None:
+    def warn(self, node: int | str, reason: str) -> None:
         """Log what a node did wrong, of each kind a few times: thousands may do the same."""
-        kind = re.sub(r"\d+(\.\d+)?", "#", reason)
+        # what the node itself has written makes no kinds
+        kind = NODES_WORDS.sub("#", reason)
+        if kind not in self._warned and len(self._warned) >= MOST_KINDS:
+            kind = ""
         self._warned[kind] += 1
         level = WARNING if self._warned[kind] <= MOST_WARNINGS else DEBUG
-        log(level, "%s: %s", self.identity(node_id), reason)
+        name = node if isinstance(node, str) else self.identity(node)
+        log(level, "%s: %s", name, clean(reason, MOST_TEXT))

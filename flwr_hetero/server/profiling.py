@@ -170,7 +170,8 @@ class SamplerMetrics(Wrapper):
             record: Any = configs_in(reply.content).get(keys.SAMPLER, {})
             reply.content.pop(keys.SAMPLER, None)
             for name in islice(record, MAX_METRICS):
-                if len(name) <= MAX_TEXT and isfinite(value := read_number(record, name)):
+                shows = len(name) <= MAX_TEXT and name.isprintable()
+                if shows and isfinite(value := read_number(record, name)):
                     found.setdefault(name, []).append(value)
         plain: dict[str, float] = {}
         groups: dict[str, dict[str, float]] = {}

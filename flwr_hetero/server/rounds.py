@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from logging import DEBUG, INFO, WARNING
 from math import inf, isfinite
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -204,6 +204,10 @@ def complete(run: Run, record: Record) -> None:
     fleet = run.fleet
     record |= {"virtual_s": fleet.clock.virtual_s, "failures": fleet.failures}
     record |= {"fairness": fleet.by_node} if fleet.by_node else {}
+    # a mean alone may be that of one node
+    for kind, metrics in fleet.reported.items():
+        ranges = {name: [min(v), median(v), max(v)] for name, v in metrics.items() if v}
+        record |= {f"{kind}_range": ranges} if ranges else {}
 
 
 def evaluate_centrally(run: Run, number: int) -> Record:
@@ -314,7 +318,9 @@ def log_line(run: Run, record: Record) -> str:
     figures = record["train"] | record["evaluate"] | record["global"]
     numbers = {name: v for name, v in figures.items() if isinstance(v, int | float)}
     if name := metric_of([*reversed(numbers)]):
-        parts.append(f"{name} {numbers[name]:.4g}")
+        ranges = record.get("train_range", {}) | record.get("evaluate_range", {})
+        usual = "" if name in record["global"] else ranges.get(name, "")
+        parts.append(f"{name} {numbers[name]:.4g}" + (usual and f" (median {usual[1]:.4g})"))
     if failed := list(dict.fromkeys(failure["node"] for failure in record["failures"])):
         more = f" and {len(failed) - 2} more" if len(failed) > 2 else ""
         parts.append(f"failed: {', '.join(failed[:2])}{more}")

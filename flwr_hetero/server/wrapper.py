@@ -11,7 +11,13 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from flwr_hetero._flwr import check_strategy, format_of_trees, is_private, pull_quickly
 from flwr_hetero.errors import check_number, invalid
 from flwr_hetero.records import own_records
-from flwr_hetero.server.aggregate import aggregate, drop_partial_metrics, keep_dtypes, weight_of
+from flwr_hetero.server.aggregate import (
+    aggregate,
+    drop_partial_metrics,
+    keep_dtypes,
+    limited_metrics,
+    weight_of,
+)
 from flwr_hetero.server.checks import Expected, accept, check_progress, count
 from flwr_hetero.server.client_support import ClientSupport, check_client_support, holds
 from flwr_hetero.server.composition import check_composition, name_of
@@ -258,6 +264,10 @@ class Wrapper(Strategy):
         context, good = self.given(context), list(replies)
         if self.outer is None:
             good = accept(context, good, Expected(None, self._weight_key))
+            self.fleet.reported["evaluate"] = {}
+            limited = limited_metrics(context, good, self._weight_key, "evaluate")
+            for reply, content in zip(good, limited, strict=True):
+                reply.content.update(content)
             self.fleet.by_node = by_node(context, good)
         good = self.on_evaluate_replies(context, good)
         if isinstance(self.inner, Wrapper):

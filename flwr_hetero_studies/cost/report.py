@@ -11,6 +11,8 @@ from flwr_hetero_studies.core.record import Line, metric
 
 MEMORY = {"resident": "resident MB", "private": "private MB", "peak": "peak resident MB"}
 
+MS = ("encode_ms", "decode_ms")
+
 
 def growth(lines: Sequence[Line], name: str) -> float:
     nodes = np.log([line["case"]["nodes"] for line in lines])
@@ -74,4 +76,10 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
             for line in groups["memory"]
         ]
         parts["memory"] = tables.table(["process", *MEMORY.values()], rows)
+    if "codec" in groups:
+        rows = [
+            [line["case"]["name"], f"{own['share']:.3f}", *(f"{own[k]:.1f}" for k in MS)]
+            for line in groups["codec"] for own in [line["metrics"]]
+        ]  # fmt: skip
+        parts["codec"] = tables.table(["codec", "bytes", "ms to encode", "ms to decode"], rows)
     return parts

@@ -62,7 +62,7 @@ def resumed(what: str, note: str, folder: Path) -> Found:
 def killed_in_checkpoint(folder: Path) -> Found:
     """Kill the process while a draft of round 2's checkpoint is being written; resume the run."""
     folder /= "run"
-    run, draft = start(folder), folder / "checkpoint" / "state.draft"
+    run, draft = start(folder), folder / "checkpoint" / "state.npz.draft"
     # the draft grows for some milliseconds only
     while run.poll() is None and not (len(read_history(folder)) == 3 and draft.exists()):
         time.sleep(0.0005)

@@ -1,4 +1,3 @@
-import json
 import pickle
 import random
 import re
@@ -7,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 from attacker import leaf
-from recording import Folder, history, killed_and_resumed, timeless
+from recording import Folder, checkpoint, history, killed_and_resumed, timeless, write
 from toy import altered, toy_app, toy_arrays
 
 from flwr_hetero.fleet import DeviceProfile, LocalGrid, named_fleet
@@ -64,12 +63,9 @@ def run(path, num_rounds=2, arrays=None, inner=None, **options):
 
 def spoil(path, change=lambda meta: None, **model):
     """Write other arrays of the model, and another meta, into a checkpoint."""
-    with np.load(path) as file:
-        arrays = {name: file[name] for name in file.files}
-    meta = json.loads(str(arrays["meta"]))
+    arrays, meta = checkpoint(path)
     change(meta)
-    arrays |= {f"model/{name}": value for name, value in model.items()}
-    np.savez(path, **arrays | {"meta": np.array(json.dumps(meta))})
+    write(path, arrays | {f"model/{name}": value for name, value in model.items()}, meta)
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +111,7 @@ OTHERS = {
     "its model has w (4,) float64, this run's (4,) float32": {"w": WIDE},
     "its model has v (4,) float64, this run's missing": {"v": WIDE},
     "its model holds NaN or infinity in w, training has diverged": {"w": NAN},
-    "'virtual_s'": {"change": lambda meta: meta.pop("virtual_s")},
+    "KeyError('virtual_s')": {"change": lambda meta: meta.pop("virtual_s")},
     "it is of Recorded > FedAvg, this run is Recorded > Wrapper > FedAvg": {},
 }
 

@@ -122,12 +122,18 @@ def test_duplicate_and_stale_replies_are_dropped():
 
 @pytest.mark.parametrize("earlier", [0, 1, 2])
 def test_earlier_metrics_win_at_a_tie(earlier):
-    mod = altered(ODD, lambda partition, number: partition == 0 and number > earlier)
-    _, records = run([mod], rounds=4, nodes=2)
+    mod = altered(ODD, lambda partition, number: partition < 2 and number > earlier)
+    _, records = run([mod], rounds=4, nodes=4)
     # without earlier rounds the first one wins, and stays the usual one
-    rest = ["node-0"] if earlier else ["node-1"]
+    rest = ["node-0", "node-1"] if earlier else ["node-2", "node-3"]
     failed = [[f["node"] for f in record["failures"]] for record in records]
     assert failed == [[]] * earlier + [rest] * (4 - earlier)
+
+
+def test_of_two_nodes_both_count_and_what_one_alone_reports_is_left_out():
+    result, records = run([altered(ODD)], rounds=3, nodes=2)
+    assert [record["failures"] for record in records] == [[]] * 3
+    assert all(sorted(m) == ["train-loss"] for m in result.train_metrics_clientapp.values())
 
 
 def test_node_once_alone_does_not_set_the_metrics():

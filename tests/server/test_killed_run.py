@@ -1,26 +1,24 @@
 """A ServerApp's process that is killed with SIGKILL, at any moment, and resumed."""
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
-from recording import history, timeless
+from recording import checkpoint, history, timeless
 
 MOMENTS = 12
 
 
 def left_behind(folder: Path) -> dict:
     """Return what a run left, but for wall times."""
-    with np.load(folder / "checkpoint" / "state.npz") as file:
-        state = {name: file[name].tolist() for name in file.files}
-    state["meta"] = timeless(json.loads(state["meta"]))
+    arrays, meta = checkpoint(folder / "checkpoint" / "state.npz")
+    state = {name: array.tolist() for name, array in arrays.items()} | {"meta": timeless(meta)}
     return {
         "history": [timeless(record) for record in history(folder)],
         "model": (folder / "model.safetensors").read_bytes(),
         "checkpoint": state,
+        "metrics": (folder / "checkpoint" / "metrics.jsonl").read_text(),
     }
 
 

@@ -9,6 +9,8 @@ from flwr.clientapp import ClientApp
 from matplotlib.figure import Figure
 
 from flwr_hetero.fleet import DeviceProfile
+from flwr_hetero_studies import tasks
+from flwr_hetero_studies.core.apps import app_modules
 from flwr_hetero_studies.core.plan import DIGITS, Data, NotHereError, Options
 from flwr_hetero_studies.core.record import of
 from flwr_hetero_studies.real import cases, foretell, race, report
@@ -17,10 +19,12 @@ from flwr_hetero_studies.tasks.models import make_model
 from flwr_hetero_studies.tasks.partitions import partition_rows
 
 NODES = {"node-0": {"message_s": 3.0, "train_s": 2.0, "first_s": [5.0, 4.0]}}
+CLASSES_OF_SEED_1 = {"partition": "classes", "classes_per_node": 5, "seed": 1}
 
 
 def line(trial, target_s, seconds=(1.0, 50.0, 100.0), target=0.8):
     metrics = {"target": target, "target_s": target_s, "nodes": NODES, "replies": 9, "load": 0.1}
+    metrics |= {"end": 0.81, "end_slow": 0.805}
     curve = {"seconds": list(seconds), "accuracy": [0.1, 0.5, 0.81], "bytes": [0, 1, 2_000_000]}
     return {"case": trial.case, "seed": trial.seed, "metrics": metrics, "curve": curve,
             "versions": {"flwr": "1"}}  # fmt: skip
@@ -134,7 +138,17 @@ def test_target_is_a_point_below_the_end_and_between_two_points():
     assert found["curve"]["seconds"] == [1.0, 11.0, 21.0, 31.0]
     assert found["curve"]["bytes"] == [10, 25, 45, 70]
     assert (found["metrics"]["replies"], found["metrics"]["failures"]) == (5, 1)
-    assert race.found_in(run, 0.95)["metrics"]["target_s"] is None
+
+
+def test_one_point_at_the_target_may_be_luck():
+    run = history((1.0, 0.1), (11.0, 0.9), (21.0, 0.3), (31.0, 0.9), (41.0, 0.9))
+    # FedAvg sets it, and has it at the first
+    assert (
+        race.found_in(run, None)["metrics"] | {"target": 0.89, "target_s": 10.9}
+        == (race.found_in(run, None)["metrics"])
+    )
+    assert race.found_in(run, 0.6)["metrics"]["target_s"] == 26.0
+    assert race.found_in(run[:4], 0.6)["metrics"]["target_s"] is None
 
 
 def test_messages_are_sums_of_their_parts_and_the_first_are_told_apart():
@@ -142,6 +156,23 @@ def test_messages_are_sums_of_their_parts_and_the_first_are_told_apart():
     nodes = race.messages_of(history(*points))
     assert nodes["node-0"] == {"first_s": [6.0, 7.0], "message_s": 9.0, "train_s": 8.0}
     assert nodes["node-1"] == {"first_s": [15.0, 15.0], "message_s": 15.0, "train_s": 10.0}
+
+
+def test_end_is_measured_on_the_classes_of_the_slowest_node_too():
+    config = WORKLOADS["light"].run_config("FedSlice", DIGITS, 1, 2)
+    slowest = tasks.load_partition(DIGITS, 5, len(SPEEDS), **CLASSES_OF_SEED_1)
+    held = slowest.targets.numpy()
+    settings = app_modules("fleet", "fleet_app")[1].FleetSettings.from_run_config(config)
+    model = {name: 0 * each.numpy() for name, each in tasks.initial_arrays(settings).items()}
+    bias = next(array for name, array in model.items() if array.shape == (10,))
+    often = int(np.bincount(held).argmax())
+    # says the same class of each image
+    bias[often] = 1.0
+    found = race.ended(model, config)
+    labels = tasks.load_test(DIGITS).targets.numpy()
+    assert found["end"] == pytest.approx((labels == often).mean(), abs=1e-4)
+    assert found["end_slow"] == pytest.approx((held == often).mean(), abs=1e-4)
+    assert found["end_slow"] > found["end"] + 0.02
 
 
 # --- what is foretold -----------------------------------------------------------------------
