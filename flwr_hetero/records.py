@@ -75,8 +75,8 @@ MOST_NAMES = MOST_VALUES = 20_000
 """Characters of all names of a reply's metrics together, and numbers in them."""
 LONGEST_NAME = 200
 """Characters of one of them."""
-MOST_SPREADS = 10.0
-"""How far a value may be from the median, in median distances from it; honest: 7 in a million."""
+FARTHEST = 10.0
+"""How far a value may be from the median: in medians, or in median distances from it."""
 
 
 def check_metrics(content: RecordDict) -> None:
@@ -123,7 +123,7 @@ def honest_range(name: str, values: Sequence[float]) -> tuple[float, float, floa
     >>> honest_range("eval-acc", [0.5, 0.6, 0.7, 7.0])
     (0.0, 0.65, 1.0)
     >>> honest_range("train-loss", [2.0, 2.5, 3.0, 1e308])
-    (0.0, 2.75, 7.75)
+    (-24.75, 2.75, 30.25)
     """
     known = [float(max(-MAX_NUMBER, min(v, MAX_NUMBER))) for v in values if -inf < v < inf]
     if not known:
@@ -131,7 +131,7 @@ def honest_range(name: str, values: Sequence[float]) -> tuple[float, float, floa
     usual = median(known)
     if "acc" in name.lower() and 0 <= usual <= 1:
         return 0.0, usual, 1.0
-    far = max(MOST_SPREADS * median(abs(v - usual) for v in known), abs(usual))
+    far = FARTHEST * max(median(abs(v - usual) for v in known), abs(usual))
     return min(0.0, usual - far), usual, max(1.0, usual + far)
 
 

@@ -75,7 +75,8 @@ def limited_metrics(
         # once: the data of a node may be odd in every round
         if (name := f"metrics of {context.identity(node_id)}") not in fleet.cut:
             fleet.cut.add(name)
-            context.note(node_id, text)
+            fleet.nodes.warn(node_id, text)
+            fleet.reported.setdefault("limited", {})[context.identity(node_id)] = text
     return limited
 
 

@@ -275,8 +275,8 @@ class Fleet:
     """Replies that were dropped or corrected, or that never came."""
     by_node: dict[str, Any] = field(default_factory=dict)
     """How good the model is on each node."""
-    reported: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-    """By "train" or "evaluate" and metric: what nodes said, as it counts."""
+    reported: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By "train" or "evaluate" and metric: what nodes said, as it counts. "limited": who was cut."""
     # --- of all replies so far, by which later ones are judged
     metrics: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     """By message type and node: which ones were in its last reply, of the last nodes to answer."""
