@@ -141,6 +141,10 @@ HINTS = {
         "The mod works with its own strategy, inside that of this package:\n"
         "    DifferentialPrivacyClientSideFixedClipping(FedAvg(), ...)  # or ...AdaptiveClipping"
     ),
+    r"mod expects exactly one ConfigRecord|conversion: 'flwr-hetero\.packed": (
+        "A mod of Flower's gets what hetero is to read. hetero must come first:\n"
+        "    ClientApp(mods=[hetero, ...])"
+    ),
     "No train function registered with name 'default'": (
         "The ClientApp has no function for training:\n"
         "    @app.train()\n"

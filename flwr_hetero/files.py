@@ -39,7 +39,8 @@ class GrowingFile:
     def append(self, lines: Iterable[str]) -> None:
         """Add lines, which are on disk then; what was written and is not known of is cut off."""
         content = "".join(f"{line}\n" for line in lines).encode()
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+        # Windows has no such flag
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
         with os.fdopen(os.open(self.path, flags, 0o666), "r+b") as file:
             # a process that was killed may have begun a line
             file.truncate(self.length)

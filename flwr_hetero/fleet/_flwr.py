@@ -1,14 +1,15 @@
 """Flower's node from inside: the places that a warm node takes. Tried with flwr 1.41.0."""
 
+import pickle
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import entry_points, version
 from pathlib import Path
-from threading import Event
-from typing import Any
+from typing import Any, NamedTuple
 
 from flwr.app import Context, RecordDict
 from flwr.clientapp.utils import get_load_client_app_fn
@@ -116,6 +117,16 @@ def run_superexec(
 # --- a ClientApp's process ----------------------------------------------------------------------
 
 
+class App(NamedTuple):
+    """An app as it is installed, and the settings of the node and of a run."""
+
+    fab: tuple[str, str, str]
+    """Its id, version and hash."""
+    node_id: int
+    node_config: dict[str, Any]
+    run_config: dict[str, Any]
+
+
 def import_process() -> None:
     """Import what the process of a message needs of Flower."""
     import_module("flwr.supernode.runtime.run_clientapp")
@@ -128,31 +139,57 @@ def load_app(fab_id: str, fab_version: str, fab_hash: str) -> None:
 
 def answer_message(
     spec: Any,
-    on_input: Callable[[tuple[str, str, str], Context], None],
     on_end: Callable[[], object],
-    *,
-    is_loaded: bool,
+    await_order: Callable[..., None],
+    given: bytes | None = None,
 ) -> None:
     """Be the process of one message: pull it, run the ClientApp, push the reply; then exit.
 
-    ``on_input`` is told the app and the context, ``on_end`` when reply and context are pushed.
+    ``given`` is b"" where the app is loaded, or what was pulled by another process, which ended in
+    ``await_order(app, give)``. That is called without either before a process pulls.
+    ``on_end`` is called when reply and context are pushed.
     """
     process: Any = import_module("flwr.supernode.runtime.run_clientapp")
-    pull, push = process.pull_task_input, process.push_task_output
+    pull, push, install = (
+        process.pull_task_input,
+        process.push_task_output,
+        process.install_from_fab,
+    )
+    task = process.TaskIdentity
+    pulled: list[Any] = []
 
-    def pull_and_tell(client: Any) -> Any:
-        message, context, run, fab = pull(client)
-        on_input((run.fab_id, run.fab_version, fab.hash_str), context)
-        return message, context, run, fab
+    def pull_in_turn(client: Any) -> Any:
+        if given:
+            (task.task_id, task.run_id, task.node_id), *found = pickle.loads(given)
+            return found
+        if given is None:
+            await_order()
+        found = pull(client)
+        pulled.append(found)
+        return found
+
+    def give() -> bytes:
+        message, context, run, fab = pulled[0]
+        ids = task.task_id, task.run_id, task.node_id
+        return pickle.dumps((ids, message, context, run, replace(fab, content=b"")))
+
+    def install_and_wait(*args: Any, **kwargs: Any) -> None:
+        # its files are those that were loaded
+        if given is not None:
+            return
+        install(*args, **kwargs)
+        _, context, run, fab = pulled[0]
+        configs = dict(context.node_config), dict(context.run_config)
+        found = App((run.fab_id, run.fab_version, fab.hash_str), context.node_id, *configs)
+        await_order(found, give)
+        pulled.clear()
 
     def push_and_tell(*args: Any, **kwargs: Any) -> None:
         push(*args, **kwargs)
         on_end()
 
-    process.pull_task_input, process.push_task_output = pull_and_tell, push_and_tell
-    if is_loaded:
-        # its files are those that were loaded
-        process.install_from_fab = lambda *_, **__: None
+    process.pull_task_input, process.push_task_output = pull_in_turn, push_and_tell
+    process.install_from_fab = install_and_wait
     sys.argv[0] = PROCESS
     # what ps and the kernel's log call it
     with suppress(OSError):
@@ -166,27 +203,6 @@ def answer_message(
         ),
         parent_pid=spec.parent_pid,
     )
-
-
-def keep_claim(spec: Any) -> None:
-    """Tell the SuperNode that a message is in hand, until this process is killed."""
-    process: Any = import_module("flwr.supernode.runtime.run_clientapp")
-    # ends with the launcher, as the process of a message
-    process.start_parent_process_monitor(spec.parent_pid)
-    client = process.RuntimeHttpClient.from_server_address(
-        server_address=spec.runtime_api_address,
-        insecure=spec.insecure,
-        root_certificates=validate_and_resolve_root_certificates(
-            spec.root_certificates_path, spec.insecure
-        ),
-        interceptors=[
-            process.RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"),
-            process.RuntimeTokenHttpInterceptor(spec.token),
-        ],
-        retry_invoker=process.make_simple_http_retry_invoker(),
-    )
-    process.HeartbeatSender(process.make_task_heartbeat_fn_http(client)).start()
-    Event().wait()
 
 
 def new_context(node_id: int, node_config: dict[str, Any], run_config: dict[str, Any]) -> Context:

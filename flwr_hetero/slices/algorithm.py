@@ -19,8 +19,8 @@ QUICK = 0.9
 """Quantile of the nodes' steps that counts as a quick node's."""
 FIRST_STEPS = 2
 """Steps of a node that was never timed: the first one may hold a warm-up."""
-RECENT = 15.0
-"""Growth of the average: of about the last sixteenth of all models, while these are few."""
+RECENT = 3.0
+"""Growth of the average: of about the last quarter of all models, while these are few."""
 
 
 def slice_steps(
@@ -81,7 +81,7 @@ def new_part(count: int, window: int) -> float:
     .. math:: p_t = \max\left(\frac{\eta + 1}{t + \eta}, \frac{1}{R}\right)
 
     >>> [round(new_part(count, 32), 3) for count in (1, 2, 17, 500)]
-    [1.0, 0.941, 0.5, 0.031]
+    [1.0, 0.8, 0.2, 0.031]
     """
     # l. 5: the first models weigh little, so that an early stop is no worse than the newest
     return max((RECENT + 1) / (count + RECENT), 1 / window)

@@ -56,7 +56,7 @@ class FedSlice(Wrapper):
         Power in [0, 1] with which the number of a node's steps is undone, in the same sense.
     window : int
         Largest number of models in the average that is evaluated and returned. While there are
-        fewer than sixteen times as many, it is of about the last sixteenth.
+        fewer than four times as many, it is of about the last quarter.
     keep_optimizer : bool
         Nodes' torch optimizers go on from slice to slice: no momentum is lost. Each node keeps a
         state as large as the model, or twice that for Adam; a simulation keeps those of all.

@@ -14,7 +14,7 @@ from flwr_hetero.client.device import DeviceProfile
 from flwr_hetero.errors import check_count, check_number
 from flwr_hetero.records import payload_bytes
 from flwr_hetero_studies.advise.candidates import Candidate, candidates
-from flwr_hetero_studies.advise.fleet import for_task, read_fleet
+from flwr_hetero_studies.advise.fleet import for_task, is_limited, read_fleet
 from flwr_hetero_studies.advise.simulate import Point, Row, Simulation, rank
 from flwr_hetero_studies.advise.task import BATCH_SIZE, EXAMPLES, small_task
 
@@ -98,7 +98,8 @@ def advise(
     check_count("clients_per_round", some, 1)
     # so many that FedAvg learns, however short the time
     rounds = max(10, round(ROUNDS * seconds / ROUNDS_S))
-    rows, choices = {}, candidates(len(devices), min(some, len(devices)))
+    counts = len(devices), min(some, len(devices))
+    rows, choices = {}, candidates(*counts, limited=is_limited(devices))
     with ProcessPoolExecutor(jobs or os.cpu_count(), get_context("spawn")) as pool:
 
         def execute(work: Iterable[Simulation]) -> list[list[Point]]:

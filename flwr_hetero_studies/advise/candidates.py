@@ -9,13 +9,15 @@ from flwr.serverapp.strategy import FedAvg
 from flwr_hetero import strategy as ours
 from flwr_hetero_studies.rivals import DeadlineSelection, Oort
 
-AVERAGED = 8
-"""Rounds of a running average of models."""
+AVERAGED, BITS = 8, 4
+"""Rounds of a running average of models; of a compressed value, each way."""
+PACKED = ("FedAvg", "FedBuff, epochs", "FedSlice", "FedSlice, few in flight")
+"""Settings that are tried with compression, too, where links are limited."""
 Settings: TypeAlias = dict[str, Any]
 Part: TypeAlias = tuple[type[ours.Wrapper], Settings]
 """A strategy and its arguments."""
 SOME = "clients_per_round"
-UNSEEDED = (ours.OverSelect, ours.ModelAverage)
+UNSEEDED = (ours.OverSelect, ours.ModelAverage, ours.Compressed)
 """Strategies that draw nothing."""
 
 
@@ -30,12 +32,19 @@ class Candidate:
     def sets_steps(self) -> bool:
         return bool(self.run_config.get("steps") != "epochs")
 
+    @property
+    def is_packed(self) -> bool:
+        return "bits-up" in self.run_config
+
     def parts(self, fast_steps: int) -> list[Part]:
         own = self.run_config
+        parts: list[Part] = []
+        if self.is_packed:
+            bits = {"bits_up": own["bits-up"], "bits_down": own["bits-down"]}
+            parts.append((ours.Compressed, bits))
         if own["engine"] == "fedslice":
             few = {"concurrency": own["concurrency"]} if "concurrency" in own else {}
-            return [(ours.FedSlice, few)]
-        parts: list[Part] = []
+            return [*parts, (ours.FedSlice, few)]
         if rounds := own.get("average-rounds"):
             parts.append((ours.ModelAverage, {"window": rounds}))
         buffered = own["engine"] == "buffered"
@@ -90,7 +99,12 @@ SELECTED: dict[str, Callable[[Settings], list[Part]]] = {
 """How each selection of apps/fleet is made."""
 
 
-def candidates(num_nodes: int, clients_per_round: int) -> list[Candidate]:
+def candidates(num_nodes: int, clients_per_round: int, *, limited: bool = False) -> list[Candidate]:
+    """Return the settings to try; ``limited``: whether transfers over the fleet's links cost time.
+
+    >>> [each.name for each in candidates(20, 3, limited=True)][-1]
+    'FedSlice, few in flight, 4 bits'
+    """
     some = {"clients-per-round": clients_per_round}
     # half as many again, if there are so many
     spare = min(max(1, clients_per_round // 2), num_nodes - clients_per_round)
@@ -119,6 +133,8 @@ def candidates(num_nodes: int, clients_per_round: int) -> list[Candidate]:
         "FedSlice": sliced | every,
         "FedSlice, few in flight": sliced | random | {"concurrency": clients_per_round},
     }  # fmt: skip
+    bits = {"bits-up": BITS, "bits-down": BITS}
+    found |= {f"{name}, {BITS} bits": found[name] | bits for name in PACKED if limited}
     # there is nothing to select
     left_out = () if num_nodes > clients_per_round else selected
     return [Candidate(name, own) for name, own in found.items() if name not in left_out]

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from flwr_hetero_studies.advise.advice import PARTITIONS, advise
-from flwr_hetero_studies.advise.candidates import candidates
-from flwr_hetero_studies.advise.fleet import read_fleet
+from flwr_hetero_studies.advise.candidates import Candidate, candidates
+from flwr_hetero_studies.advise.fleet import is_limited, read_fleet
 from flwr_hetero_studies.advise.simulate import Point, Simulation, target_of
 from flwr_hetero_studies.core.curves import columns, rounded
 from flwr_hetero_studies.core.plan import Data, Options, Trial
@@ -30,9 +30,18 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
             bases = by_seed(of(lines, name=BASE, **where))
             for seed in options.seeds_or(range(3)):
                 yield Trial({"name": BASE, **where}, seed)
-                for choice in candidates(NODES, PER_ROUND)[1:] if seed in bases else []:
+                for choice in settings_of(fleet)[1:] if seed in bases else []:
                     target = target_of(looks(bases[seed]))
                     yield Trial({"name": choice.name, **where}, seed, {"target": target})
+
+
+def settings_of(fleet: str) -> list[Candidate]:
+    devices = read_fleet(file_of(fleet), NODES, 1, MODEL_MB)
+    return candidates(NODES, PER_ROUND, limited=is_limited(devices))
+
+
+def file_of(fleet: str) -> str:
+    return str(Path(__file__).with_name(f"{fleet}.toml"))
 
 
 def looks(line: Line) -> list[Point]:
@@ -40,7 +49,7 @@ def looks(line: Line) -> list[Point]:
 
 
 def run(case: Case, seed: int, data: Data, target: float | None = None) -> dict[str, Any]:
-    fleet = str(Path(__file__).with_name(f"{case['experiment']}.toml"))
+    fleet = file_of(case["experiment"])
     # fleet and sizes are given to the advice as a user would give them
     rows, examples = case["rows"], case["rows"] // NODES
     if case["name"] == "advice":
@@ -53,7 +62,7 @@ def run(case: Case, seed: int, data: Data, target: float | None = None) -> dict[
     source, parts = data.first(rows + BATCH, test), (rows, BATCH, test)
     learning = Learning(source, NUMPY, case["partition"], NODES, parts, seed)
     devices = tuple(read_fleet(fleet, NODES, examples, MODEL_MB))
-    choice = next(c for c in candidates(NODES, PER_ROUND) if c.name == case["name"])
+    choice = next(c for c in settings_of(case["experiment"]) if c.name == case["name"])
     config = {"learning-rate": case["rate"], "batch-size": BATCH, "seed": seed}
     steps, length = examples // BATCH, (case["rounds"], seed, target, tuple(config.items()))
     points = Simulation(choice, learning, devices, steps, PER_ROUND, *length).run()

@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
-from math import isnan, log
+from math import inf, isnan, log
 from pathlib import Path
 from statistics import median, pstdev
 
@@ -56,6 +56,11 @@ def read_fleet(
     # evenly by speed: the ends of a fleet decide more than its middle
     count = min(len(found), MOST_NODES)
     return [found[round(i * (len(found) - 1) / (count - 1))] for i in range(count)]
+
+
+def is_limited(devices: Sequence[DeviceProfile]) -> bool:
+    """Return whether some node's link is of a known speed; that of a real run's nodes is not."""
+    return any(min(each.uplink_mbps, each.downlink_mbps) < inf for each in devices)
 
 
 def from_history(

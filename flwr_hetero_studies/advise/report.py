@@ -19,7 +19,7 @@ HEAD = ["setting", "advised", "found", "not reached"]
 
 def found_rows(lines: list[Line]) -> list[Row]:
     bases = {line["seed"]: looks(line) for line in record.of(lines, name=BASE)}
-    choices = {choice.name: choice for choice in candidates(NODES, PER_ROUND)}
+    choices = {choice.name: choice for choice in candidates(NODES, PER_ROUND, limited=True)}
     rows = [
         row(choices[name], [judge(looks(line), bases[line["seed"]]) for line in own])
         for name, own in record.by(lines, "name").items()

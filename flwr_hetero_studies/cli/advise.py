@@ -11,8 +11,9 @@ from flwr_hetero.errors import check_count
 if TYPE_CHECKING:
     from flwr_hetero_studies.advise.advice import Advice
 
-NODE = """  from flwr_hetero.mod import hetero
-  app = ClientApp(mods=[hetero])
+MOD = """  from flwr_hetero.mod import hetero
+  app = ClientApp(mods=[hetero])"""
+NODE = f"""{MOD}
   for batch in hetero.batches(loader, msg):  # your loop over the loader"""
 
 
@@ -80,6 +81,8 @@ def _print(advice: "Advice") -> None:
     print(indent(best.python(advice.fast_steps), "  "))
     if best.sets_steps:
         print(f"In your ClientApp, which takes the steps that the server asks for:\n{NODE}")
+    elif best.is_packed:
+        print(f"In your ClientApp, which reads and writes compressed models:\n{MOD}")
     print("Or try it in the app of this project:")
     print(f'  flwr run apps/fleet --run-config "{advice.run_config(best)}"')
     console.print(UNKNOWN, highlight=False)

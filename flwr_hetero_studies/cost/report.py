@@ -1,4 +1,4 @@
-"""How costs grow with the fleet, and the memory of a node."""
+"""How costs grow with the fleet, what simulations cost, and the memory of a node."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +10,10 @@ from flwr_hetero_studies.core import record, tables
 from flwr_hetero_studies.core.record import Line, metric
 
 MEMORY = {"resident": "resident MB", "private": "private MB", "peak": "peak resident MB"}
+
+MS = ("encode_ms", "decode_ms")
+ENGINES = {"work": "app", "server": "server", "queue": "queue", "rest": "rest", "workers": "others"}
+"""Who spends the CPU time of a reply, and the heads of their columns."""
 
 
 def growth(lines: Sequence[Line], name: str) -> float:
@@ -63,6 +67,29 @@ def scale(lines: list[Line]) -> dict[str, Any]:
     return {"scale": text, "steepest": steepest, "verdict": verdict} if text else {}
 
 
+def engines(lines: list[Line]) -> str:
+    """Tabulate what a reply costs in Ray and in LocalGrid; compare both, job by job."""
+    rows, texts = [], []
+    for (job, nodes), own in record.by(lines, "job", "nodes").items():
+        found = {line["case"]["engine"]: line["metrics"] for line in own}
+        for engine, m in found.items():
+            ms = [f"{m[f'{name}_ms']:.2f}" for name in ENGINES]
+            counts = [f"{m['replies']:,.0f}", f"{m['lost']:.0f}", f"{m['per_s']:,.0f}"]
+            memory = f"{m['mb']:,.0f} + {m['more_mb']:.1f}"
+            rows.append([f"{job}, {nodes:,} nodes", engine, *counts, *ms, memory])
+        if len(found) == 2:
+            ray, local = found["Ray"], found["LocalGrid"]
+            sums = [sum(m[f"{name}_ms"] for name in ENGINES) for m in (ray, local)]
+            times, share = local["per_s"] / ray["per_s"], ray["queue_ms"] / sums[0]
+            texts.append(
+                f"{job}, {nodes:,} nodes: LocalGrid has {times:.1f} times Ray's replies a second "
+                f"for {sums[1] / sums[0]:.2f} of its CPU time; the queue takes {share:.0%} of that"
+            )
+    head = ["job", "engine", "replies", "lost", "replies/s"]
+    head += [f"{name}, ms" for name in ENGINES.values()] + ["server's MB"]
+    return tables.table(head, rows) + "\n" + "".join(f"- {text}.\n" for text in texts)
+
+
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     groups = record.by(lines, "experiment")
     parts: dict[str, Any] = {f"{k}_versions": record.software(own) for k, own in groups.items()}
@@ -74,4 +101,13 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
             for line in groups["memory"]
         ]
         parts["memory"] = tables.table(["process", *MEMORY.values()], rows)
+    if simulated := [*groups.get("ray", []), *groups.get("speed", [])]:
+        parts["engines"] = engines(simulated)
+        parts["engines_versions"] = record.software(simulated)
+    if "codec" in groups:
+        rows = [
+            [line["case"]["name"], f"{own['share']:.3f}", *(f"{own[k]:.1f}" for k in MS)]
+            for line in groups["codec"] for own in [line["metrics"]]
+        ]  # fmt: skip
+        parts["codec"] = tables.table(["codec", "bytes", "ms to encode", "ms to decode"], rows)
     return parts

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from flwr_hetero.strategy import SamplerMetrics
+from flwr_hetero.strategy import Compressed, SamplerMetrics
 from flwr_hetero_studies.core import record
 from flwr_hetero_studies.core.apps import app_modules
 from flwr_hetero_studies.core.curves import Columns
 from flwr_hetero_studies.core.plan import DIGITS, Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
-from flwr_hetero_studies.race.cells import CELLS, MAIN, RaceCell, case_of
+from flwr_hetero_studies.race.cells import CELLS, MAIN, PACKED, RaceCell, case_of
 from flwr_hetero_studies.race.methods import BASE, METHODS, OURS
 from flwr_hetero_studies.race.node import IN_TORCH, Learning
 from flwr_hetero_studies.race.tuning import SMOOTHED, TUNED, YARDSTICK, Tuning, scores_of
@@ -34,6 +34,8 @@ PARTS: dict[str, dict[str, str]] = {
 }  # fmt: skip
 """Samplers and orders of ``apps/fleet`` under our setting, in torch; CD-GraB needs rounds."""
 PARTS_AT, PARTS_SEEDS = 5, 5
+BITS, PACKED_SEEDS = 4, 3
+"""Of a value, each way, in the runs with compression."""
 
 
 def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
@@ -54,22 +56,32 @@ def racing(name: str, cell: RaceCell, tuning: Tuning) -> Iterator[Trial]:
     if base is None:
         return
     (rate, *_), window = base
-    seeds = tuning.options.seeds_or(range(cell.seeds))
-    yardstick, known = tuning.yardstick("", name, rate)
-    for seed in seeds:
+    yardstick, _ = tuning.yardstick("", name, rate)
+    for seed in tuning.options.seeds_or(range(cell.seeds)):
         yield Trial(yardstick, seed, {"split": "test", "window": window})
     for at_work in cell.at_work:
         for method in cell.methods or METHODS:
-            runs = METHODS[method].runs_with(at_work, cell.nodes)
-            chosen = tuning.choice(name, at_work, method) if runs else None
-            if chosen is None:
-                continue
-            more = {"trial": list(chosen[0]), "window": chosen[1]}
-            case = case_of("", name, at_work, method, tuning.options, **more)
-            # a run has the limits of the yardstick of its own seed
-            for seed in (seed for seed in seeds if seed in known):
-                limits = known[seed]["metrics"]["limits"]
-                yield Trial(case, seed, {"split": "test", "limits": limits})
+            if METHODS[method].runs_with(at_work, cell.nodes):
+                yield from entrant(tuning, name, at_work, method, cell.seeds)
+    packed = [(count, names) for (own, count), names in PACKED.items() if own == name]
+    for at_work, names in packed:
+        for method in names:
+            yield from entrant(tuning, name, at_work, method, PACKED_SEEDS, bits=BITS)
+
+
+def entrant(
+    tuning: Tuning, cell: str, at_work: int, method: str, seeds: int, **more: int
+) -> Iterator[Trial]:
+    base, chosen = tuning.choice(cell, 5, BASE), tuning.choice(cell, at_work, method)
+    if base is None or chosen is None:
+        return
+    _, known = tuning.yardstick("", cell, base[0][0])
+    given = {"trial": list(chosen[0]), "window": chosen[1], **more}
+    case = case_of(f"{BITS} bits: " if more else "", cell, at_work, method, tuning.options, **given)
+    # a run has the limits of the yardstick of its own seed
+    for seed in (seed for seed in tuning.options.seeds_or(range(seeds)) if seed in known):
+        limits = known[seed]["metrics"]["limits"]
+        yield Trial(case, seed, {"split": "test", "limits": limits})
 
 
 def parts(tuning: Tuning) -> Iterator[Trial]:
@@ -91,6 +103,8 @@ def run(case: Case, seed: int, data: Data, split: str, **given: Any) -> dict[str
     rate, *settings = [case["rate"], None, None] if is_yardstick else case["trial"]
     method = METHODS[BASE if is_yardstick else str(case.get("method", case["name"]))]
     strategy = method.build(case["at_work"], seed, *settings)
+    if "bits" in case:
+        strategy = Compressed(strategy, case["bits"], case["bits"])
     train, valid, test = cell.rows
     dataset, shape = data.first(train + valid, test), (cell.model, cell.partition, cell.nodes)
     learning, more = Learning(dataset, *shape, cell.rows, seed), dict[str, Any]()

@@ -9,8 +9,8 @@ import numpy as np
 from flwr_hetero.fleet import DeviceProfile, named_fleet
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.core.record import Case
-from flwr_hetero_studies.race.methods import BASE, OWN
-from flwr_hetero_studies.race.node import NUMPY
+from flwr_hetero_studies.race.methods import BASE, OURS, OWN
+from flwr_hetero_studies.race.node import NORMED, NUMPY
 
 Fleet = Callable[[int], list[DeviceProfile]]
 """Makes the devices by the seed."""
@@ -54,6 +54,7 @@ class RaceCell(NamedTuple):
 FIRST = (BASE, *OWN, "FedBuff, published", "FedProx, partial work",
          "FedCompass", "biased local SGD", "TiFL")  # fmt: skip
 """Methods run beside the main cell: the best rivals there."""
+PAIR = (BASE, OURS)
 MAIN, TEXTS = "dirichlet", (6000, 1000, 2000)
 LINKED = paper_5(uplink_mbps=10.0, downlink_mbps=10.0)
 UNRELIABLE = paper_5(jitter=0.3, availability=0.8)
@@ -69,7 +70,14 @@ CELLS: dict[str, RaceCell] = {
     "100 nodes": RaceCell(paper_5(100), nodes=100, rows=(30000, 2000, 2000), methods=FIRST),
     "60,000 images": RaceCell(paper_5(), rows=(60000, 0, 2000), methods=FIRST[:7], length=0.4),
     "CIFAR-10": RaceCell(paper_5(), data="cifar10", methods=FIRST[:7]),
+    # no race: what compression does to what batches have in common
+    "CNN": RaceCell(paper_5(), model=NORMED, methods=PAIR),
 }
+PACKED: dict[tuple[str, int], tuple[str, ...]] = {
+    ("10 Mbit/s", 5): FIRST, ("10 Mbit/s", 20): FIRST, ("log-normal", 5): FIRST[:6],
+    (MAIN, 5): PAIR, ("classes by speed", 5): PAIR, ("texts", 5): PAIR, ("CNN", 5): PAIR,
+}  # fmt: skip
+"""Methods that are run with ``Compressed`` around them, too, by cell and nodes at work."""
 
 
 def case_of(kind: str, cell: str, at_work: int, name: str, options: Options, **more: Any) -> Case:

@@ -11,13 +11,14 @@ from flwr_hetero_studies.core import plots, record, tables
 from flwr_hetero_studies.core.curves import over_time
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.core.record import Line
-from flwr_hetero_studies.race.cases import ROUNDS, SETTINGS
-from flwr_hetero_studies.race.cells import CELLS, MAIN
+from flwr_hetero_studies.race import packed
+from flwr_hetero_studies.race.cases import BITS, ROUNDS, SETTINGS
+from flwr_hetero_studies.race.cells import CELLS, MAIN, PAIR
 from flwr_hetero_studies.race.methods import BASE, METHODS, OURS, OWN
 from flwr_hetero_studies.race.outcomes import HEAD, LESS, LESS_SLOW, TARGETS, Contest, smooth
 from flwr_hetero_studies.race.tuning import SMOOTHED, TUNED, TUNED_AT, YARDSTICK, Tuning
 
-TUNING, PARTS = "tuning: ", "parts: "
+TUNING, PARTS, PACKED = "tuning: ", "parts: ", f"{BITS} bits: "
 ENOUGH, LEAST = 1.5, 0.9
 """Ratio wanted of two thirds of the cells, and of all."""
 HEAD_TUNED = ["cell", "at work", "method", "trials", "rate", "own settings", "models averaged"]
@@ -131,7 +132,9 @@ def band(lines: Sequence[Line]) -> list[Any]:
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     race = [line for line in lines if not is_of(line, TUNING)]
-    found = contests([line for line in race if not is_of(line, PARTS)])
+    compared = contests([x for x in race if not is_of(x, PARTS) and not is_of(x, PACKED)])
+    # two methods alone are no race
+    found = [each for each in compared if CELLS[each.cell].methods != PAIR]
     parts: dict[str, Any] = {"rounds": ROUNDS}
     if not found:
         return parts
@@ -142,6 +145,7 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     cells = dict.fromkeys(each.cell for each in found)
     sections = [section(cell, [each for each in found if each.cell == cell]) for cell in cells]
     parts |= duels(found) | {"cells": "".join(sections), "tuned": tuned(lines)}
+    parts |= packed.section(compared, [line for line in race if is_of(line, PACKED)])
     if shared := [line for line in race if is_of(line, PARTS)]:
         contest = found[0]._replace(runs=record.by(shared, "name"))
         base, *others = contest.runs

@@ -14,9 +14,10 @@ from flwr_hetero_studies.real.foretell import foretell
 from flwr_hetero_studies.real.race import race
 from flwr_hetero_studies.real.workloads import BASE, LINK_MBPS, WORKLOADS, fleet
 
-SETTINGS = {"light": WORKLOADS["light"].rounds, "heavy": WORKLOADS["heavy"].rounds, "late": 1.2}
+SETTINGS = {"light": WORKLOADS["light"].rounds, "heavy": WORKLOADS["heavy"].rounds}
+SETTINGS |= {"light-cold": 10, "late": 1.2}
 """Rounds of FedAvg, and after how many times its seconds others are ended."""
-FAST = {"light": 2}
+FAST = {"light": 2, "light-cold": 2}
 FAST_CASES = ["light-*/FedAvg", "light-*/FedSlice"]
 SEEDS = 3
 
@@ -54,16 +55,19 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
     done = {line_key(line["case"], line["seed"]) for line in real}
     for trial in found:
         base = base_of(trial.case, trial.seed, real)
-        if base is not None and line_key(trial.case, trial.seed) in done:
+        # nothing follows from a run whose messages were not timed
+        nodes = base["metrics"]["nodes"] if base else {}
+        if nodes and line_key(trial.case, trial.seed) in done:
             case = trial.case | {"experiment": f"foretold-{trial.case['experiment']}"}
-            given = dict(trial.given) | {"nodes": base["metrics"]["nodes"]}
+            given = dict(trial.given) | {"nodes": nodes}
             yield Trial(case | {"foretold": True}, trial.seed, given, alone=True)
 
 
 def racing(options: Options, real: list[Line]) -> Iterator[Trial]:
     for seed, entry in product(options.seeds_or(range(SEEDS)), ORDER):
         case = {"experiment": entry.experiment, **entry._asdict(), "foretold": False}
-        case |= {"data": options.data, "rounds": options.settings[entry.workload]}
+        rounds = options.settings.get(entry.experiment, options.settings[entry.workload])
+        case |= {"data": options.data, "rounds": rounds}
         base = base_of(case, seed, real)
         if entry.name == BASE:
             yield Trial(case, seed, alone=True)

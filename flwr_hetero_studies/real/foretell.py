@@ -54,8 +54,8 @@ def foretell(
 
     def note(moment: Moment) -> None:
         lines.append((dict(moment.record), moment.virtual_s))
-        accuracy = moment.record["global"].get("accuracy", 0.0)
-        if moment.virtual_s > budget_s or (target is not None and accuracy >= target):
+        found = reached(curve_of(lines), target)["target_s"] if target is not None else None
+        if moment.virtual_s > budget_s or found is not None:
             raise Enough
 
     strategy, rounds = settings.strategy(len(SPEEDS)), settings.num_server_rounds

@@ -9,11 +9,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+import torch
+from safetensors.numpy import load_file
+
 from flwr_hetero.fleet import DeviceProfile, RealFleet
-from flwr_hetero_studies.core.apps import APPS
+from flwr_hetero.report.history import MODEL, PARTS
+from flwr_hetero_studies import tasks
+from flwr_hetero_studies.core.apps import APPS, app_modules
 from flwr_hetero_studies.core.curves import Columns, columns, rounded, time_to
 from flwr_hetero_studies.faults.fleet_run import FleetRun, History
-from flwr_hetero_studies.real.workloads import CPU
+from flwr_hetero_studies.race.network import accuracies
+from flwr_hetero_studies.real.workloads import CPU, SPEEDS
 
 LESS = 0.01
 """By which the target is below FedAvg's end."""
@@ -42,7 +49,26 @@ def race(
     if last["round"] < config["num-server-rounds"] and "stopped" not in last:
         raise RuntimeError(f"the run did not come to its end:\n{run.tail()}")
     found = found_in(history, config.get("target-accuracy"))
-    return found | {"metrics": found["metrics"] | {"load": load}}
+    # the run has ended: what this takes is not in its seconds
+    own = ended(load_file(folder / "run" / MODEL), config)
+    return found | {"metrics": found["metrics"] | own | {"load": load}}
+
+
+def ended(model: dict[str, Any], config: dict[str, Any]) -> Found:
+    """Return a model's accuracy, and that on the classes of the slowest node as it holds them."""
+    _, task = app_modules("fleet", "fleet_app")
+    settings = task.FleetSettings.from_run_config(config)
+    test, count = tasks.load_test(settings.dataset, settings.task), len(SPEEDS)
+    how = settings.partitioning
+    held = tasks.load_partition(settings.dataset, count - 1, count, **how).targets.numpy()
+    network = tasks.model_from(
+        {name: torch.from_numpy(array) for name, array in model.items()},
+        settings.model, *settings.shape,
+    )  # fmt: skip
+    with torch.inference_mode():
+        logits = network.eval()(test.inputs).numpy()
+    every, slow_ones = accuracies(logits, test.targets.numpy(), held)
+    return {"end": round(every, 4), "end_slow": round(slow_ones, 4)}
 
 
 def found_in(history: History, target: float | None) -> Found:
@@ -66,9 +92,17 @@ def curve_of(lines: Sequence[tuple[dict[str, Any], float]]) -> Columns:
 
 
 def reached(curve: Columns, target: float | None) -> Found:
-    """Return a target and the seconds to it, between two points by a straight line."""
-    aim = round(curve["accuracy"][-1] - LESS, 3) if target is None else target
-    seconds = time_to(curve["seconds"], curve["accuracy"], aim)
+    """Return a target and the seconds to it, between two points by a straight line.
+
+    A run is there when the next point is at the target as well; FedAvg's last point has none.
+    """
+    values = curve["accuracy"]
+    held = [*np.minimum(values[:-1], values[1:])]
+    aim = target
+    if aim is None:
+        aim = round(values[-1] - LESS, 3)
+        held.append(values[-1])
+    seconds = time_to(curve["seconds"][: len(held)], held, aim)
     # JSON knows no infinity
     return {"target": aim, "target_s": None if seconds == inf else round(seconds, 1)}
 
@@ -82,7 +116,8 @@ def messages_of(history: History) -> dict[str, dict[str, Any]]:
     for line in history:
         parts = line.get("seconds", {})
         for node, train_s in parts.get("train", {}).items():
-            message_s = sum(of_nodes.get(node, 0.0) for of_nodes in parts.values())
+            # its steps are a part of training
+            message_s = sum(parts.get(part, {}).get(node, 0.0) for part in PARTS)
             found.setdefault(node, []).append((message_s, train_s))
     nodes: dict[str, dict[str, Any]] = {}
     for node, every in sorted(found.items()):

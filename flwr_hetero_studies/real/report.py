@@ -20,7 +20,8 @@ ENOUGH = 3
 STUDENT = {3: 4.303, 4: 3.182, 5: 2.776}
 """Quantiles of Student's t for an interval of 95 %, by seeds."""
 HEAD = ["workload", "nodes", "method", "seeds", "seconds to the target", "times as soon as FedAvg",
-        "foretold", "off by", "MB", "replies"]  # fmt: skip
+        "foretold", "off by", "accuracy at the end", "the slowest node's classes", "MB",
+        "replies"]  # fmt: skip
 HEAD_NODES = ["workload", "nodes", "message, s", "of it training, s", "first, s", "second, s"]
 
 
@@ -38,6 +39,8 @@ def row(own: Sequence[Line], base: Sequence[Line], foretold: Sequence[Line]) -> 
     took = tables.extent(seconds, "{:.0f}") if len(seconds) == len(known) else "not reached"
     cells = [case["workload"], case["node"], case["name"], str(len(own)), took]
     cells += compared(own, base, foretold) if case["name"] != BASE else [""] * 3
+    ends = [record.metric(own, name) for name in ("end", "end_slow")]
+    cells += [tables.extent([100 * value for value in each], "{:.1f}") for each in ends]
     sent = mean(line["curve"]["bytes"][-1] for line in own)
     replies = mean(line["metrics"]["replies"] for line in own)
     return [*cells, f"{sent / 1e6:.1f}", f"{replies:.0f}"]
@@ -103,7 +106,7 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
         title = f"{workload}, {node} nodes"
         panels[title] = {name: curve(each[0]) for name, each in group.items()}
         levels[title] = 100 * group[BASE][0]["metrics"]["target"]
-        first.append(group[BASE][0])
+        first += [line for line in group[BASE] if line["metrics"]["nodes"]][:1]
     labels = ("seconds", "test accuracy in %")
     plots.draw(panels, folder / "race.png", *labels, columns=2, levels=levels, xscale="log")
     loads = record.metric(real, "load")

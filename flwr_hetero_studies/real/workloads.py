@@ -10,8 +10,8 @@ from flwr_hetero_studies.core.plan import DIGITS, Data, NotHereError
 
 SPEEDS = (1.0, 0.63, 0.4, 0.25, 0.16, 0.1)
 """Of the SuperNodes, in about equal ratios."""
-CPU = 0.4
-"""Share of the quickest: all together have one core, so that Flower's servers have the other."""
+CPU = 0.6
+"""Share of the quickest: all have one and a half of two cores, Flower's servers have the rest."""
 LINK_MBPS = 10.0
 """Of the limited links, both ways."""
 BASE = "FedAvg"
@@ -60,7 +60,7 @@ class RealTask:
 
 LARGE = "flwr_hetero_studies.real.network:large_cnn"
 WORKLOADS = {
-    "light": RealTask("fashion_mnist", 12_000, 1000, "cnn", 0.1, 5),
+    "light": RealTask("fashion_mnist", 12_000, 1000, "cnn", 0.1, 30),
     "heavy": RealTask("cifar10", 20_000, 1000, LARGE, 0.025, 4),
 }
 

@@ -65,10 +65,16 @@ class StopEarly(Wrapper):
     def __init__(self, strategy: flower.Strategy, settings: Settings) -> None:
         super().__init__(strategy)
         self.target, self.budget_s = settings.target_accuracy, settings.time_budget_s
+        self.was_there = False
 
     def on_round_end(self, run: Run, record: dict[str, Any]) -> None:
         accuracy, clock_s = record["global"].get("accuracy"), record["virtual_s"]
-        if self.target and accuracy is not None and accuracy >= self.target:
+        is_there = self.target > 0 and accuracy is not None and accuracy >= self.target
+        was_there = self.was_there
+        if accuracy is not None:
+            self.was_there = is_there
+        # one evaluation may be luck
+        if is_there and was_there:
             why = f"accuracy {accuracy:.4g} has reached target-accuracy {self.target:g}"
         elif self.budget_s and clock_s >= self.budget_s:
             why = f"{clock_s:.4g} s have used up time-budget-s {self.budget_s:g}"

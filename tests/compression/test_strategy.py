@@ -4,10 +4,13 @@ import numpy as np
 import pytest
 from compression_toy import Wire, first, goals_of, only_on
 from flwr.app import Array, ArrayRecord
+from flwr.client.mod import secaggplus_mod
+from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideAdaptiveClipping,
     DifferentialPrivacyClientSideFixedClipping,
     FedXgbBagging,
+    FedXgbCyclic,
 )
 from quadratics import fedavg
 from recording import History, killed_and_resumed
@@ -17,7 +20,7 @@ from flwr_hetero import keys
 from flwr_hetero.compression.algorithm import encode
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
 from flwr_hetero.mod import hetero
-from flwr_hetero.strategy import Compressed, FedBuff, FedSlice, Recorded
+from flwr_hetero.strategy import Compressed, FedBuff, FedSlice, RandomSelection, Recorded
 
 
 def run(strategy, grid, rounds=3, size=300, **settings):
@@ -147,8 +150,9 @@ def test_a_node_that_joins_without_the_mod_fails_at_most_once():
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="trees have no values to round"):
-        Compressed(FedXgbBagging())
+    for trees in (FedXgbBagging(), FedXgbCyclic(), RandomSelection(FedXgbBagging(), 2)):
+        with pytest.raises(ValueError, match="trees have no values to round"):
+            Compressed(trees)
     with pytest.raises(ValueError, match=r"write Compressed\(FedBuff"):
         FedBuff(Compressed(fedavg()))
     with pytest.raises(ValueError, match=r"write Compressed\(FedSlice"):
@@ -169,6 +173,34 @@ def test_clipping_on_nodes_is_for_updates_without_feedback():
             Compressed(strategy)
         assert Compressed(strategy, error_feedback=False).bits_up == 4
         assert Compressed(strategy, None).bits_down == 4
+
+
+@pytest.mark.parametrize(
+    ("strategy", "mods", "hint"),
+    [
+        (fedavg, [hetero, secaggplus_mod], "take the mod out"),
+        (fedavg, [secaggplus_mod, hetero], "take the mod out"),
+        (fedavg, [LocalDpMod(1.0, 0.1, 10.0, 1e-5), hetero], "hetero must come first"),
+        (
+            lambda: DifferentialPrivacyClientSideFixedClipping(fedavg(), 1.0, 1.0, 3),
+            [fixedclipping_mod, hetero],
+            "hetero must come first",
+        ),
+    ],
+)
+def test_mods_that_need_whole_models_end_the_run_with_their_cure(strategy, mods, hint):
+    with pytest.raises(RuntimeError, match=hint):
+        run(Compressed(strategy(), error_feedback=False), Wire(goals_of(3), mods=mods))
+
+
+def test_mods_inside_of_ours_see_whole_models():
+    clipping = DifferentialPrivacyClientSideFixedClipping(fedavg(), 1e-6, 0.1, 3)
+    grid = Wire(goals_of(3), mods=(hetero, fixedclipping_mod))
+    found, records = run(Compressed(clipping, error_feedback=False), grid)
+    assert not any(record["failures"] for record in records)
+    assert all(names == ["x"] for _, names in grid.up)
+    # three rounds of at most the norm that updates are clipped to
+    assert 0.0 < np.linalg.norm(found) <= 0.3 + 1e-4
 
 
 def test_a_resumed_run_is_the_same_without_feedback(tmp_path):

@@ -1,16 +1,24 @@
 """Processes of a warm node, without Flower: ``warm_node.py`` says what apps and messages do."""
 
 import json
+import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.supercore.fab import Fab
+from flwr.supercore.run import Run
 
 from flwr_hetero import cli
 from flwr_hetero.fleet import _flwr, supernode
 
+PULLED_BYTES = 1 << 26
 SCRIPT = Path(__file__).with_name("warm_node.py")
 COLD = {
     "threads": "it starts threads or processes when",
@@ -23,7 +31,9 @@ COLD = {
 }
 SCENARIOS = ["several:plain", "several:plain,draw", "several:seeds,draw", "several:reads,read",
              "several:slow", "several:no-gpu", "crashes", "many_runs", "killed_parent", "leaves",
-             "threads", "ended", "launcher", *(f"several:{app}" for app in COLD)]  # fmt: skip
+             "threads", "ended", "launcher", "handed_over", "weighed", "killed_first",
+             "killed_loading", "ends_loading", "cold_in_turn",
+             *(f"several:{app}" for app in COLD)]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -31,11 +41,14 @@ def node(tmp_path_factory):
     """Return what came of all scenarios, and what was printed."""
     folder = tmp_path_factory.mktemp("node")
     command = [sys.executable, SCRIPT, folder, *SCENARIOS]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, env=environment
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads((folder / "found.json").read_text())
-    assert all(each.get("code", 0) == 0 for each in found.values())
-    assert all(each["left"] == [] for each in found.values())
+    assert {name: each.get("code", 0) for name, each in found.items()} == dict.fromkeys(found, 0)
+    assert {name: each["left"] for name, each in found.items()} == {name: [] for name in found}
     return found, done.stdout, done.stderr
 
 
@@ -47,13 +60,64 @@ def told(node, name, key="found"):
     return [message[key] for message in came(node, name)]
 
 
-def test_first_message_is_cold_and_the_others_have_the_apps_parent(node):
-    assert told(node, "several:plain", "warm") == [False, True, True, True]
-    first, *others = told(node, "several:plain", "parent")
-    assert len(set(others)) == 1
-    assert others[0] != first
+def test_app_is_imported_once_and_its_parent_has_all_messages(node):
+    assert told(node, "several:plain", "warm") == [True] * 4
+    assert len(set(told(node, "several:plain", "parent"))) == 1
     assert len(set(told(node, "several:plain", "pid"))) == 4
-    assert node[0]["several:plain"]["imports"] == ["plain"] * 2
+    assert not any(told(node, "several:plain", "first"))
+    assert node[0]["several:plain"]["imports"] == ["plain"]
+
+
+def test_first_message_hands_over_what_it_has_pulled(node):
+    found = came(node, "handed_over")
+    first, second = found["replies"]
+    assert first["given"] == found["first"]
+    assert first["parent"] == second["parent"] == found["parent"]
+    assert found["away"]
+
+
+def test_second_message_waits_before_it_pulls(node):
+    # until then it would have the state that the first began with
+    found = came(node, "handed_over")
+    _, second = found["replies"]
+    assert (second["warm"], second["given"]) == (True, None)
+    assert len(found["pulled"]) == 2
+    assert found["pulled"][1] == str(found["other"]["given"])
+
+
+def test_parents_wait_for_nobody_and_keep_nothing_that_was_pulled(node):
+    # the other run's message was answered while the first app was imported
+    found = came(node, "handed_over")
+    assert found["other"]["warm"]
+    assert found["more"] < PULLED_BYTES // 2
+    first, second = came(node, "weighed")
+    assert first - second < PULLED_BYTES // 2
+
+
+def test_first_message_that_is_killed_costs_itself(node):
+    found = came(node, "killed_first")
+    assert found["warm"]
+    assert found["parent"] == found["loaded"]
+    assert node[0]["killed_first"]["imports"] == ["gated"]
+
+
+def test_first_message_goes_on_without_the_apps_parent(node):
+    first, second = came(node, "killed_loading")
+    assert first["pid"] == first["waited"]
+    assert [first["warm"], second["warm"]] == [False, False]
+
+
+def test_first_message_goes_on_without_the_first_parent(node):
+    found = came(node, "ends_loading")
+    assert (found["code"], found["gone"]) == (0, True)
+    assert found["reply"]["pid"] == found["reply"]["waited"]
+
+
+def test_messages_of_a_cold_app_are_answered_in_turn(node):
+    first, second = came(node, "cold_in_turn")
+    assert [first["warm"], second["warm"]] == [False, False]
+    assert first["found"] == [str(first["pid"])]
+    assert second["found"] == [str(first["pid"]), str(second["pid"])]
 
 
 def test_nothing_of_a_message_is_seen_by_the_next(node):
@@ -70,42 +134,36 @@ def test_random_numbers_are_those_of_new_processes(node):
 
 
 def test_preloaded_data_are_read_by_the_parent_once(node):
-    first, *others = came(node, "several:reads,read")
-    assert first["found"] == [first["pid"]]
-    assert [message["found"] for message in others] == [[others[0]["parent"]]] * 3
+    found = came(node, "several:reads,read")
+    assert [message["found"] for message in found] == [[found[0]["parent"]]] * 4
 
 
 def test_message_that_crashes_is_told_and_costs_itself(node):
     _, before, *after = came(node, "crashes")
     assert [message["told"] for message in after] == [1, 1, 1]
     assert {message["parent"] for message in after} == {before["parent"]}
-    assert node[0]["crashes"]["imports"] == ["plain"] * 2
+    assert node[0]["crashes"]["imports"] == ["plain"]
 
 
 def test_oldest_of_too_many_runs_is_forgotten(node):
     found = came(node, "many_runs")
     assert found["away"]
     assert found["alive"] == [False, True, True]
-    assert [message["warm"] for message in found["again"]] == [False, True]
+    assert [message["warm"] for message in found["again"]] == [True, True]
+    assert found["again"][0]["given"]
 
 
 def test_killed_parent_is_started_again(node):
-    assert told(node, "killed_parent", "warm") == [False, True, False, True]
+    assert told(node, "killed_parent", "warm") == [True] * 4
+    assert len(set(told(node, "killed_parent", "parent"))) == 2
 
 
-def test_message_waits_for_a_parent_that_loads_but_not_for_ever(node):
-    assert told(node, "several:slow", "warm")[:2] == [False, False]
-    assert told(node, "killed_parent", "warm")[1]  # sent before the parent was there
-
-
-def test_message_that_waits_is_kept_from_being_given_up(node):
-    found = node[0]["several:slow"]["kept"]
-    # one for the message that waited, and it has ended
-    assert found == [True]
+def test_first_message_waits_for_a_parent_that_loads_but_not_for_ever(node):
+    assert not told(node, "several:slow", "warm")[0]
 
 
 def test_processes_that_an_app_leaves_hold_nothing_up(node):
-    assert told(node, "leaves", "warm") == [False, True]
+    assert told(node, "leaves", "warm") == [True, True]
 
 
 def test_threads_of_a_message_end_with_it(node):
@@ -115,8 +173,8 @@ def test_threads_of_a_message_end_with_it(node):
 def test_exit_functions_are_done_once_and_at_the_end(node):
     found = came(node, "ended")
     assert found["gone"]
-    _, second = found["found"]
-    assert len(second["found"]) == 2  # the parent's folder, which the first has not removed
+    for each in found["found"]:
+        assert len(each["found"]) == 2  # its own, and the parent's, which the first has not removed
 
 
 @pytest.mark.parametrize("app", COLD)
@@ -128,7 +186,7 @@ def test_app_that_cannot_be_forked_has_processes_of_its_own(node, app):
 
 
 def test_where_there_is_no_gpu_looking_for_one_does_no_harm(node):
-    assert told(node, "several:no-gpu", "warm") == [False, True, True, True]
+    assert told(node, "several:no-gpu", "warm") == [True] * 4
 
 
 def test_launcher_goes_on_cold_without_its_first_parent(node):
@@ -163,6 +221,61 @@ def test_another_flwr_makes_a_node_cold_but_a_patch_does_not(monkeypatch):
         monkeypatch.setattr(_flwr, "version", lambda name, version=version: version)
         assert supernode.why_cold([]).startswith(why)
         assert bool(supernode.why_cold([])) == bool(why)
+
+
+def test_what_a_process_has_pulled_is_answered_by_another(monkeypatch):
+    process = import_module("flwr.supernode.runtime.run_clientapp")
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(process.TaskIdentity, name, 1)
+    context = Context(5, 7, {"name": "a"}, RecordDict({"n": MetricRecord({"n": 2})}), {"lr": 0.5})
+    arrays = ArrayRecord([np.arange(6.0)])
+    message = Message(RecordDict({"arrays": arrays}), 7, "train")
+    fab, run = Fab("hash", b"files", {}), Run.create_empty(5)
+    run.fab_id, run.fab_version = "me/app", "1.2.3"
+    spec = SimpleNamespace(runtime_api_address="", token="", insecure=True, parent_pid=None)
+    spec.root_certificates_path = None
+    steps, answered = [], []
+
+    def pull(client):
+        steps.append("pull")
+        process.TaskIdentity.task_id, process.TaskIdentity.run_id = 3, 5
+        process.TaskIdentity.node_id = 7
+        return message, context, run, fab
+
+    def answer(**_):
+        found = process.pull_task_input("client")
+        process.install_from_fab(found[3].content, skip_prompt=True)
+        answered.append(found)
+
+    def await_order(app=None, give=None):
+        steps.append(app and (app, give()))
+
+    def answer_with(**options):
+        monkeypatch.setattr(process, "pull_task_input", pull)
+        monkeypatch.setattr(process, "push_task_output", lambda: None)
+        monkeypatch.setattr(process, "install_from_fab", lambda fab, **_: steps.append(fab))
+        monkeypatch.setattr(process, "run_clientapp", answer)
+        monkeypatch.setattr(sys, "argv", ["pytest"])
+        monkeypatch.setattr(_flwr, "PROCESS", "pytest")
+        _flwr.answer_message(spec, list, await_order, **options)
+
+    answer_with()
+    *before, (app, given) = steps
+    assert before == [None, "pull", b"files"]
+    assert app == (("me/app", "1.2.3", "hash"), 7, {"name": "a"}, {"lr": 0.5})
+    steps.clear()
+    process.TaskIdentity.task_id = 1
+    answer_with(given=given)
+    assert steps == []
+    assert process.TaskIdentity.task_id == 3
+    first, second = answered
+    assert second[0].metadata == first[0].metadata
+    np.testing.assert_array_equal(*(each[0].content["arrays"]["0"].numpy() for each in answered))
+    assert second[1:3] == [context, run]
+    assert second[3] == Fab("hash", b"", {})
+    # a message that was not pulled before, of an app that is loaded
+    answer_with(given=b"")
+    assert steps == ["pull"]
 
 
 def test_command_passes_options_on(monkeypatch):

@@ -5,147 +5,43 @@
 
 import json
 import logging
-import multiprocessing
 import os
-import random
 import signal
 import sys
-import tempfile
-import threading
 import time
 from contextlib import suppress
 from multiprocessing import Pipe
 from pathlib import Path
-from types import SimpleNamespace
 
-import numpy as np
-from flwr.app import Context, RecordDict
+from warm_apps import (
+    BODIES,
+    FOLDER,
+    await_notes,
+    import_app,
+    memory_bytes,
+    note,
+    noted,
+)
 
-from flwr_hetero.client.preload import preload
-from flwr_hetero.fleet import _flwr, warm
+from flwr_hetero.fleet import _flwr, forks, warm
 from flwr_hetero.fleet.forks import rest_of_process
 
-# imported by a search for examples it has no argument
-FOLDER = Path(*sys.argv[1:2])
-SEEN, LOADS, CALLS, TEMPORARY = [], [], [], []
+PULLED_BYTES = 1 << 26
+"""Size of what a first message has pulled: no pipe takes as much."""
 
 
-# --- apps: what is done when they are imported ------------------------------------------------
-def import_app(name, *_):
-    with (FOLDER / "imports.txt").open("a") as out:
-        out.write(f"{name}\n")
-    APPS[name]()
-
-
-def keep(_):
-    with (FOLDER / "kept.txt").open("a") as out:
-        out.write(f"{os.getpid()}\n")
-    time.sleep(60)
-
-
-def raises():
-    raise ValueError("no such data")
-
-
-class Ones(np.ndarray):
-    """A tensor, for all that is done to one."""
-
-    def view(self, *shape):
-        return self.reshape(shape)
-
-
-def gpu(**cuda):
-    """Import a torch of which the rest is told; Flower's own import needs none."""
-
-    def found():
-        return False
-
-    names = {"is_initialized": found, "_is_in_bad_fork": found, "device_count": lambda: 1} | cuda
-    torch = SimpleNamespace(cuda=SimpleNamespace(**names), get_num_threads=lambda: 1)
-    torch.set_num_threads = lambda count: None
-    torch.zeros = lambda count, requires_grad: np.zeros(count)
-    torch.optim = SimpleNamespace(SGD=lambda parameters: None)
-    torch.ones = lambda count: np.ones(count).view(Ones)
-    sys.modules["torch"] = torch
-
-
-def hangs():
-    warm.compute = lambda torch: time.sleep(60)
-
-
-APPS = {
-    "plain": lambda: print("imported"),
-    "seeds": lambda: (random.seed(3), np.random.seed(3)),  # noqa: NPY002
-    "slow": lambda: time.sleep(0.3),
-    "temporary": lambda: TEMPORARY.append(tempfile.TemporaryDirectory(dir=FOLDER)),
-    "reads": lambda: LOADS.append(preload(lambda context: CALLS.append(os.getpid()))),
-    "threads": lambda: threading.Thread(target=time.sleep, args=(60,), daemon=True).start(),
-    "processes": lambda: multiprocessing.Process(target=time.sleep, args=(1,), daemon=True).start(),
-    "raises": raises,
-    "exits": lambda: sys.exit("not here"),
-    "hangs": hangs,
-    "gpu": lambda: gpu(is_initialized=lambda: True),
-    "looks": lambda: gpu(_is_in_bad_fork=lambda: True),
-    "no-gpu": lambda: gpu(_is_in_bad_fork=lambda: True, device_count=lambda: 0),
-}
-
-
-# --- messages: what they do, and tell ----------------------------------------------------------
-def change():
-    """Change what a process has; tell what was there."""
-    found = [len(SEEN), os.environ.get("SEEN"), os.getcwd(), NVML in os.environ]
-    SEEN.append(1)
-    os.environ["SEEN"] = "1"
-    os.chdir("/")
-    return found
-
-
-def draw():
-    return [random.random(), np.random.random()]  # noqa: NPY002
-
-
-def leave():
-    """Leave a process that goes on, as a worker that reads data may."""
-    if not (pid := os.fork()):
-        time.sleep(60)
-        os._exit(0)
-    return pid
-
-
-def threaded():
-    thread = threading.Thread(target=lambda: (time.sleep(0.1), (FOLDER / "late").touch()))
-    thread.start()
-
-
-def own_folder():
-    TEMPORARY.append(tempfile.TemporaryDirectory(dir=FOLDER))
-    return [each.name for each in TEMPORARY if Path(each.name).exists()]
-
-
-def out_of_memory():
-    raise MemoryError
-
-
-BODIES = {
-    "change": change,
-    "draw": draw,
-    "leave": leave,
-    "threaded": threaded,
-    "own_folder": own_folder,
-    "read": lambda: [LOADS[0](Context(1, 1, {}, RecordDict(), {})) for _ in range(2)] and CALLS,
-    "memory": out_of_memory,
-    "exit": lambda: os._exit(7),
-    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
-}
-NVML = warm.NVML
-
-
-def answer(spec, on_input, on_end, *, is_loaded):
+def answer(spec, on_end, await_order, given=None):
     app, body, results = spec
-    on_input((app, "1.0.0", "hash"), Context(1, 1, {}, RecordDict(), {}))
-    told = {"parent": os.getppid(), "pid": os.getpid(), "warm": is_loaded, "found": None}
+    if given is None:
+        note("begun.txt", os.getpid())
+        await_order()
+        note("pulled.txt", os.getpid())
+        pulled = f"{os.getpid()}".encode().ljust(PULLED_BYTES)
+        await_order(_flwr.App((app, "1.0.0", "hash"), 1, {}, {}), lambda: pulled)
+    told = {"parent": os.getppid(), "pid": os.getpid(), "warm": given is not None, "found": None}
+    told["given"] = int(given) if given else None
     with suppress(ValueError, SystemExit):
-        if not is_loaded:
+        if given is None:
             import_app(app)
         told["found"] = BODIES[body]()
     os.write(results, json.dumps(told).encode())
@@ -162,7 +58,7 @@ class Node:
         if not (pid := os.fork()):
             with rest_of_process():
                 self.own.close()
-                warm.Parent(tasks, done).serve()
+                warm.FirstParent(tasks, done).serve()
         tasks.close()
         self.first = pid
 
@@ -171,6 +67,9 @@ class Node:
 
     def message(self, app, body="change", run=1):
         self.ask(app, body, run)
+        return self.reply()
+
+    def reply(self):
         found = json.loads(os.read(self.results[0], 65536))
         return found | {"first": found["parent"] == self.first}
 
@@ -235,6 +134,70 @@ def killed_parent(node):
     return [*found, *node.messages(2, "plain")]
 
 
+def loads(node, app="gated", body="change"):
+    """Begin a run, and wait until its app is being imported; tell of the two processes."""
+    (FOLDER / "gate").unlink(missing_ok=True)
+    node.ask(app, body)
+    return int(await_notes("pulled.txt", 1)[0]), int(await_notes("loading.txt", 1)[0])
+
+
+def open_gate():
+    (FOLDER / "gate").touch()
+
+
+def handed_over(node):
+    """Send another run's message, and a second one of the run, while an app is imported."""
+    first, parent = loads(node)
+    before = memory_bytes(node.first)
+    node.ask("gated")
+    began = await_notes("begun.txt", 2)
+    other = node.message("plain", run=2)
+    open_gate()
+    replies = [node.reply(), node.reply()]
+    away = gone([first, int(began[1]), other["pid"], *(each["pid"] for each in replies)])
+    more = memory_bytes(node.first) - before
+    return {"first": first, "parent": parent, "other": other, "replies": replies,
+            "pulled": noted("pulled.txt"), "more": more, "away": away}  # fmt: skip
+
+
+def killed_first(node):
+    first, parent = loads(node)
+    os.kill(first, signal.SIGKILL)
+    gone([first])
+    open_gate()
+    return node.message("gated") | {"loaded": parent}
+
+
+def killed_loading(node):
+    first, parent = loads(node)
+    os.kill(parent, signal.SIGKILL)
+    gone([parent])
+    open_gate()
+    return [node.reply() | {"waited": first}, node.message("gated")]
+
+
+def weighed(node):
+    """Tell what the app's parent has while its messages are answered."""
+    return [node.message("plain", "weigh")["found"] for _ in range(2)]
+
+
+def ends_loading(node):
+    """Let the launcher end while an app is imported."""
+    first, parent = loads(node)
+    code = node.end()
+    open_gate()
+    return {"code": code, "reply": node.reply() | {"waited": first}, "gone": gone([parent])}
+
+
+def cold_in_turn(node):
+    """Send two messages to an app that turns out to be cold."""
+    loads(node, "gated-threads", "look")
+    node.ask("gated-threads", "look")
+    await_notes("begun.txt", 2)
+    open_gate()
+    return [node.reply(), node.reply()]
+
+
 def leaves(node):
     found = node.messages(2, "plain", "leave")
     for each in found:
@@ -244,7 +207,7 @@ def leaves(node):
 
 def threads(node):
     found = node.message("plain", "threaded")
-    node.wakes()
+    gone([found["pid"]])
     return [found, (FOLDER / "late").exists()]
 
 
@@ -252,7 +215,8 @@ def ended(node):
     """Tell what is left of a node whose launcher has gone."""
     found = node.messages(2, "temporary", "own_folder")
     code = node.end()
-    return {"code": code, "gone": gone([each["parent"] for each in found]), "found": found}
+    pids = [each[key] for each in found for key in ("parent", "pid")]
+    return {"code": code, "gone": gone(pids), "found": found}
 
 
 def launcher(_):
@@ -291,22 +255,20 @@ def launcher(_):
 def main():
     logging.getLogger("flwr").handlers[:] = [logging.StreamHandler()]
     logging.getLogger("flwr").propagate = False
-    _flwr.load_app, _flwr.answer_message, _flwr.keep_claim = import_app, answer, keep
+    _flwr.load_app, _flwr.answer_message = import_app, answer
     found = {}
     for name in sys.argv[2:]:
         scenario, _, argument = name.partition(":")
-        warm.LOAD_S, warm.PROBE_S = (0.1 if name == "several:slow" else 20.0), 0.3
+        warm.LOAD_S, forks.PROBE_S = (0.1 if name == "several:slow" else 20.0), 0.3
         node = Node()
-        for file in ("imports.txt", "kept.txt"):
-            (FOLDER / file).write_text("")
+        for file in FOLDER.glob("*.txt"):
+            file.unlink()
         print(f"--- {name}", file=sys.stderr, flush=True)
         words = argument.split(",") if argument else []
         found[name] = {"came": globals()[scenario](node, *words)}
         if not node.own.closed:
             found[name]["code"] = node.end()
-        kept = [int(pid) for pid in (FOLDER / "kept.txt").read_text().split()]
-        found[name]["kept"] = [gone([pid]) for pid in kept]
-        found[name]["imports"] = (FOLDER / "imports.txt").read_text().split()
+        found[name]["imports"] = noted("imports.txt")
         found[name]["left"] = [str(path) for path in FOLDER.glob("tmp*")]
         sys.stdout.flush()
     (FOLDER / "found.json").write_text(json.dumps(found))

@@ -33,6 +33,7 @@ LOOPS = {
     "FedBuff": ours.FedBuff,
     "FedAT": lambda: rivals.FedAT(clients_per_round=3, num_tiers=1),
     "FedSlice": ours.FedSlice,
+    "Compressed": ours.Compressed,
 }
 
 
@@ -72,10 +73,15 @@ def test_every_cure_is_for_one_symptom():
         "error 2: ValueError: fit() returned 3 arrays, the model has 6",
         "error 2: KeyError: 'secaggplus_configs'",
         "error 6: fixedclipping_mod requires the key 'clipping_norm' to be present",
+        "error 6: fixedclipping_mod expects exactly one ConfigRecord, but found 2",
         "error 2: ValueError: No train function registered with name 'default'",
         "error 8: ModuleNotFoundError: No module named 'flwr_hetero'",
     )
     assert [hint_for(reason) for reason in reasons] == [*HINTS.values()]
+    packed = (
+        "TypeError: Unsupported serialization type for numpy conversion: 'flwr-hetero.packed-4'"
+    )
+    assert "hetero must come first" in hint_for(packed)
     others = ("No train function registered with name 'profile'", "KeyError: 'lr'", "")
     assert not any(map(hint_for, others))
 

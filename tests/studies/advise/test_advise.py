@@ -12,7 +12,7 @@ from flwr_hetero.client.device import message_time_s
 from flwr_hetero.fleet import DeviceProfile
 from flwr_hetero_studies.advise.advice import Advice
 from flwr_hetero_studies.advise.candidates import candidates
-from flwr_hetero_studies.advise.fleet import COSTS, for_task, read_fleet
+from flwr_hetero_studies.advise.fleet import COSTS, for_task, is_limited, read_fleet
 from flwr_hetero_studies.advise.simulate import Point, Simulation, judge, rank, row, target_of
 from flwr_hetero_studies.advise.task import small_task
 from flwr_hetero_studies.cli.advise import _print
@@ -125,6 +125,18 @@ def test_epochs_and_transfers_keep_their_length():
     assert message_time_s(scaled) == message_time_s(device) == 5.0
 
 
+def test_compression_is_tried_where_links_are_known_to_be_limited():
+    linked = [*FLEET, DeviceProfile(1.0, uplink_mbps=8.0)]
+    assert (is_limited(linked), is_limited(FLEET)) == (True, False)
+    names = {
+        limited: [c.name for c in candidates(4, 2, limited=limited)] for limited in (False, True)
+    }
+    assert [n for n in names[True] if n not in names[False]] == [
+        n for n in names[True] if "4 bits" in n
+    ]
+    assert "FedSlice, 4 bits" in names[True]
+
+
 def test_refusals(tmp_path, capsys):
     assert main(["advise", "paper-5", "--nodes", "2"]) == 2
     assert "nodes must be a whole number of at least 3" in capsys.readouterr().err
@@ -158,7 +170,7 @@ def make(choice, seed, target):
     return Simulation(choice, task, FLEET, 4, 2, 10, seed, target)
 
 
-@pytest.mark.parametrize("choice", candidates(4, 2), ids=lambda choice: choice.name)
+@pytest.mark.parametrize("choice", candidates(4, 2, limited=True), ids=lambda choice: choice.name)
 def test_every_setting_can_be_tried(choice):
     assert Simulation(choice, small_task(4, 48), FLEET, 4, 2, 2, 0).run()
 
@@ -187,7 +199,7 @@ def test_same_seed_same_ranking():
 
 NAMES = ("fast_steps", "budget", "weighting", "weigh_by_steps", "step_correction", "concurrency",
          "buffer_size", "num_tiers", "policy", "take", "profiling", "rounds", "window",
-         "clients_per_round")  # fmt: skip
+         "clients_per_round", "bits_up", "bits_down")  # fmt: skip
 
 
 def test_run_configs_and_lines_make_same_strategies(monkeypatch):
@@ -195,7 +207,7 @@ def test_run_configs_and_lines_make_same_strategies(monkeypatch):
     from fleet_app.task import FleetSettings
 
     advice = Advice([DeviceProfile()] * 20, 3, 12, {})
-    for choice in candidates(20, 3):
+    for choice in candidates(20, 3, limited=True):
         config, lines = dict(choice.run_config), {}
         if config.get("steps", "epochs") != "epochs":
             config["fast-steps"] = advice.fast_steps
@@ -208,6 +220,17 @@ def test_run_configs_and_lines_make_same_strategies(monkeypatch):
             for mine, other in zip(ours, theirs, strict=True):
                 for name in NAMES:
                     assert vars(mine).get(name) == vars(other).get(name), (choice.name, name)
+
+
+def test_advice_of_compression_names_the_mod(capsys):
+    choice = next(c for c in candidates(4, 2, limited=True) if c.name == "FedAvg, 4 bits")
+    points = make(choice, 100, None).run()
+    _print(Advice(list(FLEET), 2, 16, {"mixed": [row(choice, [judge(points, points)])]}))
+    said = capsys.readouterr().out
+    made = "RandomSelection(clients_per_round=2)"
+    assert f"strategy = Compressed({made}, bits_up=4, bits_down=4)\n" in said
+    assert "app = ClientApp(mods=[hetero])\n" in said
+    assert "batches" not in said, "the app takes its own steps"
 
 
 def test_command_ends_with_lines_for_the_users_app(capsys):

@@ -13,7 +13,18 @@ from flwr_hetero.client.batch_sampler import UniformSampler
 from flwr_hetero.fleet import DeviceProfile
 from flwr_hetero.mod import emulated_device
 from flwr_hetero.strategy import ModelAverage
-from flwr_hetero_studies.race import cases, methods, network, outcomes, tuning, watch
+from flwr_hetero_studies.core import bench, record
+from flwr_hetero_studies.core.plan import Data, Options
+from flwr_hetero_studies.race import (
+    cases,
+    cells,
+    methods,
+    network,
+    outcomes,
+    packed,
+    tuning,
+    watch,
+)
 from flwr_hetero_studies.tasks.data import Examples
 from flwr_hetero_studies.tasks.training import train
 
@@ -171,3 +182,50 @@ def test_score_is_the_mean_time_to_three_levels():
     stuck["virtual_s"] = curve["virtual_s"]
     again = tuning.scores_of(stuck, {"end": 0.5, "virtual_s": 200.0})
     assert again["8"] == pytest.approx(np.mean(np.log([49, 400, 400])), abs=1e-3)
+
+
+# --- compression --------------------------------------------------------------------------------
+
+
+def test_runs_in_bits_are_paired_by_seed_and_held_to_what_is_wanted():
+    yard = YARD | {1: line("yardstick", 1, 0.01, end=0.5, step_s=10.0)}
+    whole = {name: [line(name, seed, 0.02) for seed in (0, 1)] for name in (methods.OURS, "x")}
+    bits = [line(methods.OURS, 1, 0.02, most=0.89)]
+    contest = outcomes.Contest("dirichlet", 5, whole, yard)
+    (pair,) = packed.pairs([contest], bits)
+    assert [x["seed"] for x in pair.whole.runs[methods.OURS]] == [1]
+    assert list(pair.bits.runs) == [methods.OURS], "what has run in one way only is left out"
+    assert pair.against(methods.OURS).ratio == pytest.approx(1.0)
+    # the bytes of a curve are its seconds: FedAvg needs ten times as many
+    assert pair.bytes() == pytest.approx(26 / 510)
+    assert pair.missed() == ["-1.0 points instead of -0.3 (dirichlet, 5 at work)"]
+    slow = [line(methods.OURS, 1, 0.02, step_s=1.1)]
+    (pair,) = packed.pairs([contest], slow)
+    assert pair.missed() == ["0.91 times sooner instead of 0.97 (dirichlet, 5 at work)"]
+    found = packed.section([contest], bits)
+    assert (
+        "| dirichlet, 5 at work | FedSlice | 1.00 (1.00 to 1.00) | 19.6x | 19.6x |"
+        in found["packed"]
+    )
+
+
+def test_runs_in_bits_have_compression_around_and_the_limits_of_whole_ones(monkeypatch):
+    options = Options(cases.SETTINGS, "fashion_mnist")
+    lines = record.read(bench.CLAIMS["race"])
+    trials = [x for x in cases.plan(options, lines) if "bits" in x.case]
+    names = {(x.case["cell"], x.case["at_work"]) for x in trials}
+    assert names == {key for key in cells.PACKED if key[0] != "texts"}
+    asked = next(x for x in trials if x.case["name"] == methods.OURS)
+    seen = {}
+
+    def note(learning, profiles, strategy, **how):
+        seen.update(how, strategy=strategy)
+        raise StopIteration
+
+    monkeypatch.setattr(cases, "race", note)
+    monkeypatch.setattr(Data, "first", lambda self, train, test: "digits")
+    with pytest.raises(StopIteration):
+        cases.run(asked.case, asked.seed, Data("fashion_mnist", ""), **asked.given)
+    assert [type(s).__name__ for s in seen["strategy"].chain()][:2] == ["Compressed", "FedSlice"]
+    assert (seen["strategy"].bits_up, seen["strategy"].bits_down) == (4, 4)
+    assert seen["limits"].seconds == asked.given["limits"]["virtual_s"]

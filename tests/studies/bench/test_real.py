@@ -9,6 +9,8 @@ from flwr.clientapp import ClientApp
 from matplotlib.figure import Figure
 
 from flwr_hetero.fleet import DeviceProfile
+from flwr_hetero_studies import tasks
+from flwr_hetero_studies.core.apps import app_modules
 from flwr_hetero_studies.core.plan import DIGITS, Data, NotHereError, Options
 from flwr_hetero_studies.core.record import of
 from flwr_hetero_studies.real import cases, foretell, race, report
@@ -17,10 +19,12 @@ from flwr_hetero_studies.tasks.models import make_model
 from flwr_hetero_studies.tasks.partitions import partition_rows
 
 NODES = {"node-0": {"message_s": 3.0, "train_s": 2.0, "first_s": [5.0, 4.0]}}
+CLASSES_OF_SEED_1 = {"partition": "classes", "classes_per_node": 5, "seed": 1}
 
 
 def line(trial, target_s, seconds=(1.0, 50.0, 100.0), target=0.8):
     metrics = {"target": target, "target_s": target_s, "nodes": NODES, "replies": 9, "load": 0.1}
+    metrics |= {"end": 0.81, "end_slow": 0.805}
     curve = {"seconds": list(seconds), "accuracy": [0.1, 0.5, 0.81], "bytes": [0, 1, 2_000_000]}
     return {"case": trial.case, "seed": trial.seed, "metrics": metrics, "curve": curve,
             "versions": {"flwr": "1"}}  # fmt: skip
@@ -64,6 +68,12 @@ def test_a_run_is_foretold_once_it_was_made_from_what_fedavg_measured():
     assert told[1].given == {"target": 0.8, "budget_s": 120.0, "nodes": NODES}
     trials = planned(lines)
     assert [t.case["foretold"] for t in trials] == sorted(t.case["foretold"] for t in trials)
+
+
+def test_nothing_is_foretold_from_a_run_whose_messages_were_not_timed():
+    found = line(planned([])[0], 90.0)
+    found["metrics"]["nodes"] = {}
+    assert not any(trial.case["foretold"] for trial in planned([found]))
 
 
 def test_seeds_and_rounds_are_not_mixed_up():
@@ -119,6 +129,7 @@ def history(*points, slow_s=10.0):
     for number, (wall_s, accuracy) in enumerate(points):
         parts = {"wait": {"node-0": 1.0, "node-1": 2.0}, "start": {"node-1": 3.0}}
         parts["train"] = {"node-0": 4.0 + number, "node-1": slow_s}
+        parts["steps"] = {"node-0": 3.0, "node-1": 9.0}
         one = {"round": number, "wall_s": wall_s, "global": {"accuracy": accuracy}}
         one |= {"bytes_down": 10, "bytes_up": 5 * number, "failures": [{}] if number == 2 else []}
         asked = {"selected": ["node-0", "node-1"], "seconds": parts} if number else {"selected": []}
@@ -130,11 +141,18 @@ def test_target_is_a_point_below_the_end_and_between_two_points():
     run = history((1.0, 0.1), (11.0, 0.5), (21.0, 0.9), (31.0, 0.8))
     found = race.found_in(run, None)
     assert found["metrics"]["target"] == 0.79
-    assert found["metrics"]["target_s"] == pytest.approx(11.0 + 10 * 0.29 / 0.4, abs=0.06)
+    assert found["metrics"]["target_s"] == pytest.approx(11.0 + 10 * 0.29 / 0.3, abs=0.06)
     assert found["curve"]["seconds"] == [1.0, 11.0, 21.0, 31.0]
     assert found["curve"]["bytes"] == [10, 25, 45, 70]
     assert (found["metrics"]["replies"], found["metrics"]["failures"]) == (5, 1)
-    assert race.found_in(run, 0.95)["metrics"]["target_s"] is None
+
+
+def test_one_point_at_the_target_may_be_luck():
+    run = history((1.0, 0.1), (11.0, 0.9), (21.0, 0.3), (31.0, 0.9), (41.0, 0.9))
+    assert race.found_in(run, 0.6)["metrics"]["target_s"] == 26.0
+    assert race.found_in(run[:4], 0.6)["metrics"]["target_s"] is None
+    # FedAvg has what its last point has
+    assert race.found_in(run[:4], None)["metrics"]["target_s"] == pytest.approx(30.8, abs=0.06)
 
 
 def test_messages_are_sums_of_their_parts_and_the_first_are_told_apart():
@@ -142,6 +160,23 @@ def test_messages_are_sums_of_their_parts_and_the_first_are_told_apart():
     nodes = race.messages_of(history(*points))
     assert nodes["node-0"] == {"first_s": [6.0, 7.0], "message_s": 9.0, "train_s": 8.0}
     assert nodes["node-1"] == {"first_s": [15.0, 15.0], "message_s": 15.0, "train_s": 10.0}
+
+
+def test_end_is_measured_on_the_classes_of_the_slowest_node_too():
+    config = WORKLOADS["light"].run_config("FedSlice", DIGITS, 1, 2)
+    slowest = tasks.load_partition(DIGITS, 5, len(SPEEDS), **CLASSES_OF_SEED_1)
+    held = slowest.targets.numpy()
+    settings = app_modules("fleet", "fleet_app")[1].FleetSettings.from_run_config(config)
+    model = {name: 0 * each.numpy() for name, each in tasks.initial_arrays(settings).items()}
+    bias = next(array for name, array in model.items() if array.shape == (10,))
+    often = int(np.bincount(held).argmax())
+    # says the same class of each image
+    bias[often] = 1.0
+    found = race.ended(model, config)
+    labels = tasks.load_test(DIGITS).targets.numpy()
+    assert found["end"] == pytest.approx((labels == often).mean(), abs=1e-4)
+    assert found["end_slow"] == pytest.approx((held == often).mean(), abs=1e-4)
+    assert found["end_slow"] > found["end"] + 0.02
 
 
 # --- what is foretold -----------------------------------------------------------------------

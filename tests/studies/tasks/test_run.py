@@ -1,5 +1,6 @@
 import pytest
 from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
 from recording import history
 from toy import toy_app
 
@@ -9,7 +10,7 @@ from flwr_hetero.mod import emulated_device
 from flwr_hetero.strategy import Wrapper
 from flwr_hetero_studies.tasks import run as inner
 from flwr_hetero_studies.tasks.node import train_node
-from flwr_hetero_studies.tasks.run import run_app
+from flwr_hetero_studies.tasks.run import StopEarly, run_app
 from flwr_hetero_studies.tasks.settings import Settings
 
 
@@ -51,14 +52,26 @@ def test_history_has_the_own_metric_of_a_task(run):
     assert measured[-1]["smape"] < measured[0]["smape"]
 
 
-def test_target_accuracy_ends_the_run(run, caplog):
+def test_target_accuracy_at_two_evaluations_in_a_row_ends_the_run(run, caplog):
     accuracy = [record["global"]["accuracy"] for record in run("whole")]
-    target = max(accuracy[1], accuracy[2]) - 0.001
-    first = next(i for i, value in enumerate(accuracy) if value >= target)
+    target = min(accuracy[1], accuracy[2]) - 0.001
+    there = [value >= target for value in accuracy]
+    second = next(i for i in range(1, len(there)) if there[i - 1] and there[i])
     records = run("short", target_accuracy=target)
-    assert len(records) == first + 1 < len(accuracy)
+    assert len(records) == second + 1 < len(accuracy)
     assert f"has reached target-accuracy {target:g}" in records[-1]["stopped"]
-    assert f"Stopped after round {first}: accuracy" in caplog.text
+    assert f"Stopped after round {second}: accuracy" in caplog.text
+
+
+def test_one_evaluation_at_the_target_may_be_luck():
+    settings = Settings(target_accuracy=0.8)
+    stop = StopEarly(Wrapper(FedAvg()), settings)
+    ended = []
+    for accuracy in (0.9, 0.7, 0.85, None, 0.8):
+        record = {"global": {} if accuracy is None else {"accuracy": accuracy}, "virtual_s": 1.0}
+        stop.on_round_end(None, record)
+        ended.append("stopped" in record)
+    assert ended == [False, False, False, False, True]
 
 
 def test_time_budget_ends_the_run(run):
