@@ -278,7 +278,7 @@ class Fleet:
     by_node: dict[str, Any] = field(default_factory=dict)
     """How good the model is on each node."""
     reported: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By "train" or "evaluate" and metric: what nodes said, as it counts. "limited": who was cut."""
+    """By "train" or "evaluate" and metric what nodes said, as it counts; "limited": who was cut."""
     # --- of all replies so far, by which later ones are judged
     metrics: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     """By message type and node: which ones were in its last reply, of the last nodes to answer."""
