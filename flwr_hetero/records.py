@@ -91,22 +91,27 @@ def check_metrics(content: RecordDict) -> None:
             raise ValueError(f"its metrics hold more than {MOST_VALUES} numbers")
 
 
-def named_metrics(content: RecordDict) -> dict[str, tuple[str, str]]:
-    """Return where metrics are, by name and length; those of the protocol are left out."""
+def named_metrics(content: RecordDict) -> dict[str, float | None]:
+    """Return metrics by name and length, without those of the protocol; None for a list."""
     return {
-        f"{name}[{len(value)}]" if isinstance(value, list) else name: (place, name)
-        for place, record in metrics_in(content).items()
+        shape_of(name, value): None if isinstance(value, list) else value
+        for record in metrics_in(content).values()
         for name, value in record.items()
         if name not in keys.PROTOCOL
     }
 
 
+def shape_of(name: str, value: float | list[float] | list[int]) -> str:
+    """Return the name of a metric, of a list with its length."""
+    return f"{name}[{len(value)}]" if isinstance(value, list) else name
+
+
 def keep_metrics(contents: Iterable[RecordDict], kept: Set[str]) -> None:
     """Take out all other metrics but those of the protocol."""
-    for content in contents:
-        for shape, (place, name) in named_metrics(content).items():
-            if shape not in kept:
-                del content[place][name]
+    for record in (record for content in contents for record in metrics_in(content).values()):
+        for name, value in list(record.items()):
+            if shape_of(name, value) not in kept | keys.PROTOCOL:
+                del record[name]
 
 
 def names_in(content: RecordDict) -> str:
@@ -136,11 +141,14 @@ def honest_range(name: str, values: Sequence[float]) -> tuple[float, float, floa
 
 
 def limit_metrics(
-    contents: Sequence[RecordDict], skipped: Collection[str], reported: dict[str, list[float]]
+    contents: Sequence[RecordDict],
+    skipped: Collection[str],
+    reported: dict[str, list[float]],
+    others: Sequence[Mapping[str, float | None]] = (),
 ) -> tuple[list[RecordDict], dict[int, str]]:
     """Return copies whose metrics are within what most report, and by place what was not.
 
-    ``reported`` has what was reported before with which it is compared, and gets the rest.
+    They are compared with what was reported before, to which they are added, and with ``others``.
     """
     places = [next(iter(metrics_in(content))) for content in contents]
     pairs = list(zip(contents, places, strict=True))
@@ -153,7 +161,8 @@ def limit_metrics(
             counted: list[Any] = [list(row) for row in zip(*columns, strict=True)]
         else:
             before = reported.setdefault(name, [])
-            counted = _limited(name, values, before)
+            known = [value for own in others if (value := own.get(name)) is not None]
+            counted = _limited(name, values, [*before, *known])
             before += [value for value in counted if -inf < value < inf]
         for place, (said, counts) in enumerate(zip(values, counted, strict=True)):
             if said is not counts and said != counts:

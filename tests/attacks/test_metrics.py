@@ -97,6 +97,15 @@ def test_one_node_sets_no_metric_of_training_and_the_model_is_the_same(name):
     np.testing.assert_array_equal(model.arrays["w"].numpy(), other.arrays["w"].numpy())
 
 
+def test_alone_in_a_buffer_it_is_compared_with_the_last_ones():
+    usual = dict.fromkeys(range(20), told(0.5, "odd", "train"))
+    lies = usual | {LIAR: told(1e308, "odd", "train")}
+    records, _ = run(rivals.FedAsync(leaf()), lies, rounds=25)
+    shown = [record["train"]["odd"] for record in records[2:] if record["train"]]
+    assert max(shown) == 5.5
+    assert shown.count(0.5) > 15
+
+
 def test_lists_are_cut_number_by_number():
     usual = dict.fromkeys(range(20), told([0.5, 2.0], "two"))
     lie = told([float("nan"), 1e308], "two")
