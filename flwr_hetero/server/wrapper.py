@@ -48,6 +48,14 @@ class Wrapper(Strategy):
     >>> wrapper = Wrapper(Wrapper(FedAdam()))
     >>> [type(strategy).__name__ for strategy in wrapper.chain()]
     ['Wrapper', 'Wrapper', 'FedAdam']
+
+    Notes
+    -----
+    Means of metrics are of limited values, so that one node sets none. An accuracy lies in [0, 1]
+    if the median does. Others lie within ten medians, or ten median distances, of the median, or in
+    [0, 1]. A value that is not finite counts as the median. Weights stay those of the strategy: the
+    median beside the mean is the figure that no few nodes move. One or two replies have no others
+    to be compared with.
     """
 
     name: ClassVar[str] = "wrapper"
