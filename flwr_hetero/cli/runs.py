@@ -9,12 +9,14 @@ from typing import Any
 from flwr_hetero.cli.run import add_command
 from flwr_hetero.errors import invalid
 from flwr_hetero.files import replace
-from flwr_hetero.report.history import HISTORY, LOCK, MODEL, REPORT
+from flwr_hetero.report.history import HISTORY, LOCK, MODEL, REPORT, HistoryReader
 
 # As typed, and in the history.
 CLOCKS = {"virtual": "virtual_s", "wall": "wall_s", "round": "round"}
 # Seconds between two looks at the run, and after which a browser reads the page again.
 LOOK_S, REFRESH_S = 1.0, 5
+# Most part of a processor that pages of a run in progress may take.
+WATCH_SHARE = 0.1
 KILLED = "The run was killed: its process is gone. resume=true continues from its checkpoint."
 
 
@@ -49,21 +51,26 @@ def _report(options: argparse.Namespace) -> None:
 
 
 def _watch(options: argparse.Namespace) -> None:
-    from flwr_hetero.report.page import run_data, write_page, write_report
+    from flwr_hetero.report.page import run_data, write_page
 
     folder = options.directory.expanduser().absolute()
-    history, known = folder / HISTORY, 0
+    history, reader, known, pause_s = folder / HISTORY, HistoryReader(folder), (0, 0), 0.0
     print(f"{(folder / REPORT).as_uri()}  (ends with the run, or by Ctrl-C)", flush=True)
     try:
         while _is_locked(folder / LOCK):
-            if history.is_file() and (size := history.stat().st_size) != known:
-                write_page(run_data(folder) | {"refresh": REFRESH_S}, folder / REPORT)
-                known = size
+            pause_s -= LOOK_S
+            status = history.stat() if pause_s <= 0 and history.is_file() else None
+            if status and (now := (status.st_ino, status.st_size)) != known:
+                began_s, known = time.process_time(), now
+                data = run_data(folder, reader.read())
+                write_page(data | {"refresh": REFRESH_S}, folder / REPORT)
+                # the page of a long run takes its time
+                pause_s = (time.process_time() - began_s) / WATCH_SHARE
             time.sleep(LOOK_S)
     except KeyboardInterrupt:
         return
     # without what makes a browser read it again
-    write_report(folder)
+    write_page(run_data(folder, reader.read()), folder / REPORT)
     print(f"The run has ended: {folder}" if has_ended(folder) else KILLED, flush=True)
 
 

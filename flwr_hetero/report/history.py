@@ -1,21 +1,31 @@
 """The history of a run: the files of its directory, its lines as they are read, its figures."""
 
 import json
-from collections.abc import Mapping
+import os
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite, nan
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_hetero.errors import invalid
+from flwr_hetero.errors import clean, invalid
 from flwr_hetero.report.masking import masked
 
 Floats = NDArray[np.float64]
+Key: TypeAlias = tuple[str, str]
+Row: TypeAlias = tuple[float, float, float]
+# Lowest, median and highest number of a figure in each round: (rounds, 3).
+Ranges: TypeAlias = dict[Key, Floats]
+# Figures of a run: one of a node that makes up names has more.
+MOST_KEYS = 1000
+MAX_FLOAT = float(np.finfo(np.float64).max)
 
 CONFIG, HISTORY, MODEL = "config.json", "history.jsonl", "model.safetensors"
 REPORT, CHECKPOINT, LOCK = "report.html", "checkpoint", ".lock"
@@ -53,14 +63,16 @@ def plain(value: Any) -> Any:
 def read_config(directory: str | Path) -> dict[str, Any]:
     """Read the settings of a run; none if the file is missing or damaged."""
     try:
-        config = as_dict(json.loads((Path(directory) / CONFIG).read_text(encoding="utf-8")))
+        text = (Path(directory) / CONFIG).read_text(encoding="utf-8")
+        config = as_dict(cleaned(json.loads(text)))
         # older versions hid fewer
         return config | {"settings": masked(as_dict(config.get("settings")))}
     except (OSError, ValueError, RecursionError):
         return {}
 
 
-@dataclass(frozen=True)
+# Equal to itself only, so that what is found out about it can be kept.
+@dataclass(frozen=True, eq=False)
 class History:
     """The rounds of a run.
 
@@ -113,20 +125,9 @@ class History:
         return name, self.column(name)
 
     @cached_property
-    def table(self) -> dict[tuple[str, str], Floats]:
+    def table(self) -> Ranges:
         """Lowest, median and highest number in each round, (rounds, 3), by section and key."""
-        found: dict[tuple[str, str], Floats] = {}
-        for place, record in enumerate(self.rounds):
-            for section, entries in record.items():
-                is_named = isinstance(entries, dict) and section not in BY_NODE
-                for key, value in entries.items() if is_named else [("", entries)]:
-                    # A metric is one number; of a wrapper each node, tier or reply may have one.
-                    is_list = section in METRICS and isinstance(value, list)
-                    if key != EVALUATED and not is_list and (numbers := numbers_in(value)):
-                        if (section, key) not in found:
-                            found[section, key] = np.full((len(self.rounds), 3), nan)
-                        found[section, key][place] = min(numbers), median(numbers), max(numbers)
-        return found
+        return tabulate(self.rounds)
 
     @cached_property
     def names(self) -> dict[str, tuple[str, str]]:
@@ -165,6 +166,93 @@ class History:
         return next(found, None)
 
 
+def tabulate(rounds: Sequence[dict[str, Any]]) -> Ranges:
+    """Collect the numbers of rounds; of more than a thousand figures the first ones."""
+    places, rows = defaultdict[Key, list[int]](list), defaultdict[Key, list[Row]](list)
+    for place, record in enumerate(rounds):
+        for section, entries in record.items():
+            is_named = isinstance(entries, dict) and section not in BY_NODE
+            for key, value in entries.items() if is_named else [("", entries)]:
+                # A metric is one number; of a wrapper each node, tier or reply may have one.
+                is_list = section in METRICS and isinstance(value, list)
+                if key != EVALUATED and not is_list and (numbers := numbers_in(value)):
+                    at = section, key
+                    if at in rows or len(rows) < MOST_KEYS:
+                        single = len(numbers) == 1
+                        middle = numbers[0] if single else median(numbers)
+                        rows[at].append((min(numbers), middle, max(numbers)))
+                        places[at].append(place)
+    found = {at: np.full((len(rounds), 3), nan) for at in rows}
+    for at, table in found.items():
+        table[places[at]] = rows[at]
+    return found
+
+
+class HistoryReader:
+    """Read a history while it grows: each of its lines once."""
+
+    def __init__(self, directory: str | Path) -> None:
+        self.folder, self._inode = Path(directory), -1
+        self._forget()
+
+    def _forget(self) -> None:
+        self._end, self._lines = 0, 0
+        self.rounds: list[dict[str, Any]] = []
+        self.table: Ranges = {}
+        self.notes: list[str] = []
+
+    def read(self) -> History:
+        """Return the rounds that there are now; ValueError if there is no history."""
+        if not self.folder.is_dir():
+            raise invalid("run directory", str(self.folder), "exist")
+        if not (self.folder / HISTORY).is_file():
+            raise invalid("run directory", str(self.folder), f"hold a {HISTORY}")
+        new, torn = self._read_new()
+        # a line of a round that there is already takes its place
+        if new and self.rounds and new[0]["round"] <= self.rounds[-1]["round"]:
+            new, self.rounds, self.table = [*self.rounds, *new], [], {}
+        in_order = {record["round"]: record for record in new}
+        new = [in_order[number] for number in sorted(in_order)]
+        before, self.rounds = len(self.rounds), self.rounds + new
+        self.table = appended(self.table, before, tabulate(new), len(new))
+        history = History(tuple(self.rounds), (*self.notes, *torn))
+        vars(history)["table"] = self.table
+        return history
+
+    def _read_new(self) -> tuple[list[dict[str, Any]], list[str]]:
+        """Return the rounds of new lines, and what to say of one that is not whole yet."""
+        new: list[dict[str, Any]] = []
+        # bytes: texts may hold other separators of lines, and JSON does not escape them all
+        with (self.folder / HISTORY).open("rb") as lines:
+            status = os.fstat(lines.fileno())
+            # a resumed run has another file
+            if status.st_ino != self._inode or status.st_size < self._end:
+                self._forget()
+            self._inode = status.st_ino
+            lines.seek(self._end)
+            for number, line in enumerate(lines, start=self._lines + 1):
+                whole, text = line.endswith(b"\n"), line.decode(errors="replace")
+                try:
+                    record = parse(text)
+                except ValueError as error:
+                    note = f"line {number} {error if whole else 'is incomplete'} and was left out"
+                    if not whole:
+                        return new, [note]
+                    self.notes.append(note)
+                else:
+                    new.append(record)
+                self._end, self._lines = self._end + len(line), number
+        return new, []
+
+
+def appended(table: Ranges, length: int, more: Ranges, number: int) -> Ranges:
+    """Add the rows of further rounds to a table of ``length`` rounds."""
+    both, rows = [*dict.fromkeys([*table, *more])][:MOST_KEYS], (length, number)
+    empty = [np.full((count, 3), nan) for count in rows]
+    pairs = {at: [table.get(at, empty[0]), more.get(at, empty[1])] for at in both}
+    return {at: np.concatenate(pair) for at, pair in pairs.items()}
+
+
 def read_history(directory: str | Path) -> History:
     """Read the history of a run directory; a line that is no round is left out and noted.
 
@@ -178,23 +266,7 @@ def read_history(directory: str | Path) -> History:
     ...     read_history(folder).rounds[0]["virtual_s"]
     0.0
     """
-    folder = Path(directory)
-    if not folder.is_dir():
-        raise invalid("run directory", str(directory), "exist")
-    if not (folder / HISTORY).is_file():
-        raise invalid("run directory", str(directory), f"hold a {HISTORY}")
-    notes, rounds = [], dict[int, dict[str, Any]]()
-    # newline="\n": texts may hold other separators of lines, and JSON does not escape them all
-    with (folder / HISTORY).open(encoding="utf-8", errors="replace", newline="\n") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                record = parse(line)
-            except ValueError as error:
-                why = error if line.endswith("\n") else "is incomplete"
-                notes.append(f"line {number} {why} and was left out")
-            else:
-                rounds[record["round"]] = record
-    return History(tuple(rounds[number] for number in sorted(rounds)), tuple(notes))
+    return HistoryReader(directory).read()
 
 
 # -- one line --
@@ -207,6 +279,7 @@ OLD = (
 )
 # Wrappers and their figures in lines of older versions, to their names of today.
 SPELLING: dict[Any, str] = {name: name.replace("-", "_") for name in OLD}
+OLD_NAMES = re.compile(f'"(?:{"|".join(OLD)}|evaluated-round)"')
 
 
 def parse(line: str) -> dict[str, Any]:
@@ -217,6 +290,11 @@ def parse(line: str) -> dict[str, Any]:
         found = None
     if not isinstance(found, dict) or type(found.get("round")) is not int:
         raise ValueError("is no round")
+    # nodes' texts in lines of older versions may not be printable
+    if "\\" in line or not line.rstrip("\n").isprintable():
+        found = cleaned(found)
+    if not OLD_NAMES.search(line):
+        return as_dict(found)
     return {str(SPELLING.get(k, k)): _respelled(k, value) for k, value in found.items()}
 
 
@@ -228,6 +306,15 @@ def _respelled(section: str, entries: Any) -> Any:
     return {names.get(key, key): value for key, value in entries.items()}
 
 
+def cleaned(value: Any) -> Any:
+    """Return a value whose names and texts can be printed."""
+    if isinstance(value, dict):
+        return {cleaned(key): cleaned(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [cleaned(item) for item in value]
+    return clean(value, len(value)) if isinstance(value, str) else value
+
+
 def as_dict(value: Any) -> dict[str, Any]:
     """Return a dict of the history; an empty one where it has something else."""
     return value if isinstance(value, dict) else {}
@@ -235,7 +322,8 @@ def as_dict(value: Any) -> dict[str, Any]:
 
 def as_number(value: Any) -> float:
     """Return a finite number of the history; NaN where it has something else."""
-    return float(value) if isinstance(value, int | float) and isfinite(value) else nan
+    known = isinstance(value, int | float) and -MAX_FLOAT <= value <= MAX_FLOAT
+    return float(value) if known else nan
 
 
 def numbers_in(value: Any) -> list[float]:
@@ -243,4 +331,4 @@ def numbers_in(value: Any) -> list[float]:
     items = [*value.values()] if isinstance(value, dict) else value
     known = [x for x in (items if isinstance(items, list) else [items]) if x is not None]
     is_known = all(isinstance(x, int | float) for x in known)
-    return [x for x in known if isfinite(x)] if is_known else []
+    return [x for x in known if -MAX_FLOAT <= x <= MAX_FLOAT] if is_known else []

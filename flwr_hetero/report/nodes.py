@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter, defaultdict
+from functools import lru_cache
 from math import nan
 from statistics import median
 from typing import NamedTuple
@@ -44,6 +45,7 @@ class Fairness(NamedTuple):
     by_node: dict[str, float]
 
 
+@lru_cache(2)
 def node_stats(history: History) -> list[NodeStats]:
     """Collect what is known of each node, sorted by tier, then latency."""
     tiers, profiled = latest_tiers(history)
@@ -65,6 +67,7 @@ def node_stats(history: History) -> list[NodeStats]:
     return [NodeStats(n, tiers.get(n), selected[n], lost[n], typical[n]) for n in order]
 
 
+@lru_cache(2)
 def message_parts(history: History) -> dict[str, Floats]:
     """Return the median seconds of a message by part, NaN if unknown; the quickest node first."""
     known: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -86,6 +89,7 @@ def latest_tiers(history: History) -> tuple[dict[str, int], dict[str, float | No
     return as_dict(info.get("tiers")), as_dict(info.get("latency"))
 
 
+@lru_cache(2)
 def num_tiers(history: History) -> int:
     """Return how many tiers a run has or had; 0 without TiFL."""
     counts = [len(as_dict(r.get(TIFL)).get("tier_probs") or ()) for r in history.rounds]
@@ -106,6 +110,7 @@ def last_fairness(history: History) -> Fairness | None:
     return Fairness(number, str(info.get("metric", "accuracy")), nodes, mean, worst, by_node)
 
 
+@lru_cache(2)
 def failure_groups(history: History) -> list[tuple[str, str, list[int]]]:
     """Group failures by node and reason, with their rounds, most frequent first."""
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)

@@ -60,10 +60,10 @@ def write_report(directory: str | Path) -> Path:
     return write_page(run_data(folder), folder / REPORT)
 
 
-def run_data(directory: str | Path) -> dict[str, Any]:
+def run_data(directory: str | Path, history: History | None = None) -> dict[str, Any]:
     """Return all that the page of a run shows, for JSON; the run need not have ended."""
     folder = Path(directory).expanduser().absolute()
-    history, config = read_history(folder), read_config(folder)
+    history, config = history or read_history(folder), read_config(folder)
     settings = config.get("settings") or {}
     boxes = {"Settings": settings, "Versions": config.get("versions") or {}}
     started = str(config.get("started", "?")).replace("T", " ").replace("+00:00", " UTC")

@@ -55,9 +55,11 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
     done = {line_key(line["case"], line["seed"]) for line in real}
     for trial in found:
         base = base_of(trial.case, trial.seed, real)
-        if base is not None and line_key(trial.case, trial.seed) in done:
+        # nothing follows from a run whose messages were not timed
+        nodes = base["metrics"]["nodes"] if base else {}
+        if nodes and line_key(trial.case, trial.seed) in done:
             case = trial.case | {"experiment": f"foretold-{trial.case['experiment']}"}
-            given = dict(trial.given) | {"nodes": base["metrics"]["nodes"]}
+            given = dict(trial.given) | {"nodes": nodes}
             yield Trial(case | {"foretold": True}, trial.seed, given, alone=True)
 
 

@@ -14,7 +14,7 @@ import torch
 from safetensors.numpy import load_file
 
 from flwr_hetero.fleet import DeviceProfile, RealFleet
-from flwr_hetero.report.history import MODEL
+from flwr_hetero.report.history import MODEL, PARTS
 from flwr_hetero_studies import tasks
 from flwr_hetero_studies.core.apps import APPS, app_modules
 from flwr_hetero_studies.core.curves import Columns, columns, rounded, time_to
@@ -94,14 +94,15 @@ def curve_of(lines: Sequence[tuple[dict[str, Any], float]]) -> Columns:
 def reached(curve: Columns, target: float | None) -> Found:
     """Return a target and the seconds to it, between two points by a straight line.
 
-    A run that is not FedAvg's is there when the next point is at the target as well.
+    A run is there when the next point is at the target as well; FedAvg's last point has none.
     """
-    aim, values = target, curve["accuracy"]
+    values = curve["accuracy"]
+    held = [*np.minimum(values[:-1], values[1:])]
+    aim = target
     if aim is None:
         aim = round(values[-1] - LESS, 3)
-    else:
-        values = np.minimum(values[:-1], values[1:])
-    seconds = time_to(curve["seconds"][: len(values)], values, aim)
+        held.append(values[-1])
+    seconds = time_to(curve["seconds"][: len(held)], held, aim)
     # JSON knows no infinity
     return {"target": aim, "target_s": None if seconds == inf else round(seconds, 1)}
 
@@ -115,7 +116,8 @@ def messages_of(history: History) -> dict[str, dict[str, Any]]:
     for line in history:
         parts = line.get("seconds", {})
         for node, train_s in parts.get("train", {}).items():
-            message_s = sum(of_nodes.get(node, 0.0) for of_nodes in parts.values())
+            # its steps are a part of training
+            message_s = sum(parts.get(part, {}).get(node, 0.0) for part in PARTS)
             found.setdefault(node, []).append((message_s, train_s))
     nodes: dict[str, dict[str, Any]] = {}
     for node, every in sorted(found.items()):

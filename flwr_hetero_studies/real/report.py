@@ -106,7 +106,7 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
         title = f"{workload}, {node} nodes"
         panels[title] = {name: curve(each[0]) for name, each in group.items()}
         levels[title] = 100 * group[BASE][0]["metrics"]["target"]
-        first.append(group[BASE][0])
+        first += [line for line in group[BASE] if line["metrics"]["nodes"]][:1]
     labels = ("seconds", "test accuracy in %")
     plots.draw(panels, folder / "race.png", *labels, columns=2, levels=levels, xscale="log")
     loads = record.metric(real, "load")

@@ -100,10 +100,14 @@ def smooth(values: Floats) -> Floats:
     [0.1, 0.2, 0.3, 0.4, 0.4, 0.4]
     """
     half, last = WINDOW // 2, len(values) - 1
-    middle = [max(min(place, last - half), min(place, half)) for place in range(len(values))]
-    reach = [min(half, place) for place in middle]
-    spans = [values[i - r : i + r + 1] for i, r in zip(middle, reach, strict=True)]
-    return np.array([np.median(span) for span in spans], np.float64)
+    if len(values) < WINDOW:
+        middle = [max(min(place, last - half), min(place, half)) for place in range(len(values))]
+        reach = [min(half, place) for place in middle]
+        spans = [values[i - r : i + r + 1] for i, r in zip(middle, reach, strict=True)]
+        return np.array([np.median(span) for span in spans], np.float64)
+    inner = np.median(np.lib.stride_tricks.sliding_window_view(values, WINDOW), axis=1)
+    first = [np.median(values[: 2 * place + 1]) for place in range(half)]
+    return np.concatenate([first, inner, np.repeat(inner[-1:], half)])
 
 
 def default_target(baseline: Sequence[History], metric: str) -> float:
