@@ -57,12 +57,14 @@ def buffer_size(in_flight: int) -> int:
     return min(max(2, in_flight // 4), max(1, in_flight))
 
 
-def largest_step(steps: ArrayLike, num_updates: int, in_flight: int) -> float:
+def largest_step(
+    steps: ArrayLike, num_updates: int, in_flight: int, momentum: float = 0.0
+) -> float:
     r"""Return the largest factor of a server update's mean.
 
-    .. math:: \frac{K}{n} \frac{\tau_{quick}}{\bar\tau}
+    .. math:: (1 - \mu) \frac{K}{n} \frac{\tau_{quick}}{\bar\tau}
 
-    steps: (num_nodes,), of the nodes' slices.
+    steps: (num_nodes,), of the nodes' slices; momentum: the server's, which repeats an update.
 
     >>> largest_step([10, 10, 10, 10], num_updates=2, in_flight=4)
     0.5
@@ -72,7 +74,7 @@ def largest_step(steps: ArrayLike, num_updates: int, in_flight: int) -> float:
     known = np.asarray(steps, np.float64)
     # l. 4: all n nodes move the model no further than a quick one would; their sum overshoots
     spread = float(np.quantile(known, QUICK) / known.mean()) if known.size else 1.0
-    return num_updates / in_flight * spread
+    return (1 - momentum) * num_updates / in_flight * spread
 
 
 def new_part(count: int, window: int) -> float:
