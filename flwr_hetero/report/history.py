@@ -83,7 +83,8 @@ class History:
         seconds that each node says a message took. On real nodes ``seconds`` divides the round trip
         of it: by part (``wait``, ``start``, ``receive``, ``train``, ``send``) the seconds of each
         node, which is left out of a part that it does not measure. ``wait`` is the rest, ``steps``
-        what those took of ``train``.
+        what those took of ``train``. ``shortened`` has the part of its length to which a node's
+        update was cut.
     notes : tuple of str
         Lines that could not be read.
 

@@ -42,6 +42,15 @@ class Wrapper(Strategy):
     strategy : Strategy, optional
         Any Flower strategy or another wrapper; FedAvg if left out.
 
+    Notes
+    -----
+    An update counts with a norm of at most :attr:`update_limit` (2) medians of the nodes' last ones,
+    times the root of its assigned steps. What is cut counts as cut the next time, and the history
+    tells it as ``shortened``; an update 100 times too long is dropped. Until three nodes are known,
+    an update may be as long as the model, or 1. A fleet of two is not judged. Statistics of batch
+    normalisation are compared with each other; integers, trees and strategies with differential
+    privacy are left alone.
+
     Examples
     --------
     >>> from flwr.serverapp.strategy import FedAdam
@@ -177,7 +186,10 @@ class Wrapper(Strategy):
 
     @property
     def update_limit(self) -> float | None:
-        """Largest norm of an update, in medians of all nodes' last ones; None: no limit."""
+        """Largest norm of an update, in medians of all nodes' last ones; None: no limit.
+
+        It holds for the whole composition; set it before ``start``.
+        """
         return self.fleet.update_limit
 
     @update_limit.setter

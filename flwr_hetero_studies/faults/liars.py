@@ -57,8 +57,9 @@ class Lie(NamedTuple):
     another: bool = False
 
 
+HONEST = "honest"
 LIES = {
-    "honest": Lie(),
+    HONEST: Lie(),
     "turned": Lie(-1.0),
     "turned, early": Lie(-1.0, early=True),
     "turned, x 20": Lie(-SCALE),
@@ -140,7 +141,7 @@ def train(name: str, lie: Lie, liars: int, rounds: int, seed: int) -> Found:
 
 @lru_cache(maxsize=4)
 def honest(name: str, rounds: int, seed: int) -> Found:
-    return train(name, LIES["honest"], 0, rounds, seed)
+    return train(name, LIES[HONEST], 0, rounds, seed)
 
 
 def run(name: str, lie: str, liars: int, rounds: int, seed: int) -> dict[str, Any]:
