@@ -44,12 +44,10 @@ class Wrapper(Strategy):
 
     Notes
     -----
-    An update counts with a norm of at most :attr:`update_limit` (2) medians of the nodes' last ones,
-    times the root of its assigned steps. What is cut counts as cut the next time, and the history
-    tells it as ``shortened``; an update 100 times too long is dropped. Until three nodes are known,
-    an update may be as long as the model, or 1. A fleet of two is not judged. Statistics of batch
-    normalisation are compared with each other; integers, trees and strategies with differential
-    privacy are left alone.
+    No update is longer than :attr:`update_limit` (2) medians of the nodes' last norms, times the root
+    of its assigned steps. What is cut counts as cut the next time; what is 100 times too long is
+    dropped. Until three nodes are known, an update may be as long as the model, or 1. Integers,
+    trees, fleets of two and strategies with differential privacy are left alone.
 
     Examples
     --------
