@@ -42,6 +42,13 @@ class Wrapper(Strategy):
     strategy : Strategy, optional
         Any Flower strategy or another wrapper; FedAvg if left out.
 
+    Notes
+    -----
+    No update is longer than :attr:`update_limit` (2) medians of the nodes' last norms, times the
+    root of its assigned steps. What is cut counts as cut the next time; what is 100 times too long
+    is dropped. Until three nodes are known, an update may be as long as the model, or 1. Integers,
+    trees, fleets of two and strategies with differential privacy are left alone.
+
     Examples
     --------
     >>> from flwr.serverapp.strategy import FedAdam
@@ -185,7 +192,10 @@ class Wrapper(Strategy):
 
     @property
     def update_limit(self) -> float | None:
-        """Largest norm of an update, in medians of all nodes' last ones; None: no limit."""
+        """Largest norm of an update, in medians of all nodes' last ones; None: no limit.
+
+        It holds for the whole composition; set it before ``start``.
+        """
         return self.fleet.update_limit
 
     @update_limit.setter
