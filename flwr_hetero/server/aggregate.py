@@ -85,6 +85,15 @@ def limited_metrics(
     return limited
 
 
+def settle_evaluations(context: Exchange, replies: Sequence[Message], key: str | None) -> None:
+    """Bring metrics of replies to evaluation within what most of them report, of equal names."""
+    drop_partial_metrics(replies)
+    context.fleet.reported["evaluate"] = {}
+    limited = limited_metrics(context, replies, key, "evaluate")
+    for reply, content in zip(replies, limited, strict=True):
+        reply.content.update(content)
+
+
 def weight_of(reply: Message, weight_key: str) -> float:
     """Read the weight of a good reply."""
     (metrics,) = metrics_in(reply.content).values()
