@@ -125,8 +125,8 @@ def honest_range(name: str, values: Sequence[float]) -> tuple[float, float, floa
 
     A median has as many values below as above: less than half of the nodes cannot move it far.
 
-    >>> honest_range("eval-acc", [0.5, 0.6, 0.7, 7.0])
-    (0.0, 0.65, 1.0)
+    >>> honest_range("eval-acc", [0.5, 0.625, 0.75, 7.0])
+    (0.0, 0.6875, 1.0)
     >>> honest_range("train-loss", [2.0, 2.5, 3.0, 1e308])
     (-24.75, 2.75, 30.25)
     """

@@ -2,6 +2,7 @@
 
 import pytest
 
+from flwr_hetero.report.history import read_config
 from flwr_hetero.report.masking import HIDDEN, masked
 
 SECRET = [
@@ -60,3 +61,8 @@ def test_a_password_is_one_even_if_it_is_a_number(value):
 )
 def test_addresses_and_headers(text, kept):
     assert masked({"a": text}) == {"a": kept}
+
+
+def test_settings_of_older_versions_are_hidden_on_pages(tmp_path):
+    (tmp_path / "config.json").write_text('{"settings": {"wandb-key": "s3cret", "seed": 3}}')
+    assert read_config(tmp_path)["settings"] == {"wandb-key": HIDDEN, "seed": 3}
