@@ -85,6 +85,16 @@ def limited_metrics(
     return limited
 
 
+def limit_evaluations(
+    context: Exchange, replies: Sequence[Message], weight_key: str | None
+) -> None:
+    """Have replies to evaluation hold metrics as they count."""
+    context.fleet.reported["evaluate"] = {}
+    limited = limited_metrics(context, replies, weight_key, "evaluate")
+    for reply, content in zip(replies, limited, strict=True):
+        reply.content.update(content)
+
+
 def weight_of(reply: Message, weight_key: str) -> float:
     """Read the weight of a good reply."""
     (metrics,) = metrics_in(reply.content).values()

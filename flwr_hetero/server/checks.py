@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord, Message, MessageType
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import NODE_UNAVAILABLE, log
-from flwr_hetero.errors import hint_for, last_line, with_hint
+from flwr_hetero.errors import check_number, hint_for, last_line, with_hint
 from flwr_hetero.records import (
     Latency,
     arrays_in,
@@ -244,6 +244,13 @@ def _same_metrics(context: Exchange, good: list[Message]) -> list[Message]:
     fleet.usual_names[kind] = usual
     other = "its metrics have other names than those of the others"
     return kept(context, good, [None if name == usual else other for name in names])
+
+
+def check_limit(limit: float | None) -> float | None:
+    """Check how much longer than usual an update may be."""
+    if limit is None:
+        return None
+    return check_number("update_limit", limit, "[1, inf)", "or None, for no limit")
 
 
 # --- claims beside those of others -------------------------------------------------------

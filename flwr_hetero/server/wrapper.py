@@ -9,16 +9,16 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
 from flwr_hetero._flwr import check_strategy, format_of_trees, is_private, pull_quickly
-from flwr_hetero.errors import check_number, invalid
+from flwr_hetero.errors import invalid
 from flwr_hetero.records import own_records
 from flwr_hetero.server.aggregate import (
     aggregate,
     drop_partial_metrics,
     keep_dtypes,
-    limited_metrics,
+    limit_evaluations,
     weight_of,
 )
-from flwr_hetero.server.checks import Expected, accept, check_progress, count
+from flwr_hetero.server.checks import Expected, accept, check_limit, check_progress, count
 from flwr_hetero.server.client_support import ClientSupport, check_client_support, holds
 from flwr_hetero.server.composition import check_composition, name_of
 from flwr_hetero.server.context import Exchange, Fleet
@@ -192,17 +192,12 @@ class Wrapper(Strategy):
 
     @property
     def update_limit(self) -> float | None:
-        """Largest norm of an update, in medians of all nodes' last ones; None: no limit.
-
-        It holds for the whole composition; set it before ``start``.
-        """
+        """Largest norm of an update, in medians of the nodes' last ones; None: no limit."""
         return self.fleet.update_limit
 
     @update_limit.setter
     def update_limit(self, limit: float | None) -> None:
-        if limit is not None:
-            check_number("update_limit", limit, "[1, inf)", "or None, for no limit")
-        self.fleet.update_limit = limit
+        self.fleet.update_limit = check_limit(limit)
 
     @property
     def loop(self) -> Loop:
@@ -282,10 +277,7 @@ class Wrapper(Strategy):
         context, good = self.given(context), list(replies)
         if self.outer is None:
             good = accept(context, good, Expected(None, self._weight_key))
-            self.fleet.reported["evaluate"] = {}
-            limited = limited_metrics(context, good, self._weight_key, "evaluate")
-            for reply, content in zip(good, limited, strict=True):
-                reply.content.update(content)
+            limit_evaluations(context, good, self._weight_key)
             self.fleet.by_node = by_node(context, good)
         good = self.on_evaluate_replies(context, good)
         if isinstance(self.inner, Wrapper):
