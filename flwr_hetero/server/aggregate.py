@@ -85,12 +85,11 @@ def limited_metrics(
     return limited
 
 
-def limit_evaluations(
-    context: Exchange, replies: Sequence[Message], weight_key: str | None
-) -> None:
-    """Have replies to evaluation hold metrics as they count."""
+def settle_evaluations(context: Exchange, replies: Sequence[Message], key: str | None) -> None:
+    """Bring metrics of replies to evaluation within what most of them report, of equal names."""
+    drop_partial_metrics(replies)
     context.fleet.reported["evaluate"] = {}
-    limited = limited_metrics(context, replies, weight_key, "evaluate")
+    limited = limited_metrics(context, replies, key, "evaluate")
     for reply, content in zip(replies, limited, strict=True):
         reply.content.update(content)
 

@@ -11,13 +11,7 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from flwr_hetero._flwr import check_strategy, format_of_trees, is_private, pull_quickly
 from flwr_hetero.errors import invalid
 from flwr_hetero.records import own_records
-from flwr_hetero.server.aggregate import (
-    aggregate,
-    drop_partial_metrics,
-    keep_dtypes,
-    limit_evaluations,
-    weight_of,
-)
+from flwr_hetero.server.aggregate import aggregate, keep_dtypes, settle_evaluations, weight_of
 from flwr_hetero.server.checks import Expected, accept, check_limit, check_progress, count
 from flwr_hetero.server.client_support import ClientSupport, check_client_support, holds
 from flwr_hetero.server.composition import check_composition, name_of
@@ -58,11 +52,9 @@ class Wrapper(Strategy):
 
     Notes
     -----
-    Means of metrics are of limited values, so that one node sets none. An accuracy lies in [0, 1]
-    if the median does. Others lie within ten medians, or ten median distances, of the median, or in
-    [0, 1]. A value that is not finite counts as the median. Weights stay those of the strategy: the
-    median beside the mean is the figure that no few nodes move. One or two replies have no others
-    to be compared with.
+    So that no node sets a mean, an accuracy lies in [0, 1] if the median does; another metric lies
+    in [0, 1], or within ten medians, or ten median distances, of the median. A value that is not
+    finite counts as the median. One or two replies are compared with the last ones of other nodes.
     """
 
     name: ClassVar[str] = "wrapper"
@@ -277,13 +269,13 @@ class Wrapper(Strategy):
         context, good = self.given(context), list(replies)
         if self.outer is None:
             good = accept(context, good, Expected(None, self._weight_key))
-            limit_evaluations(context, good, self._weight_key)
+            settle_evaluations(context, good, self._weight_key)
             self.fleet.by_node = by_node(context, good)
         good = self.on_evaluate_replies(context, good)
         if isinstance(self.inner, Wrapper):
             metrics = self.inner.aggregate_evaluate(server_round, good, context)
         else:
-            drop_partial_metrics(good := count(context, good, self._weight_key))
+            good = count(context, good, self._weight_key)
             metrics = self.inner.aggregate_evaluate(server_round, good)
         if self.outer is None:
             for wrapper in self.wrappers():
