@@ -42,12 +42,27 @@ class Wrapper(Strategy):
     strategy : Strategy, optional
         Any Flower strategy or another wrapper; FedAvg if left out.
 
+    Notes
+    -----
+    No update is longer than :attr:`update_limit` (2) medians of the nodes' last norms, times the
+    root of its assigned steps. What is cut counts as cut the next time; what is 100 times too long
+    is dropped. Until three nodes are known, an update may be as long as the model, or 1. Integers,
+    trees, fleets of two and strategies with differential privacy are left alone.
+
     Examples
     --------
     >>> from flwr.serverapp.strategy import FedAdam
     >>> wrapper = Wrapper(Wrapper(FedAdam()))
     >>> [type(strategy).__name__ for strategy in wrapper.chain()]
     ['Wrapper', 'Wrapper', 'FedAdam']
+
+    Notes
+    -----
+    Means of metrics are of limited values, so that one node sets none. An accuracy lies in [0, 1]
+    if the median does. Others lie within ten medians, or ten median distances, of the median, or in
+    [0, 1]. A value that is not finite counts as the median. Weights stay those of the strategy: the
+    median beside the mean is the figure that no few nodes move. One or two replies have no others
+    to be compared with.
     """
 
     name: ClassVar[str] = "wrapper"
@@ -177,7 +192,10 @@ class Wrapper(Strategy):
 
     @property
     def update_limit(self) -> float | None:
-        """Largest norm of an update, in medians of all nodes' last ones; None: no limit."""
+        """Largest norm of an update, in medians of all nodes' last ones; None: no limit.
+
+        It holds for the whole composition; set it before ``start``.
+        """
         return self.fleet.update_limit
 
     @update_limit.setter
