@@ -14,6 +14,7 @@ NUMBERS = {
     "rate_correction": lambda value: ours.FedBuff(rate_correction=value),
     "staleness": lambda value: ours.FedBuff(staleness=value),
     "compute": lambda value: DeviceProfile(value),
+    "policy": lambda value: ours.TiFL(policy=[value, 0, 0, 0, 0]),
     "share": lambda value: ours.Resharding(share=value, budget_bytes=16),
     "high_loss_fraction": lambda value: samplers.TopLossSampler(4, 2, high_loss_fraction=value),
 }

@@ -38,9 +38,13 @@ def check_policy(policy: str | Sequence[float], num_tiers: int) -> None:
     if isinstance(policy, str):
         check_choice("policy", policy, (ADAPTIVE, ALGORITHM_2, PACED, VANILLA, *STATIC_POLICIES))
         return
-    probs = np.array(policy, np.float64)
+    rule = f"have num_tiers={num_tiers} entries"
+    try:
+        probs = np.array(policy, np.float64)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise invalid("policy", policy, rule) from error
     if probs.shape != (num_tiers,):
-        raise invalid("policy", policy, f"have num_tiers={num_tiers} entries")
+        raise invalid("policy", policy, rule)
     if not (np.isfinite(probs) & (probs >= 0)).all() or abs(probs.sum() - 1) > 1e-6:
         raise invalid("policy", policy, "hold probabilities that sum to 1")
 
