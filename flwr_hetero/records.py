@@ -75,8 +75,8 @@ MOST_NAMES = MOST_VALUES = 20_000
 """Characters of all names of a reply's metrics together, and numbers in them."""
 LONGEST_NAME = 200
 """Characters of one of them."""
-MOST_SPREADS = 10.0
-"""How far a value may be from the median, in median distances from it; honest: 7 in a million."""
+FARTHEST = 10.0
+"""How far a value may be from the median: in medians, or in median distances from it."""
 
 
 def check_metrics(content: RecordDict) -> None:
@@ -91,22 +91,27 @@ def check_metrics(content: RecordDict) -> None:
             raise ValueError(f"its metrics hold more than {MOST_VALUES} numbers")
 
 
-def named_metrics(content: RecordDict) -> dict[str, tuple[str, str]]:
-    """Return where metrics are, by name and length; those of the protocol are left out."""
+def named_metrics(content: RecordDict) -> dict[str, float | None]:
+    """Return metrics by name and length, without those of the protocol; None for a list."""
     return {
-        f"{name}[{len(value)}]" if isinstance(value, list) else name: (place, name)
-        for place, record in metrics_in(content).items()
+        shape_of(name, value): None if isinstance(value, list) else value
+        for record in metrics_in(content).values()
         for name, value in record.items()
         if name not in keys.PROTOCOL
     }
 
 
+def shape_of(name: str, value: float | list[float] | list[int]) -> str:
+    """Return the name of a metric, of a list with its length."""
+    return f"{name}[{len(value)}]" if isinstance(value, list) else name
+
+
 def keep_metrics(contents: Iterable[RecordDict], kept: Set[str]) -> None:
     """Take out all other metrics but those of the protocol."""
-    for content in contents:
-        for shape, (place, name) in named_metrics(content).items():
-            if shape not in kept:
-                del content[place][name]
+    for record in (record for content in contents for record in metrics_in(content).values()):
+        for name, value in list(record.items()):
+            if shape_of(name, value) not in kept | keys.PROTOCOL:
+                del record[name]
 
 
 def names_in(content: RecordDict) -> str:
@@ -123,7 +128,7 @@ def honest_range(name: str, values: Sequence[float]) -> tuple[float, float, floa
     >>> honest_range("eval-acc", [0.5, 0.6, 0.7, 7.0])
     (0.0, 0.65, 1.0)
     >>> honest_range("train-loss", [2.0, 2.5, 3.0, 1e308])
-    (0.0, 2.75, 7.75)
+    (-24.75, 2.75, 30.25)
     """
     known = [float(max(-MAX_NUMBER, min(v, MAX_NUMBER))) for v in values if -inf < v < inf]
     if not known:
@@ -131,16 +136,19 @@ def honest_range(name: str, values: Sequence[float]) -> tuple[float, float, floa
     usual = median(known)
     if "acc" in name.lower() and 0 <= usual <= 1:
         return 0.0, usual, 1.0
-    far = max(MOST_SPREADS * median(abs(v - usual) for v in known), abs(usual))
+    far = FARTHEST * max(median(abs(v - usual) for v in known), abs(usual))
     return min(0.0, usual - far), usual, max(1.0, usual + far)
 
 
 def limit_metrics(
-    contents: Sequence[RecordDict], skipped: Collection[str], reported: dict[str, list[float]]
+    contents: Sequence[RecordDict],
+    skipped: Collection[str],
+    reported: dict[str, list[float]],
+    others: Sequence[Mapping[str, float | None]] = (),
 ) -> tuple[list[RecordDict], dict[int, str]]:
     """Return copies whose metrics are within what most report, and by place what was not.
 
-    ``reported`` has what was reported before with which it is compared, and gets the rest.
+    They are compared with what was reported before, to which they are added, and with ``others``.
     """
     places = [next(iter(metrics_in(content))) for content in contents]
     pairs = list(zip(contents, places, strict=True))
@@ -153,7 +161,8 @@ def limit_metrics(
             counted: list[Any] = [list(row) for row in zip(*columns, strict=True)]
         else:
             before = reported.setdefault(name, [])
-            counted = _limited(name, values, before)
+            known = [value for own in others if (value := own.get(name)) is not None]
+            counted = _limited(name, values, [*before, *known])
             before += [value for value in counted if -inf < value < inf]
         for place, (said, counts) in enumerate(zip(values, counted, strict=True)):
             if said is not counts and said != counts:

@@ -88,9 +88,9 @@ class NodeSpeeds:
         """Return what a message costs a node beside its steps; NaN if that is unknown."""
         if (first_s := self.first_s.get(node)) is None:
             return self.link_s.get(node, nan)
-        # at most in proportion to the steps, as on a slow CPU
-        ratios = [self.link_s[n] / self.step_s[n] for n in self.link_s if n not in self.first_s]
-        return min(first_s, median_low(ratios) * self.step_s[node]) if ratios else nan
+        # its own cost is unknown: one slice too long does more harm than one message too many
+        usual_s = [self.link_s[n] for n in self.link_s if n not in self.first_s]
+        return min(first_s, median_low(usual_s)) if usual_s else nan
 
     def classes(self) -> tuple[set[str], float]:
         """Return the fast nodes, and gamma between the two classes."""

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import isfinite, nan
+from math import inf, isfinite, nan
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeAlias
@@ -83,7 +83,9 @@ class History:
         seconds that each node says a message took. On real nodes ``seconds`` divides the round trip
         of it: by part (``wait``, ``start``, ``receive``, ``train``, ``send``) the seconds of each
         node, which is left out of a part that it does not measure. ``wait`` is the rest, ``steps``
-        what those took of ``train``.
+        what those took of ``train``. ``train_range`` and ``evaluate_range`` have of each metric the
+        lowest, median and highest value of the nodes. ``limited`` says whose value did not count,
+        ``shortened`` to what part of its length a node's update was cut.
     notes : tuple of str
         Lines that could not be read.
 
@@ -209,7 +211,8 @@ class HistoryReader:
             raise invalid("run directory", str(self.folder), f"hold a {HISTORY}")
         new, torn = self._read_new()
         # a line of a round that there is already takes its place
-        if new and self.rounds and new[0]["round"] <= self.rounds[-1]["round"]:
+        first = min((record["round"] for record in new), default=inf)
+        if self.rounds and first <= self.rounds[-1]["round"]:
             new, self.rounds, self.table = [*self.rounds, *new], [], {}
         in_order = {record["round"]: record for record in new}
         new = [in_order[number] for number in sorted(in_order)]

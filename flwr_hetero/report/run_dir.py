@@ -85,7 +85,9 @@ class RunDirectory:
             # A resume that is refused leaves the settings: it writes them when it cuts the history.
             if not resume:
                 replace(self.path / files.CONFIG, self._config)
-            self._history.touch()
+            # a resume that is refused leaves its time: a run has ended if its model is newer
+            if not self._history.exists():
+                self._history.touch()
         except OSError as error:
             raise invalid(argument, str(path), f"be a folder to write to ({error})") from error
 

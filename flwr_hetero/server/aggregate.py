@@ -18,7 +18,7 @@ from flwr_hetero import keys
 from flwr_hetero._flwr import NUMPY, log
 from flwr_hetero.errors import invalid, last_line
 from flwr_hetero.records import BUFFERS, arrays_in, limit_metrics, metrics_in, read_number
-from flwr_hetero.server.context import Exchange
+from flwr_hetero.server.context import QUORUM, Exchange
 
 LINEAR = (FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi)
 """Strategies of which we know that replies enter by their weighted mean and by nothing else."""
@@ -70,15 +70,28 @@ def limited_metrics(
     if not replies:
         return []
     fleet, skipped = context.fleet, {weight_key or "", *keys.PROTOCOL}
-    contents = [reply.content for reply in replies]
-    limited, cut = limit_metrics(contents, skipped, fleet.reported.setdefault(kind, {}))
+    contents, reported = [reply.content for reply in replies], fleet.reported.setdefault(kind, {})
+    nodes = {context.identity(reply.metadata.src_node_id) for reply in replies}
+    known = fleet.metrics.get(kind, {}).items() if len(nodes) < QUORUM else ()
+    others = [own for node, own in known if node not in nodes]
+    limited, cut = limit_metrics(contents, skipped, reported, others)
     for place, text in cut.items():
         node_id = replies[place].metadata.src_node_id
         # once: the data of a node may be odd in every round
         if (name := f"metrics of {context.identity(node_id)}") not in fleet.cut:
             fleet.cut.add(name)
-            context.note(node_id, text)
+            fleet.nodes.warn(node_id, text)
+            fleet.reported.setdefault("limited", {})[context.identity(node_id)] = text
     return limited
+
+
+def settle_evaluations(context: Exchange, replies: Sequence[Message], key: str | None) -> None:
+    """Bring metrics of replies to evaluation within what most of them report, of equal names."""
+    drop_partial_metrics(replies)
+    context.fleet.reported["evaluate"] = {}
+    limited = limited_metrics(context, replies, key, "evaluate")
+    for reply, content in zip(replies, limited, strict=True):
+        reply.content.update(content)
 
 
 def weight_of(reply: Message, weight_key: str) -> float:

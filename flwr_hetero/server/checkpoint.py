@@ -127,8 +127,8 @@ class Checkpoints:
         fleet.cut = set(map(str, meta.get("cut", ())))
         fleet.usual_names = {kind: str(name) for kind, name in meta.get("usual_names", {}).items()}
         fleet.metrics = {
-            kind: {node: list(map(str, names)) for node, names in own.items()}
-            for kind, own in meta.get("known_metrics", {}).items()
+            kind: {node: {n: v if v is None else float(v) for n, v in x.items()} for node, x in own}
+            for kind, own in ((k, x.items()) for k, x in meta.get("known_metrics", {}).items())
         }
         fleet.examples = {
             kind: {name: (float(first), float(last)) for name, (first, last) in own.items()}

@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord, Message, MessageType
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import NODE_UNAVAILABLE, log
-from flwr_hetero.errors import hint_for, last_line, with_hint
+from flwr_hetero.errors import check_number, hint_for, last_line, with_hint
 from flwr_hetero.records import (
     Latency,
     arrays_in,
@@ -228,14 +228,14 @@ def _same_metrics(context: Exchange, good: list[Message]) -> list[Message]:
     fleet, kind = context.fleet, context.messages[0].metadata.message_type
     nodes = [context.identity(reply.metadata.src_node_id) for reply in good]
     found = [named_metrics(reply.content) for reply in good]
-    last = dict(zip(nodes, map(sorted, found), strict=True))
+    last = dict(zip(nodes, found, strict=True))
     others = {node: own for node, own in fleet.metrics.get(kind, {}).items() if node not in last}
     fleet.metrics[kind] = dict([*(others | last).items()][-VOTERS:])
     # one or two nodes alone would agree with themselves: what three of the last ones report counts
     if len(last) < QUORUM:
         known = fleet.metrics[kind].values()
         counts = Counter(name for own in known for name in own)
-        shared = {name for name in found[0] if counts[name] >= min(QUORUM, len(known))}
+        shared = {name for name in counts if counts[name] >= min(QUORUM, len(known))}
         keep_metrics((reply.content for reply in good), shared.intersection(*found))
     names = [names_in(reply.content) for reply in good]
     votes = Counter(dict(zip(nodes, names, strict=True)).values())
@@ -244,6 +244,13 @@ def _same_metrics(context: Exchange, good: list[Message]) -> list[Message]:
     fleet.usual_names[kind] = usual
     other = "its metrics have other names than those of the others"
     return kept(context, good, [None if name == usual else other for name in names])
+
+
+def check_limit(limit: float | None) -> float | None:
+    """Check how much longer than usual an update may be."""
+    if limit is None:
+        return None
+    return check_number("update_limit", limit, "[1, inf)", "or None, for no limit")
 
 
 # --- claims beside those of others -------------------------------------------------------

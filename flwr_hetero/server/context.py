@@ -277,11 +277,11 @@ class Fleet:
     """Replies that were dropped or corrected, or that never came."""
     by_node: dict[str, Any] = field(default_factory=dict)
     """How good the model is on each node."""
-    reported: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-    """By "train" or "evaluate" and metric: what nodes said, as it counts."""
+    reported: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By "train" or "evaluate" and metric what nodes said, as it counts; "limited": who was cut."""
     # --- of all replies so far, by which later ones are judged
-    metrics: dict[str, dict[str, list[str]]] = field(default_factory=dict)
-    """By message type and node: which ones were in its last reply, of the last nodes to answer."""
+    metrics: dict[str, dict[str, dict[str, float | None]]] = field(default_factory=dict)
+    """By message type and node, the last ones to answer: what was in its last reply."""
     usual_names: dict[str, str] = field(default_factory=dict)
     """By message type: digest of the names of metrics that were accepted last."""
     examples: dict[str, dict[str, tuple[float, float]]] = field(default_factory=dict)

@@ -205,6 +205,8 @@ def complete(run: Run, record: Record) -> None:
     record |= {"virtual_s": fleet.clock.virtual_s, "failures": fleet.failures}
     record |= {"fairness": fleet.by_node} if fleet.by_node else {}
     # a mean alone may be that of one node
+    limited = fleet.reported.pop("limited", {})
+    record |= {"limited": limited} if limited else {}
     for kind, metrics in fleet.reported.items():
         ranges = {name: [min(v), median(v), max(v)] for name, v in metrics.items() if v}
         record |= {f"{kind}_range": ranges} if ranges else {}

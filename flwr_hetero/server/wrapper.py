@@ -9,16 +9,10 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
 from flwr_hetero._flwr import check_strategy, format_of_trees, is_private, pull_quickly
-from flwr_hetero.errors import check_number, invalid
+from flwr_hetero.errors import invalid
 from flwr_hetero.records import own_records
-from flwr_hetero.server.aggregate import (
-    aggregate,
-    drop_partial_metrics,
-    keep_dtypes,
-    limited_metrics,
-    weight_of,
-)
-from flwr_hetero.server.checks import Expected, accept, check_progress, count
+from flwr_hetero.server.aggregate import aggregate, keep_dtypes, settle_evaluations, weight_of
+from flwr_hetero.server.checks import Expected, accept, check_limit, check_progress, count
 from flwr_hetero.server.client_support import ClientSupport, check_client_support, holds
 from flwr_hetero.server.composition import check_composition, name_of
 from flwr_hetero.server.context import Exchange, Fleet
@@ -42,12 +36,25 @@ class Wrapper(Strategy):
     strategy : Strategy, optional
         Any Flower strategy or another wrapper; FedAvg if left out.
 
+    Notes
+    -----
+    No update is longer than :attr:`update_limit` (2) medians of the nodes' last norms, times the
+    root of its assigned steps. What is cut counts as cut the next time; what is 100 times too long
+    is dropped. Until three nodes are known, an update may be as long as the model, or 1. Integers,
+    trees, fleets of two and strategies with differential privacy are left alone.
+
     Examples
     --------
     >>> from flwr.serverapp.strategy import FedAdam
     >>> wrapper = Wrapper(Wrapper(FedAdam()))
     >>> [type(strategy).__name__ for strategy in wrapper.chain()]
     ['Wrapper', 'Wrapper', 'FedAdam']
+
+    Notes
+    -----
+    So that no node sets a mean, an accuracy lies in [0, 1] if the median does; another metric lies
+    in [0, 1], or within ten medians, or ten median distances, of the median. A value that is not
+    finite counts as the median. One or two replies are compared with the last ones of other nodes.
     """
 
     name: ClassVar[str] = "wrapper"
@@ -177,14 +184,12 @@ class Wrapper(Strategy):
 
     @property
     def update_limit(self) -> float | None:
-        """Largest norm of an update, in medians of all nodes' last ones; None: no limit."""
+        """Largest norm of an update, in medians of the nodes' last ones; None: no limit."""
         return self.fleet.update_limit
 
     @update_limit.setter
     def update_limit(self, limit: float | None) -> None:
-        if limit is not None:
-            check_number("update_limit", limit, "[1, inf)", "or None, for no limit")
-        self.fleet.update_limit = limit
+        self.fleet.update_limit = check_limit(limit)
 
     @property
     def loop(self) -> Loop:
@@ -264,16 +269,13 @@ class Wrapper(Strategy):
         context, good = self.given(context), list(replies)
         if self.outer is None:
             good = accept(context, good, Expected(None, self._weight_key))
-            self.fleet.reported["evaluate"] = {}
-            limited = limited_metrics(context, good, self._weight_key, "evaluate")
-            for reply, content in zip(good, limited, strict=True):
-                reply.content.update(content)
+            settle_evaluations(context, good, self._weight_key)
             self.fleet.by_node = by_node(context, good)
         good = self.on_evaluate_replies(context, good)
         if isinstance(self.inner, Wrapper):
             metrics = self.inner.aggregate_evaluate(server_round, good, context)
         else:
-            drop_partial_metrics(good := count(context, good, self._weight_key))
+            good = count(context, good, self._weight_key)
             metrics = self.inner.aggregate_evaluate(server_round, good)
         if self.outer is None:
             for wrapper in self.wrappers():

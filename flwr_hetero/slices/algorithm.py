@@ -10,6 +10,8 @@ r"""FedSlice on NumPy arrays, for server model w of version t, average a, n node
     6: a round is over when the nodes trained as much as in FedAvg    strategy.SliceRule
 """
 
+from math import sqrt
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -19,8 +21,6 @@ QUICK = 0.9
 """Quantile of the nodes' steps that counts as a quick node's."""
 FIRST_STEPS = 2
 """Steps of a node that was never timed: the first one may hold a warm-up."""
-RECENT = 3.0
-"""Growth of the average: of about the last quarter of all models, while these are few."""
 
 
 def slice_steps(
@@ -57,12 +57,14 @@ def buffer_size(in_flight: int) -> int:
     return min(max(2, in_flight // 4), max(1, in_flight))
 
 
-def largest_step(steps: ArrayLike, num_updates: int, in_flight: int) -> float:
+def largest_step(
+    steps: ArrayLike, num_updates: int, in_flight: int, momentum: float = 0.0
+) -> float:
     r"""Return the largest factor of a server update's mean.
 
-    .. math:: \frac{K}{n} \frac{\tau_{quick}}{\bar\tau}
+    .. math:: (1 - \mu) \frac{K}{n} \frac{\tau_{quick}}{\bar\tau}
 
-    steps: (num_nodes,), of the nodes' slices.
+    steps: (num_nodes,), of the nodes' slices; momentum: the server's, which repeats an update.
 
     >>> largest_step([10, 10, 10, 10], num_updates=2, in_flight=4)
     0.5
@@ -72,16 +74,16 @@ def largest_step(steps: ArrayLike, num_updates: int, in_flight: int) -> float:
     known = np.asarray(steps, np.float64)
     # l. 4: all n nodes move the model no further than a quick one would; their sum overshoots
     spread = float(np.quantile(known, QUICK) / known.mean()) if known.size else 1.0
-    return num_updates / in_flight * spread
+    return (1 - momentum) * num_updates / in_flight * spread
 
 
 def new_part(count: int, window: int) -> float:
     r"""Return the newest model's part in the average of ``count`` models.
 
-    .. math:: p_t = \max\left(\frac{\eta + 1}{t + \eta}, \frac{1}{R}\right)
+    .. math:: p_t = \max\left(\frac{1}{\sqrt{2 t - 1}}, \frac{1}{R}\right)
 
-    >>> [round(new_part(count, 32), 3) for count in (1, 2, 17, 500)]
-    [1.0, 0.8, 0.2, 0.031]
+    >>> [round(new_part(count, 32), 3) for count in (1, 5, 41, 2000)]
+    [1.0, 0.333, 0.111, 0.031]
     """
-    # l. 5: the first models weigh little, so that an early stop is no worse than the newest
-    return max((RECENT + 1) / (count + RECENT), 1 / window)
+    # l. 5: the first models are soon left out, and single ones weigh little
+    return max(1 / sqrt(2 * count - 1), 1 / window)

@@ -16,7 +16,7 @@ from flwr_hetero.asynchronous.algorithm import Shares
 from flwr_hetero.asynchronous.engine import Update
 from flwr_hetero.asynchronous.strategy import FedBuff
 from flwr_hetero.biased_local_sgd.node_speeds import MeasuredSteps
-from flwr_hetero.errors import check_choice, check_count, invalid
+from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 from flwr_hetero.records import config_of, metrics_in, read_number
 from flwr_hetero.server.aggregate import keep_dtypes
 from flwr_hetero.server.composition import check_enough_updates, name_of
@@ -55,8 +55,8 @@ class FedSlice(Wrapper):
     step_correction : float
         Power in [0, 1] with which the number of a node's steps is undone, in the same sense.
     window : int
-        Largest number of models in the average that is evaluated and returned. While there are
-        fewer than four times as many, it is of about the last quarter.
+        Largest number of models in the average that is evaluated and returned. After t server
+        updates it is of about the last sqrt(2t).
     keep_optimizer : bool
         Nodes' torch optimizers go on from slice to slice: no momentum is lost. Each node keeps a
         state as large as the model, or twice that for Adam; a simulation keeps those of all.
@@ -66,10 +66,10 @@ class FedSlice(Wrapper):
     Notes
     -----
     All updates in flight move the model no further than a slice of a quick node would, so that
-    FedAvg's learning rate fits. A node that has evaluated for a tenth of the time is left out but
-    for the last time. ``start`` with the arrays that the last one returned, on the same grid, goes
-    on with what is in flight. The average is that of Shamir and Zhang, "Stochastic Gradient Descent
-    for Non-smooth Optimization", ICML 2013.
+    FedAvg's learning rate fits. The momentum of ``FedAvgM`` repeats updates, which are smaller for
+    it. A node that has evaluated for a tenth of the time is left out but for the last time.
+    ``start`` with the arrays that the last one returned, on the same grid, goes on with what is in
+    flight.
     """
 
     name: ClassVar[str] = "fedslice"
@@ -99,12 +99,19 @@ class FedSlice(Wrapper):
         average = RecentAverage(self.rule, window=window)
         self.parts, self.decides = (average, self.rule, self.steps), DECIDED
         super().__init__(average)
+        check_number("server_momentum", server_momentum(self), "[0, 1)")
         if concurrency is not None:
             check_enough_updates(self.leaf, buffer_size(concurrency), "concurrency")
 
     def round_info(self) -> dict[str, Any]:
         """Return the round's server updates, and examples trained on of those wanted."""
         return self.rule.round_facts
+
+
+def server_momentum(strategy: Wrapper) -> float:
+    """Return how much of the last server update FedAvgM repeats in the next one."""
+    momentum: float = getattr(strategy.leaf, "server_momentum", 0.0)
+    return momentum
 
 
 class SliceSteps(MeasuredSteps):
@@ -159,7 +166,8 @@ class SliceRule(FedBuff):
         """Weigh as FedBuff does, and bound how far the model moves."""
         shares, speeds = super().weigh(updates, weights), self.steps.speeds
         in_flight = max(len(updates), self._training)
-        limit = largest_step(self.steps.num_steps(list(speeds.step_s)), len(updates), in_flight)
+        steps = self.steps.num_steps(list(speeds.step_s))
+        limit = largest_step(steps, len(updates), in_flight, server_momentum(self))
         # l. 4: b, so that all updates in flight move the model by one slice
         bound = min(1.0, limit / self.rates.mean_discount())
         return shares._replace(scales=shares.scales * bound)

@@ -94,9 +94,9 @@ USUAL = {
 }
 """Faults that bugs make as well."""
 EXCESS = {
-    "a list as long as a model": (metric("train-loss", [0.5] * MUCH), "other names"),
+    "a list as long as a model": (metric("train-loss", [0.5] * MUCH), "more than 20000 numbers"),
     "weights in a list": (metric("num-examples", [0.5] * MUCH), "instead of a number"),
-    "a metric with a long name": (metric(HUGE, 1.0), "other names"),
+    "a metric with a long name": (metric(HUGE, 1.0), "more characters than"),
     "a long name among statistics": (statistics(**{HUGE: 1.0, f"a.{HUGE}": 1.0}), None),
     "many names among statistics": (statistics(**{f"x{i}": 1.0 for i in range(5_000)}), None),
     "too many examples to add up": (metric("num-examples", 1e308), "instead of a number"),

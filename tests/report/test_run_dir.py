@@ -51,7 +51,9 @@ def test_round_is_plain_json_and_synced(run, monkeypatch):
         **{"inf": None, "true": True, "array": [[1, 2]], "scalar": 3.5, "pair": [1, None]},
         **{"path": "/data", "list": [None, "b'x'", 0.5, [None]], "1": {"a": 2}, "round": 0},
     }
-    assert read_history(run.path).rounds[1]["failures"] == [failure]
+    read = read_history(run.path)
+    assert (len(read.rounds), read.notes) == (2, ())
+    assert read.rounds[1]["failures"] == [{"node": "a?b?c?d", "reason": "x"}]
     for number in (None, -1, 1.5, True, "1"):
         with pytest.raises(ValueError, match="round must be a whole number of at least 0"):
             run.append_round({"round": number})

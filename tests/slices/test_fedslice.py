@@ -1,6 +1,7 @@
 """FedSlice: equal work a round, and all that a user of FedAvg sees."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideFixedClipping,
     FedAdam,
     FedAvg,
+    FedAvgM,
     FedXgbBagging,
     Krum,
 )
@@ -109,6 +111,14 @@ def test_equal_nodes_bear_fedavgs_learning_rate(seed):
     assert first_round(FedSlice(quiet())) > first_round(Wrapper(quiet())) - 0.02
 
 
+def test_momentum_at_the_server_moves_the_model_no_further():
+    ends = []
+    for inner in (FedAvg, partial(FedAvgM, server_momentum=0.9)):
+        strategy = FedSlice(inner(fraction_evaluate=0.0), concurrency=5)
+        ends.append(TASK.measure(values_of(run(strategy, 6)[2].arrays), [0])[0])
+    assert ends[1] > ends[0] - 0.05
+
+
 def test_every_round_has_one_line_one_evaluation_and_one_on_nodes():
     _, records, result = run(FedSlice(), 8)
     assert len(records) == 9
@@ -175,6 +185,7 @@ def test_other_arrays_begin_a_new_run():
         (lambda: FedSlice(ModelAverage()), "leave the evaluated model to FedSlice"),
         (lambda: FedSlice(FedAvg(fraction_train=0.5)), "concurrency"),
         (lambda: FedSlice(FedXgbBagging()), "FedXgbBagging"),
+        (lambda: FedSlice(FedAvgM(server_momentum=1.0)), r"server_momentum must be .*\[0, 1\)"),
         (lambda: FedSlice(Krum(num_malicious_nodes=1), concurrency=5), "concurrency"),
         (lambda: FedSlice(clipping()), "rate_correction must"),
         (lambda: FedSlice(clipping(), rate_correction=0, step_correction=1), "step_correction"),
