@@ -41,7 +41,7 @@ def noted(file):
 
 def await_notes(file, count):
     """Wait for lines in a file; return them."""
-    for _ in range(1000):
+    for _ in range(6000):
         if len(found := noted(file)) >= count:
             return found
         time.sleep(0.01)
@@ -87,13 +87,15 @@ def hangs():
 APPS = {
     "plain": lambda: print("imported"),
     "seeds": lambda: (random.seed(3), np.random.seed(3)),  # noqa: NPY002
-    "slow": lambda: time.sleep(0.3),
+    "slow": lambda: str(os.getpid()) in noted("pulled.txt") or wait_for_gate(),
     "gated": wait_for_gate,
     "gated-threads": lambda: (wait_for_gate(), APPS["threads"]()),
     "temporary": lambda: TEMPORARY.append(tempfile.TemporaryDirectory(dir=FOLDER)),
     "reads": lambda: LOADS.append(preload(lambda context: CALLS.append(os.getpid()))),
     "threads": lambda: threading.Thread(target=time.sleep, args=(60,), daemon=True).start(),
-    "processes": lambda: multiprocessing.Process(target=time.sleep, args=(1,), daemon=True).start(),
+    "processes": lambda: multiprocessing.Process(
+        target=time.sleep, args=(60,), daemon=True
+    ).start(),
     "raises": raises,
     "exits": lambda: sys.exit("not here"),
     "hangs": hangs,

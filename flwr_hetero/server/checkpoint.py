@@ -57,7 +57,6 @@ class Checkpoints:
             "wall_s": run.wall_s,
             "virtual_s": fleet.clock.virtual_s,
             "examples": fleet.examples,
-            "norms": fleet.norms,
             "cut": sorted(fleet.cut),
             "known_metrics": fleet.metrics,
             "usual_names": fleet.usual_names,
@@ -134,7 +133,6 @@ class Checkpoints:
             kind: {name: (float(first), float(last)) for name, (first, last) in own.items()}
             for kind, own in meta.get("examples", {}).items()
         }
-        fleet.norms = {node: list(map(float, x)) for node, x in meta.get("norms", {}).items()}
         for kind in RESULTS:
             found = {int(n): MetricRecord(m) for n, m in meta["results"][kind].items()}
             setattr(run.result, kind, found)

@@ -8,8 +8,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
-from flwr_hetero._flwr import check_strategy, format_of_trees, is_private, pull_quickly
-from flwr_hetero.errors import check_number, invalid
+from flwr_hetero._flwr import check_strategy, format_of_trees, pull_quickly
+from flwr_hetero.errors import invalid
 from flwr_hetero.records import own_records
 from flwr_hetero.server.aggregate import aggregate, keep_dtypes, settle_evaluations, weight_of
 from flwr_hetero.server.checks import Expected, accept, check_progress, count
@@ -35,13 +35,6 @@ class Wrapper(Strategy):
     ----------
     strategy : Strategy, optional
         Any Flower strategy or another wrapper; FedAvg if left out.
-
-    Notes
-    -----
-    No update is longer than :attr:`update_limit` (2) medians of the nodes' last norms, times the
-    root of its assigned steps. What is cut counts as cut the next time; what is 100 times too long
-    is dropped. Until three nodes are known, an update may be as long as the model, or 1. Integers,
-    trees, fleets of two and strategies with differential privacy are left alone.
 
     Examples
     --------
@@ -183,20 +176,6 @@ class Wrapper(Strategy):
         return self if self.outer is None else self.outer.top
 
     @property
-    def update_limit(self) -> float | None:
-        """Largest norm of an update, in medians of all nodes' last ones; None: no limit.
-
-        It holds for the whole composition; set it before ``start``.
-        """
-        return self.fleet.update_limit
-
-    @update_limit.setter
-    def update_limit(self, limit: float | None) -> None:
-        if limit is not None:
-            check_number("update_limit", limit, "[1, inf)", "or None, for no limit")
-        self.fleet.update_limit = limit
-
-    @property
     def loop(self) -> Loop:
         """The loop that runs: rounds, unless a wrapper brings its own."""
         return self.inner.loop if isinstance(self.inner, Wrapper) else run_rounds
@@ -227,8 +206,7 @@ class Wrapper(Strategy):
         # the outermost judges replies, for all, before any hook sees them
         if self.outer is None:
             sent = None if self._trees else context.arrays
-            limit = None if any(map(is_private, self.chain())) else self.update_limit
-            wanted = Expected(sent, self._weight_key, trees=self._trees, update_limit=limit)
+            wanted = Expected(sent, self._weight_key, trees=self._trees)
             good = accept(context, good, wanted, self.wrappers())
         if any(each.key not in self.clear for each in self.client_support):
             check_client_support(self, context, good)

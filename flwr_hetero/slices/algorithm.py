@@ -10,6 +10,8 @@ r"""FedSlice on NumPy arrays, for server model w of version t, average a, n node
     6: a round is over when the nodes trained as much as in FedAvg    strategy.SliceRule
 """
 
+from math import sqrt
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -19,8 +21,6 @@ QUICK = 0.9
 """Quantile of the nodes' steps that counts as a quick node's."""
 FIRST_STEPS = 2
 """Steps of a node that was never timed: the first one may hold a warm-up."""
-RECENT = 3.0
-"""Growth of the average: of about the last quarter of all models, while these are few."""
 
 
 def slice_steps(
@@ -80,10 +80,10 @@ def largest_step(
 def new_part(count: int, window: int) -> float:
     r"""Return the newest model's part in the average of ``count`` models.
 
-    .. math:: p_t = \max\left(\frac{\eta + 1}{t + \eta}, \frac{1}{R}\right)
+    .. math:: p_t = \max\left(\frac{1}{\sqrt{2 t - 1}}, \frac{1}{R}\right)
 
-    >>> [round(new_part(count, 32), 3) for count in (1, 2, 17, 500)]
-    [1.0, 0.8, 0.2, 0.031]
+    >>> [round(new_part(count, 32), 3) for count in (1, 5, 41, 2000)]
+    [1.0, 0.333, 0.111, 0.031]
     """
-    # l. 5: the first models weigh little, so that an early stop is no worse than the newest
-    return max((RECENT + 1) / (count + RECENT), 1 / window)
+    # l. 5: the first models are soon left out, and single ones weigh little
+    return max(1 / sqrt(2 * count - 1), 1 / window)

@@ -55,8 +55,8 @@ class FedSlice(Wrapper):
     step_correction : float
         Power in [0, 1] with which the number of a node's steps is undone, in the same sense.
     window : int
-        Largest number of models in the average that is evaluated and returned. While there are
-        fewer than four times as many, it is of about the last quarter.
+        Largest number of models in the average that is evaluated and returned. After t server
+        updates it is of about the last sqrt(2t).
     keep_optimizer : bool
         Nodes' torch optimizers go on from slice to slice: no momentum is lost. Each node keeps a
         state as large as the model, or twice that for Adam; a simulation keeps those of all.
@@ -69,8 +69,7 @@ class FedSlice(Wrapper):
     FedAvg's learning rate fits. The momentum of ``FedAvgM`` repeats updates, which are smaller for
     it. A node that has evaluated for a tenth of the time is left out but for the last time.
     ``start`` with the arrays that the last one returned, on the same grid, goes on with what is in
-    flight. The average is that of Shamir and Zhang, "Stochastic Gradient Descent for Non-smooth
-    Optimization", ICML 2013.
+    flight.
     """
 
     name: ClassVar[str] = "fedslice"

@@ -76,13 +76,13 @@ class Node:
     def messages(self, count, app, body="change", run=1):
         return [self.message(app, body, run) for _ in range(count)]
 
-    def wakes(self):
-        """Wait until the launcher is told of something; tell of how much."""
-        count = 0
-        while self.own.poll(5 if not count else 0.05):
+    def wakes(self, count):
+        """Wait until the launcher was told of so many things; return how many there were."""
+        found = 0
+        while found < count and self.own.poll(60):
             self.own.recv()
-            count += 1
-        return count
+            found += 1
+        return found
 
     def end(self):
         self.own.close()
@@ -97,7 +97,7 @@ def is_there(pid):
 
 
 def gone(pids):
-    for _ in range(500):
+    for _ in range(6000):
         if not any(map(is_there, pids)):
             return True
         time.sleep(0.01)
@@ -111,12 +111,14 @@ def several(node, app, body="change"):
 
 def crashes(node):
     found = node.messages(2, "plain")
+    # the app's parent is warm, two messages have ended, and the one that was handed over
+    node.wakes(4)
     for body in ("exit", "kill", "memory"):
-        node.wakes()
         node.ask("plain", body)
-        told = node.wakes()
+        told = node.wakes(1)
         found.append(node.message("plain") | {"told": told})
-    return found
+        node.wakes(1)
+    return [*found, node.own.poll(0.05)]
 
 
 def many_runs(node):
@@ -158,6 +160,13 @@ def handed_over(node):
     more = memory_bytes(node.first) - before
     return {"first": first, "parent": parent, "other": other, "replies": replies,
             "pulled": noted("pulled.txt"), "more": more, "away": away}  # fmt: skip
+
+
+def too_slow(node):
+    (FOLDER / "gate").unlink(missing_ok=True)
+    found = node.message("slow")
+    open_gate()
+    return found
 
 
 def killed_first(node):
@@ -259,7 +268,8 @@ def main():
     found = {}
     for name in sys.argv[2:]:
         scenario, _, argument = name.partition(":")
-        warm.LOAD_S, forks.PROBE_S = (0.1 if name == "several:slow" else 20.0), 0.3
+        warm.LOAD_S = 0.1 if name == "too_slow" else 600.0
+        forks.PROBE_S = 0.3 if name == "several:hangs" else 60.0
         node = Node()
         for file in FOLDER.glob("*.txt"):
             file.unlink()

@@ -35,7 +35,7 @@ def test_nodes_of_unknown_speed_take_two_steps_and_no_more_than_their_job():
 
 
 @pytest.mark.parametrize("window", [1, 5, 32])
-def test_average_is_of_the_last_quarter_of_few_models_and_of_the_window_of_many(window):
+def test_average_is_of_the_root_of_few_models_and_of_the_window_of_many(window):
     count, share = 2000, []
     for model in range(1, count + 1):
         part = new_part(model, window)
@@ -47,7 +47,7 @@ def test_average_is_of_the_last_quarter_of_few_models_and_of_the_window_of_many(
     early = [
         part * np.prod([1 - later for later in parts[i + 1 :]]) for i, part in enumerate(parts)
     ]
-    assert np.arange(800)[::-1] @ early == pytest.approx(800 / 5, rel=0.05)
+    assert np.arange(800)[::-1] @ early == pytest.approx(1600**0.5 - 1, rel=0.05)
 
 
 @given(
