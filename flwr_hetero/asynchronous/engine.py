@@ -10,7 +10,8 @@ from flwr_hetero import keys
 from flwr_hetero.asynchronous.in_flight import Evaluations, MessageQueue, Pending
 from flwr_hetero.records import config_of
 from flwr_hetero.server import rounds
-from flwr_hetero.server.checks import Expected, check_progress, is_good
+from flwr_hetero.server.checks import Expected, is_good
+from flwr_hetero.server.client_support import check_progress
 from flwr_hetero.server.context import QUORUM, Exchange
 from flwr_hetero.server.nodes import WAIT_S, online_nodes, wait_for_nodes, whole_grid
 
@@ -156,7 +157,7 @@ class Engine:
         rest_s = min(rest_s * 2**before, away_s * AWAY_GROWTH**before)
         self.book.back_off(node_id, self.now_s + rest_s)
         reasons = sorted({failure["reason"] for failure in self.fleet.failures})
-        least, why = max(self.in_flight, self._context.quorum), "; ".join(reasons[:3])
+        least, why = max(self.in_flight, self._context.believed()), "; ".join(reasons[:3])
         enough = len(self._bad) >= FRUITLESS * least and len(set(self._bad)) >= least
         if enough and self.fleet.begun:
             raise RuntimeError(f"{len(self._bad)} bad replies in a row: {why}.")

@@ -11,7 +11,8 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from flwr_hetero.records import reported_latency
-from flwr_hetero.server.context import POLL_S, POLL_SHARE, Clock, Costs, Exchange
+from flwr_hetero.server.arrivals import POLL_S, POLL_SHARE
+from flwr_hetero.server.context import Clock, Costs, Exchange
 from flwr_hetero.server.nodes import is_simulated, whole_grid
 from flwr_hetero.server.rounds import Run
 

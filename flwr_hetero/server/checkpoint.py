@@ -57,6 +57,7 @@ class Checkpoints:
             "wall_s": run.wall_s,
             "virtual_s": fleet.clock.virtual_s,
             "examples": fleet.examples,
+            "times_s": fleet.times_s,
             "cut": sorted(fleet.cut),
             "known_metrics": fleet.metrics,
             "usual_names": fleet.usual_names,
@@ -132,6 +133,10 @@ class Checkpoints:
         fleet.examples = {
             kind: {name: (float(first), float(last)) for name, (first, last) in own.items()}
             for kind, own in meta.get("examples", {}).items()
+        }
+        fleet.times_s = {
+            kind: {name: float(took_s) for name, took_s in own.items()}
+            for kind, own in meta.get("times_s", {}).items()
         }
         for kind in RESULTS:
             found = {int(n): MetricRecord(m) for n, m in meta["results"][kind].items()}

@@ -1,16 +1,17 @@
-"""Which replies count, judged before any hook sees them; when a run ends because none does."""
+"""Which replies count, judged before any hook sees them."""
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from reprlib import repr as shortened
 from typing import Any, NamedTuple
 
 from flwr.app import ArrayRecord, Message, MessageType
 
 from flwr_hetero import keys
-from flwr_hetero._flwr import NODE_UNAVAILABLE
-from flwr_hetero.errors import hint_for, last_line, with_hint
+from flwr_hetero._flwr import format_of_trees
+from flwr_hetero.errors import hint_for, last_line
 from flwr_hetero.records import (
     Latency,
     arrays_in,
@@ -25,20 +26,21 @@ from flwr_hetero.records import (
     reported_latency,
 )
 from flwr_hetero.server.aggregate import Norms, holds_trees, measure, weight_of
-from flwr_hetero.server.context import QUORUM, Exchange, Standstill, is_enough
+from flwr_hetero.server.arrivals import is_enough
+from flwr_hetero.server.context import QUORUM, Exchange
 
 MAX_WEIGHT = 2.0**53
 """Weights above this are nonsense, and sums of them could be infinite."""
 MAX_GROWTH = (100.0, 1e4)
 """Largest norms (parameters, statistics) in those sent or usual; honest: 14, 850; diverged: 61."""
+LATE_REST = 2.0
+"""First rest of a node that is late beside the others, in times for which it was waited for."""
 VOTERS = 10
 """Nodes, the last ones to answer, whose metrics are known where few answer at a time."""
 SMALL = 1.0
 """Norm up to which a model counts as this large: one of few numbers may be near zero."""
 MAX_SHARE, MAX_INCREASE = 10.0, 2.0
 """Most that examples of a node count: in medians of all; above one, in what it said first."""
-FRUITLESS_ROUNDS, FRUITLESS_REPLIES = 2, 12
-"""Rounds and, once one has counted, replies in a row that do not count, which end a run."""
 
 
 class Expected(NamedTuple):
@@ -51,11 +53,37 @@ class Expected(NamedTuple):
     """Boosted trees instead of arrays: as "json", or in "any" format."""
 
 
-def accept(
-    context: Exchange, replies: Sequence[Message], expected: Expected, wrappers: Iterable[Any] = ()
-) -> list[Message]:
+@dataclass(frozen=True)
+class Verdicts:
+    """Judge replies to an exchange by themselves, each once: on arrival, if it is waited for."""
+
+    context: Exchange
+    expected: Expected
+    wrappers: tuple[Any, ...] = ()
+
+    def __call__(self, reply: Message, node_id: int) -> bool:
+        """Return whether a reply of a node is good, or record it as a failure."""
+        context, message_id = self.context, reply.metadata.reply_to_message_id
+        if message_id not in context.judged:
+            found = is_good(context, reply, node_id, self.expected)
+            for wrapper in self.wrappers:
+                found = found and bool(kept(context, [reply], [wrapper.why_bad(context, reply)]))
+            context.judged[message_id] = found
+        return context.judged[message_id]
+
+
+def judge_of(wrapper: Any, context: Exchange, *, trains: bool = True) -> Verdicts:
+    """Return what judges replies to training, or to evaluation, for the outermost wrapper."""
+    key, trees = getattr(wrapper.leaf, "weighted_by_key", None), format_of_trees(wrapper.leaf)
+    if not trains:
+        return Verdicts(context, Expected(None, key))
+    sent = None if trees else context.arrays
+    return Verdicts(context, Expected(sent, key, trees=trees), wrapper.wrappers())
+
+
+def accept(context: Exchange, replies: Sequence[Message], judge: Verdicts) -> list[Message]:
     """Return the good replies, sorted by node identity; record the others as failures."""
-    good = _answers(context, replies, expected)
+    expected, good = judge.expected, _answers(context, replies, judge)
     sort_key = context.fleet.nodes.sort_key
     good.sort(key=lambda reply: sort_key(reply.metadata.src_node_id))
     if expected.metrics and good:
@@ -64,12 +92,10 @@ def accept(
             _limit_examples(context, good, expected.weight_key)
     if expected.arrays is not None and good:
         good = _same_size(context, good, expected.arrays)
-    for wrapper in wrappers:
-        good = kept(context, good, [wrapper.why_bad(context, reply) for reply in good])
     return good
 
 
-def _answers(context: Exchange, replies: Sequence[Message], expected: Expected) -> list[Message]:
+def _answers(context: Exchange, replies: Sequence[Message], judge: Verdicts) -> list[Message]:
     """Return what answers an instruction and is good by itself; nodes without are silent."""
     good, book = [], context.fleet.nodes
     waiting = {m.metadata.message_id: m.metadata.dst_node_id for m in context.messages}
@@ -80,16 +106,21 @@ def _answers(context: Exchange, replies: Sequence[Message], expected: Expected) 
             continue
         if not context.overlaps:
             book.mark_alive(node_id)
-        if is_good(context, reply, node_id, expected):
+        if judge(reply, node_id):
             good.append(reply)
-    if is_enough(replies, context.enough):
+    if is_enough(good, context.enough):
         context.surplus = [m for m in context.messages if m.metadata.message_id in waiting]
         return good
+    waited_s, why = context.timeout_s, f"no reply within {context.timeout_s:g} s"
+    if (late_s := context.late_s) < waited_s:
+        # it rests for longer than it was waited for
+        waited_s = LATE_REST * late_s
+        why = f"no reply within {late_s:.3g} s, {context.fleet.late_limit:g} times what most take"
     for node_id in waiting.values():
-        context.fail(node_id, f"no reply within {context.timeout_s:g} s")
+        context.fail(node_id, f"{why} (late_limit)" if late_s < context.timeout_s else why)
         # a node that is away when it is to be timed is not asked again
-        if expected.metrics and not context.overlaps:
-            book.keep_silent(node_id, context.fleet.clock.virtual_s, context.timeout_s)
+        if judge.expected.metrics and not context.overlaps:
+            book.keep_silent(node_id, context.fleet.clock.virtual_s, waited_s)
     return good
 
 
@@ -277,28 +308,3 @@ def _limit_examples(context: Exchange, good: list[Message], weight_key: str) -> 
             context.fleet.cut.add(name)
             text = f"claims {claim:g} {weight_key}, counts as {most:g}"
             context.note(reply.metadata.src_node_id, text)
-
-
-def check_progress(context: Exchange, of: str = "training") -> None:
-    """Stop a run in which no reply has counted for a while, of enough nodes."""
-    book = context.fleet.standstill[of]
-    if context.counted:
-        context.fleet.standstill[of] = Standstill(begun=True)
-    away = f"error {NODE_UNAVAILABLE}:"
-    if context.counted or all(why.startswith(away) for why in context.failed.values()):
-        return
-    book.add(context.failed, context.refused)
-    reasons = Counter(book.failed[node] for node in book.refused) if context.refused else Counter()
-    reason, count = reasons.most_common(1)[0] if reasons else ("", 0)
-    # the same reason in the first round ends it at once, once replies have counted in the second
-    if count >= max(context.quorum, len(book.refused) / 2) and (book.rounds > 1 or not book.begun):
-        nodes = sorted(context.identity(n) for n in book.refused if book.failed[n] == reason)
-        share = "all" if count == len(book.refused) else f"{count} of {len(book.refused)}"
-        text = f"no reply to {of} counts, {share} for the same reason: {reason} "
-        raise RuntimeError(with_hint(f"{text}({', '.join(nodes[:5])})."))
-    enough = book.replies >= FRUITLESS_REPLIES or not book.begun
-    of_many = len(book.failed) >= context.quorum and book.rounds >= FRUITLESS_ROUNDS
-    if of == "training" and of_many and enough:
-        reasons_of = [f"{context.identity(n)}: {why}" for n, why in sorted(book.failed.items())[:5]]
-        text = f"no reply to training has counted in {book.rounds} rounds in a row"
-        raise RuntimeError(with_hint(f"{text}: {'; '.join(reasons_of)}."))

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, TypeAlias
 
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType
 from flwr.serverapp import Grid
 
 from flwr_hetero.errors import clean
 from flwr_hetero.records import Latency, payload_bytes, reported_latency
+from flwr_hetero.server.arrivals import LATE_LIMIT, Arrivals, Judge
 from flwr_hetero.server.nodes import NodeBook, is_simulated, online_nodes, whole_grid
 
 Messages: TypeAlias = list[Message]
 QUORUM = 3
 """Nodes that must have the same fault for it to be the app's: two cannot end a run."""
-POLL_S, POLL_SHARE = 0.1, 0.1
-"""Pause between two polls for replies, in seconds; most time for polls, which may be slow."""
 MOST_TEXT = 300
 """Characters of a reason, which may quote what the node wrote."""
 EQUAL_S = 1.0
@@ -54,7 +53,12 @@ class Exchange:
     same_clock: bool = False
     """Whether round trips are by the clock of the nodes' reports: not in Flower's simulation."""
     latency: dict[str, Latency] = field(default_factory=dict)
+    judge: Judge | None = None
+    late_s: float = inf
+    """How long others were waited for beside those that had answered; infinity: the time-out."""
     # what came back
+    judged: dict[str, bool] = field(default_factory=dict)
+    """Whether replies would be accepted by themselves, by message."""
     checked: dict[str, Any] = field(default_factory=dict)
     """How large the models are of replies that were found good on arrival, by message."""
     surplus: list[Message] = field(default_factory=list)
@@ -69,53 +73,56 @@ class Exchange:
     """Those of them that did answer."""
     _by_id: dict[str, Message] = field(default_factory=dict)
 
-    def ask(self, messages: Sequence[Message], grid: Grid) -> None:
+    def ask(self, messages: Sequence[Message], grid: Grid, judge: Judge | None = None) -> None:
         """Begin: only replies to these instructions are accepted."""
-        self.messages, self.simulated = list(messages), is_simulated(grid)
-        self.fleet.nodes.learn(grid, [message.metadata.dst_node_id for message in messages])
+        self.messages, self.simulated, self.judge = list(messages), is_simulated(grid), judge
+        nodes = [message.metadata.dst_node_id for message in messages]
+        self.fleet.nodes.learn(grid, nodes)
+        for kind in {message.metadata.message_type for message in messages}:
+            self.fleet.asked[kind].update(nodes)
         if len(messages) < QUORUM:
             self.quorum = min(QUORUM, max(1, len(online_nodes(whole_grid(grid)))))
 
     def send(self, grid: Grid) -> list[Message]:
-        """Send the instructions, wait for all or enough replies, and advance the clock."""
+        """Send the instructions, wait for all or enough good replies, and advance the clock."""
         if not self.messages:
             return []
-        whole, clock, emulated_s = whole_grid(grid), self.fleet.clock, None
-        if hasattr(whole, "virtual_time_s"):
-            arrived = replies = self._send_locally(whole)
-        else:
-            start_s, enough = time.monotonic(), None if self.simulated else self.enough
-            arrived, self.round_trip_s = wait(whole, self.messages, self.timeout_s, enough)
-            self.virtual_s, self.same_clock = time.monotonic() - start_s, not self.simulated
-            # in Flower's simulation the first replies are those first on the devices' clock
-            replies = first(arrived, self.enough) if self.simulated else arrived
-            if self.simulated and (emulated_s := self._emulated_s(arrived, replies)) is not None:
+        whole: Any = whole_grid(grid)
+        clock, emulated_s = self.fleet.clock, None
+        is_local, start_s = hasattr(whole, "virtual_time_s"), time.monotonic()
+        began_s = whole.virtual_time_s if is_local else start_s
+        # by whose clock replies are judged
+        self.same_clock = is_local or not self.simulated
+        arrivals = Arrivals(self, whole)
+        replies = arrived = arrivals.replies
+        if is_local:
+            arrivals.wait_locally(whole)
+            # to the nanosecond, so that a resumed run, whose clock began later, counts the same
+            self.virtual_s = round(float(whole.virtual_time_s) - began_s, 9)
+        elif self.simulated:
+            arrived = arrivals.poll_simulation(whole)
+            self.virtual_s = time.monotonic() - start_s
+            if (emulated_s := self._emulated_s(arrivals)) is not None:
                 self.virtual_s = emulated_s
+        else:
+            arrivals.poll(whole)
+            self.virtual_s = time.monotonic() - start_s
+        arrivals.close()
         self.fleet.costs.sent(self.messages, clock.virtual_s, self.timeout_s)
         clock.virtual_s += self.virtual_s
         trips_s = self.round_trip_s if emulated_s is None else {}
         self.fleet.costs.answered(arrived, inf, trips_s)
         return replies
 
-    def _send_locally(self, grid: Any) -> list[Message]:
-        """Send on a LocalGrid, which has the clock."""
-        began_s, ids = grid.virtual_time_s, grid.push_messages(self.messages)
-        replies: list[Message] = grid.wait_for(ids, self.timeout_s, self.enough)
-        # to the nanosecond, so that a resumed run, whose clock began later, counts the same
-        self.virtual_s = round(float(grid.virtual_time_s) - began_s, 9)
-        self.round_trip_s = {i: round(at_s - began_s, 9) for i, at_s in grid.arrived_s.items()}
-        self.same_clock = True
-        return replies
-
-    def _emulated_s(self, arrived: list[Message], replies: list[Message]) -> float | None:
+    def _emulated_s(self, arrivals: Arrivals) -> float | None:
         """Return how long it took on the devices' own clock; None if they have none."""
-        latencies = [reported_latency(reply) for reply in replies if reply.has_content()]
+        latencies = [reported_latency(r) for r in arrivals.replies if r.has_content()]
         # TiFL, Eq. 1: a round is as long as its slowest node takes
         seconds = [latency.seconds for latency in latencies if latency and latency.emulated]
         if not (seconds or self.fleet.clock.emulated):
             return None
-        if len(arrived) < len(self.messages) and not is_enough(arrived, self.enough):
-            seconds.append(self.timeout_s)
+        if not arrivals.is_over():
+            seconds.append(arrivals.limit_s())
         return min(max(seconds, default=0.0), self.timeout_s)
 
     def beside(self, timeout_s: float) -> Exchange:
@@ -152,6 +159,10 @@ class Exchange:
     def failed_nodes(self) -> list[str]:
         """Return the identities of the nodes without a reply that counts."""
         return [self.identity(node_id) for node_id in self.failed]
+
+    def believed(self, kind: str = MessageType.TRAIN) -> float:
+        """Return how many nodes must agree in a fault for it to be the app's: most asked so far."""
+        return max(self.quorum, self.fleet.num_asked(kind) / 2)
 
     # --- what does not count -----------------------------------------------------------
     def drop(self, reply: Message, reason: str) -> None:
@@ -270,6 +281,8 @@ class Fleet:
     costs: Costs = field(default_factory=Costs)
     stop_reason: str | None = None
     """Why the run ends after this round."""
+    late_limit: float | None = LATE_LIMIT
+    """After how many of the others' median times a node is late; None: after the time-out."""
     # --- of this round
     failures: list[dict[str, str]] = field(default_factory=list)
     """Replies that were dropped or corrected, or that never came."""
@@ -278,6 +291,10 @@ class Fleet:
     reported: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By "train" or "evaluate" and metric what nodes said, as it counts; "limited": who was cut."""
     # --- of all replies so far, by which later ones are judged
+    times_s: dict[str, dict[str, float]] = field(default_factory=dict)
+    """By message type and node, the last ones at the end: how long its last good reply took."""
+    asked: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    """By message type: nodes that were asked so far."""
     metrics: dict[str, dict[str, dict[str, float | None]]] = field(default_factory=dict)
     """By message type and node, the last ones to answer: what was in its last reply."""
     usual_names: dict[str, str] = field(default_factory=dict)
@@ -295,52 +312,27 @@ class Fleet:
         """Forget what the history gets of the round before."""
         self.failures, self.by_node, self.reported = [], {}, {}
 
+    def num_asked(self, kind: str) -> int:
+        """Return how many nodes were asked so far for a type; of a resumed run, have answered."""
+        return len({*map(self.nodes.identity, self.asked[kind]), *self.examples.get(kind, ())})
+
     @property
     def begun(self) -> bool:
         """Whether a reply to training has counted."""
         return self.standstill["training"].begun
 
 
-# --- waiting for replies -------------------------------------------------------------------
-def wait(
-    grid: Grid, messages: Sequence[Message], timeout_s: float, enough: int | None
-) -> tuple[list[Message], dict[str, float]]:
-    """Poll for replies; return them and the round trip of each."""
-    start_s, in_time = time.monotonic(), True
-    waiting = {message_id for message_id in grid.push_messages(messages) if message_id}
-    replies: list[Message] = []
-    round_trip_s: dict[str, float] = {}
-    # a node that goes while it sends holds a poll up, for 180 s at most: what others have sent
-    # meanwhile is fetched all the same, for the last poll begins after the time-out
-    while waiting and in_time and not is_enough(replies, enough):
-        asked_s = time.monotonic()
-        in_time = asked_s - start_s < timeout_s
-        arrived = list(grid.pull_messages(waiting))
-        for reply in arrived:
-            round_trip_s[reply.metadata.reply_to_message_id] = time.monotonic() - start_s
-        replies += arrived
-        waiting -= round_trip_s.keys()
-        if waiting and not arrived and in_time:
-            rest(asked_s)
-    return replies, round_trip_s
+class OfFleet:
+    """A setting of a wrapper that all around one strategy share; a function checks it."""
 
+    def __init__(self, check: Callable[[Any], Any]) -> None:
+        self.check = check
 
-def rest(asked_s: float) -> None:
-    """Sleep before the next poll, the longer the last one took, which began at ``asked_s``."""
-    # Flower polls every 3 s, ten times as long as a message takes on a warm node
-    time.sleep(max(POLL_S, (time.monotonic() - asked_s) * (1 / POLL_SHARE - 1)))
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
 
+    def __get__(self, wrapper: Any, owner: type) -> Any:
+        return self if wrapper is None else getattr(wrapper.fleet, self.name)
 
-def is_enough(replies: Sequence[Message], enough: int | None) -> bool:
-    """Return whether so many replies are here, errors not counted."""
-    return enough is not None and sum(reply.has_content() for reply in replies) >= enough
-
-
-def first(replies: list[Message], enough: int | None) -> list[Message]:
-    """Keep errors and the first ``enough`` replies on the devices' own clock."""
-    if enough is None:
-        return replies
-    timed = [(reported_latency(r), r) for r in replies if r.has_content()]
-    timed.sort(key=lambda pair: pair[0].seconds if pair[0] else inf)
-    kept = {id(reply) for _, reply in timed[:enough]}
-    return [reply for reply in replies if reply.has_error() or id(reply) in kept]
+    def __set__(self, wrapper: Any, value: Any) -> None:
+        setattr(wrapper.fleet, self.name, self.check(value))

@@ -17,7 +17,7 @@ from flwr_hetero import keys
 from flwr_hetero._flwr import CLIENT_APP_RAISED, log
 from flwr_hetero.errors import hint_for, with_hint
 from flwr_hetero.records import configs_in, read_number
-from flwr_hetero.server.checks import Expected, accept, reported_partition
+from flwr_hetero.server.checks import Expected, Verdicts, accept, reported_partition
 from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.nodes import NodeBook
 from flwr_hetero.server.wrapper import Wrapper
@@ -131,13 +131,13 @@ def _ask(
 ) -> list[Message]:
     """Return the good replies; a node whose ClientApp raised gets another kind next time."""
     messages = [profile_message(strategy, context, n, kind[n], number) for n in kind]
-    context.ask(messages, grid)
+    context.ask(messages, grid, judge := Verdicts(context, Expected(metrics=False)))
     replies = context.send(grid)
     raised = {reply.metadata.reply_to_message_id for reply in replies if has_raised(reply)}
     for message in messages:
         if message.metadata.message_id in raised:
             kind[message.metadata.dst_node_id] = MessageType.TRAIN
-    return accept(context, replies, Expected(metrics=False))
+    return accept(context, replies, judge)
 
 
 class SamplerMetrics(Wrapper):

@@ -20,8 +20,9 @@ from flwr_hetero._flwr import log, quiet_strategies
 from flwr_hetero.errors import check_count, check_number, invalid
 from flwr_hetero.records import Latency, metrics_in, read_number
 from flwr_hetero.server.aggregate import replaced, why_no_model
+from flwr_hetero.server.arrivals import POLL_S
 from flwr_hetero.server.composition import check_enough_updates, name_of
-from flwr_hetero.server.context import POLL_S, Exchange, Fleet
+from flwr_hetero.server.context import Exchange, Fleet
 from flwr_hetero.server.nodes import MINIMA, GridView, is_simulated, online_nodes, whole_grid
 
 MAX_NODES = 100

@@ -8,14 +8,20 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
-from flwr_hetero._flwr import check_strategy, format_of_trees, pull_quickly
+from flwr_hetero._flwr import check_strategy, pull_quickly
 from flwr_hetero.errors import invalid
 from flwr_hetero.records import own_records
 from flwr_hetero.server.aggregate import aggregate, keep_dtypes, settle_evaluations, weight_of
-from flwr_hetero.server.checks import Expected, accept, check_progress, count
-from flwr_hetero.server.client_support import ClientSupport, check_client_support, holds
+from flwr_hetero.server.arrivals import check_late_limit
+from flwr_hetero.server.checks import accept, count, judge_of
+from flwr_hetero.server.client_support import (
+    ClientSupport,
+    check_client_support,
+    check_progress,
+    holds,
+)
 from flwr_hetero.server.composition import check_composition, name_of
-from flwr_hetero.server.context import Exchange, Fleet
+from flwr_hetero.server.context import Exchange, Fleet, OfFleet
 from flwr_hetero.server.rounds import Loop, Run, by_node, run_rounds
 from flwr_hetero.state_dict import StateDict
 
@@ -64,12 +70,13 @@ class Wrapper(Strategy):
     """Why this wrapper works in synchronous rounds only; empty if it works in any loop."""
     client_support: tuple[ClientSupport, ...] = ()
     """What nodes must do for this wrapper to have an effect."""
+    late_limit = OfFleet(check_late_limit)
+    """After how many median times a round goes on without a node; None: after the time-out."""
 
     def __init__(self, strategy: Strategy | None = None) -> None:
         self.inner: Strategy = FedAvg() if strategy is None else check_strategy(strategy)
         self.outer: Wrapper | None = None
         self.leaf: Strategy = self.chain()[-1]
-        self._trees = format_of_trees(self.leaf)
         self._weight_key: str | None = getattr(self.leaf, "weighted_by_key", None)
         # client support: which nodes lack it, by its key, and what is clear
         self.lacking: dict[str, dict[int, str]] = {}
@@ -195,7 +202,7 @@ class Wrapper(Strategy):
         messages = self._ask(self.inner.configure_train, how, context, grid)
         own = self.on_instructions(context, messages, grid)
         if self.outer is None:
-            context.ask(own, grid)
+            context.ask(own, grid, judge_of(self, context))
         return own
 
     def aggregate_train(
@@ -205,9 +212,7 @@ class Wrapper(Strategy):
         context, good = self.given(context), list(replies)
         # the outermost judges replies, for all, before any hook sees them
         if self.outer is None:
-            sent = None if self._trees else context.arrays
-            wanted = Expected(sent, self._weight_key, trees=self._trees)
-            good = accept(context, good, wanted, self.wrappers())
+            good = accept(context, good, judge_of(self, context))
         if any(each.key not in self.clear for each in self.client_support):
             check_client_support(self, context, good)
         good = self.on_replies(context, good)
@@ -242,7 +247,7 @@ class Wrapper(Strategy):
         how = server_round, arrays, config, self.before_evaluate(context, grid)
         own = self._ask(self.inner.configure_evaluate, how, context, grid)
         if self.outer is None:
-            context.ask(own, grid)
+            context.ask(own, grid, judge_of(self, context, trains=False))
         return own
 
     def aggregate_evaluate(
@@ -251,7 +256,7 @@ class Wrapper(Strategy):
         """Check the replies, learn from them, and let the wrapped strategy aggregate them."""
         context, good = self.given(context), list(replies)
         if self.outer is None:
-            good = accept(context, good, Expected(None, self._weight_key))
+            good = accept(context, good, judge_of(self, context, trains=False))
             settle_evaluations(context, good, self._weight_key)
             self.fleet.by_node = by_node(context, good)
         good = self.on_evaluate_replies(context, good)
