@@ -75,6 +75,7 @@ class Engine:
         idle = sorted(online_nodes(self.run.grid) - busy - backed_off)
         messages, free, training = [], idle, len(busy)
         if self.evaluations.in_flight:
+            self.evaluations.leave_out(self.book.in_flight, self._took_s.values())
             messages = self.evaluations.messages_for(idle, busy)
             evaluating = {message.metadata.dst_node_id for message in messages}
             free = [node for node in idle if node not in evaluating]
@@ -184,7 +185,9 @@ class Engine:
             # others train on if more runs are likely to follow
             while not evaluations.is_over():
                 self.start(trains=run.continues)
-                self.receive(judges=run.continues)
+                late_s = evaluations.leave_out(self.book.in_flight, self._took_s.values())
+                if not evaluations.is_over():
+                    self.receive(late_s, judges=run.continues)
             found = evaluations.results() or found
         elif evaluations.is_due():
             evaluations.begin(number)

@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from flwr_hetero.records import reported_latency
-from flwr_hetero.server.arrivals import POLL_S, POLL_SHARE
+from flwr_hetero.server.arrivals import POLL_S, POLL_SHARE, late_after_s
 from flwr_hetero.server.context import Clock, Costs, Exchange
 from flwr_hetero.server.nodes import is_simulated, whole_grid
 from flwr_hetero.server.rounds import Run
@@ -193,6 +193,8 @@ class Evaluation:
     waiting: dict[int, Message]
     num_open: int = 0
     replies: list[Message] = field(default_factory=list)
+    given_up: set[int] = field(default_factory=set)
+    """Nodes that are late beside the others."""
 
     def is_over(self) -> bool:
         """Return whether no node has to answer any more."""
@@ -207,6 +209,8 @@ class Evaluations:
         self.in_flight: list[Evaluation] = []
         self.began_s = self.ended_s = self.zero_s = self._now_s
         self.took_s: dict[int, float] = defaultdict(float)
+        # of the last one of each node
+        self.last_s: dict[int, float] = {}
 
     @property
     def _now_s(self) -> float:
@@ -245,6 +249,29 @@ class Evaluations:
             waiting = {node: m for node, m in waiting.items() if self.took_s[node] <= most_s}
         self.in_flight.append(Evaluation(context, waiting))
 
+    def leave_out(self, busy: Mapping[int, float], train_s: Collection[float]) -> float:
+        """Give up nodes that are late beside the others; return when the next one will be.
+
+        ``busy``: since when nodes are; ``train_s``: how long the last training of each took.
+        """
+        fleet, next_s = self.run.fleet, inf
+        is_real = not is_simulated(self.run.grid)
+        trains_s = late_after_s(train_s, fleet.late_limit, is_real=is_real)
+        lasts_s = late_after_s(self.last_s.values(), fleet.late_limit, is_real=is_real)
+        for each in self.in_flight:
+            asked = {message.metadata.dst_node_id for message in each.context.messages}
+            answered = {reply.metadata.src_node_id for reply in each.replies}
+            at_s = {n: on_clock(busy[n] + trains_s) for n in each.waiting if n in busy}
+            at_s |= {n: on_clock(busy[n] + lasts_s) for n in asked - answered if n in busy}
+            late = {node for node, late_s in at_s.items() if late_s <= self._now_s}
+            each.waiting = {node: m for node, m in each.waiting.items() if node not in late}
+            for node in (late & asked) - each.given_up:
+                each.num_open -= 1
+                each.context.late_s = lasts_s
+            each.given_up |= late & asked
+            next_s = min([next_s, *(late_s for node, late_s in at_s.items() if node not in late)])
+        return next_s
+
     def messages_for(self, idle: Sequence[int], busy: Collection[int]) -> list[Message]:
         """Return the instructions for idle nodes, one for each, which are then in flight."""
         messages: list[Message] = []
@@ -262,9 +289,11 @@ class Evaluations:
 
     def receive(self, pending: Pending, reply: Message | None) -> None:
         """Take a reply to an evaluation, or the lack of one."""
-        self.took_s[pending.node_id] += self._now_s - pending.sent_s
+        self.last_s[pending.node_id] = took_s = self._now_s - pending.sent_s
+        self.took_s[pending.node_id] += took_s
         for each in self.in_flight:
-            if any(message is pending.instruction for message in each.context.messages):
+            is_open = pending.node_id not in each.given_up
+            if is_open and any(m is pending.instruction for m in each.context.messages):
                 each.num_open -= 1
                 each.replies += [] if reply is None else [reply]
                 self.ended_s = self._now_s

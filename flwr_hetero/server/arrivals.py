@@ -19,7 +19,7 @@ POLL_S, POLL_SHARE = 0.1, 0.1
 """Pause between two polls for replies, in seconds; most time for polls, which may be slow."""
 LATE_LIMIT = 50.0
 """Median times of the nodes after which one is late; the paper's fastest and slowest: 40 apart."""
-LEAST_TIMED, MOST_TIMED = 5, 100
+LEAST_TIMED, MOST_TIMED = 4, 100
 """Other nodes whose times are known before one is late; of the last ones to answer they are."""
 LEAST_S = 10.0
 """Seconds that every real node has, for its app may have to start first."""
@@ -73,15 +73,11 @@ class Arrivals:
     def late_s(self) -> float:
         """Return after how long a node is late beside the others; infinity if they do not tell."""
         limit, number = self.exchange.fleet.late_limit, self.most
-        if (
-            limit is None
-            or len(self.took_s) < number
-            or len(times_s := self._times_s()) < LEAST_TIMED
-        ):
+        if limit is None or len(self.took_s) < number:
             return inf
         # of nodes that did the same; no less than usual, where they are few
-        usual_s = max(sorted(self.took_s.values())[number - 1], median_high(times_s.values()))
-        return max(float(limit) * usual_s, LEAST_S if self.is_real else 0.0)
+        least_s = limit * sorted(self.took_s.values())[number - 1]
+        return max(least_s, late_after_s(self._times_s().values(), limit, is_real=self.is_real))
 
     def _times_s(self) -> dict[str, float]:
         """Return how long nodes took the last time that are not waited for."""
@@ -155,6 +151,13 @@ class Arrivals:
                 break
             self.add(reply, at_s)
         return [reply for _, reply in arrived]
+
+
+def late_after_s(times_s: Collection[float], limit: float | None, *, is_real: bool) -> float:
+    """Return after how long a node is late beside others that took these times."""
+    if limit is None or len(times_s) < LEAST_TIMED:
+        return inf
+    return max(limit * median_high(times_s), LEAST_S if is_real else 0.0)
 
 
 def device_s(reply: Message) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from itertools import islice
 from logging import INFO
-from math import isfinite
+from math import inf, isfinite
 from typing import Any, ClassVar
 
 import numpy as np
@@ -50,6 +50,9 @@ def profile_nodes(
     for number in range(warmup_rounds + sync_rounds):
         now = context.beside(t_max)
         good = _ask(strategy, now, grid, kind, number)
+        # who is late beside the others would be in each of the rounds
+        for node_id in () if now.late_s == inf else now.failed.keys() - now.refused:
+            del kind[node_id]
         # 4.2: the first rounds warm up and do not count
         if number >= warmup_rounds:
             for wrapper in strategy.wrappers():
