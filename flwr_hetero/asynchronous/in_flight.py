@@ -265,8 +265,8 @@ class Evaluations:
             at_s |= {n: on_clock(busy[n] + lasts_s) for n in asked - answered if n in busy}
             late = {node for node, late_s in at_s.items() if late_s <= self._now_s}
             each.waiting = {node: m for node, m in each.waiting.items() if node not in late}
-            for node in (late & asked) - each.given_up:
-                each.num_open -= 1
+            if left := (late & asked) - each.given_up:
+                each.num_open -= len(left)
                 each.context.late_s = lasts_s
             each.given_up |= late & asked
             next_s = min([next_s, *(late_s for node, late_s in at_s.items() if node not in late)])

@@ -72,7 +72,8 @@ class Arrivals:
 
     def late_s(self) -> float:
         """Return after how long a node is late beside the others; infinity if they do not tell."""
-        limit, number = self.exchange.fleet.late_limit, self.most
+        limit: float | None = self.exchange.fleet.late_limit
+        number = self.most
         if limit is None or len(self.took_s) < number:
             return inf
         # of nodes that did the same; no less than usual, where they are few

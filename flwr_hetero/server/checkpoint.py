@@ -19,6 +19,7 @@ from flwr_hetero._flwr import log, trains_trees
 from flwr_hetero.errors import check_count, check_number, clean, invalid
 from flwr_hetero.files import GrowingFile, drafted
 from flwr_hetero.report.trackers import Trackers, check_trackers
+from flwr_hetero.server.nodes import online_nodes
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import entries_below
@@ -58,6 +59,7 @@ class Checkpoints:
             "virtual_s": fleet.clock.virtual_s,
             "examples": fleet.examples,
             "times_s": fleet.times_s,
+            "nodes": fleet.nodes.state(),
             "cut": sorted(fleet.cut),
             "known_metrics": fleet.metrics,
             "usual_names": fleet.usual_names,
@@ -138,6 +140,7 @@ class Checkpoints:
             kind: {name: float(took_s) for name, took_s in own.items()}
             for kind, own in meta.get("times_s", {}).items()
         }
+        fleet.nodes.load_state(meta.get("nodes", {}), online_nodes(run.grid))
         for kind in RESULTS:
             found = {int(n): MetricRecord(m) for n, m in meta["results"][kind].items()}
             setattr(run.result, kind, found)

@@ -293,6 +293,27 @@ class NodeBook:
         self.succeed(node_id, "silence")
         self._until_s.pop(node_id, None)
 
+    def state(self) -> dict[str, list[Any]]:
+        """Return by node id, for a checkpoint: identity, end of the back-off, silences in a row."""
+        silences = self.failures["silence"]
+        return {
+            str(node): [self._identity.get(node), self._until_s.get(node), silences[name]]
+            for node in sorted({*self._identity, *self._until_s})
+            for name in [self.identity(node)]
+        }
+
+    def load_state(self, state: dict[str, list[Any]], online: Set[int]) -> None:
+        """Go on from ``state``, for nodes that have the ids of then; a simulation's have others."""
+        for node, (name, until_s, silences) in ((int(n), own) for n, own in state.items()):
+            if node not in online:
+                continue
+            if name is not None:
+                self._claim(node, str(name))
+            if until_s is not None:
+                self._until_s[node] = float(until_s)
+            if silences:
+                self.failures["silence"][self.identity(node)] = int(silences)
+
     def warn(self, node: int | str, reason: str) -> None:
         """Log what a node did wrong, of each kind a few times: thousands may do the same."""
         # what the node itself has written makes no kinds
