@@ -18,6 +18,7 @@ from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mercury.strategy import SAMPLES
 from flwr_hetero.mod import hetero
 from flwr_hetero.server.client_support import STEP_LINES, MissingClientSupportError, step_lines
+from flwr_hetero.server.context import Exchange, Fleet
 from flwr_hetero_studies.rivals import AdaComm
 
 NEEDS = [  # wrapper, what it needs, and a line that brings it
@@ -103,6 +104,55 @@ def test_two_nodes_never_end_a_run(kind, key, count, caplog):
     records = run(First(kind(), count, 3), [without(key, range(count))], num_rounds=4)
     assert [len(record["weights"]) for record in records[1:]] == [count] * 3 + [5]
     assert f"from {count} of 5 nodes" in caplog.text
+
+
+@pytest.mark.parametrize("strays", [range(3), range(12)])
+def test_who_answers_first_does_not_tell_for_all(strays):
+    """Without rounds, three of twelve nodes that are at once through with nothing."""
+
+    app = composition_app([without("num-steps", strays)])
+    profiles = [DeviceProfile(2.0 if i < 3 else 1.0) for i in range(12)]
+    strategy = ours.FedBuff(ours.LocalSteps(budget="slice", fast_steps=4), buffer_size=3)
+    model = ArrayRecord({"w": Array(np.zeros(3, np.float32))})
+    start = (LocalGrid(app, profiles), model, 6)
+    if len(strays) > 3:
+        with pytest.raises(MissingClientSupportError, match="no node reports 'num-steps'"):
+            strategy.start(*start)
+    else:
+        strategy.start(*start)
+
+
+class Alone(ours.Wrapper):
+    """Ask the first three nodes only, from the second round to the tenth or for ever."""
+
+    def __init__(self, strategy, last):
+        super().__init__(strategy)
+        self.last = last
+
+    def on_instructions(self, context, messages, grid):
+        asked = sorted(messages, key=lambda message: message.metadata.dst_node_id)
+        return asked[:3] if 1 < context.round <= self.last else asked
+
+
+@pytest.mark.parametrize("last", [10, 100])
+def test_three_nodes_of_many_end_no_run(last):
+    """Though all that are asked fail for one reason; 20 such rounds in a row end it."""
+    mods, strategy = [without("arrays", range(3))], Alone(FedAvg(fraction_evaluate=0.0), last)
+    if last > 20:
+        with pytest.raises(RuntimeError, match="no reply to training has counted in 20 rounds"):
+            run(strategy, mods, 12, 30)
+        return
+    records = run(strategy, mods, 12, 12)
+    assert [len(record["weights"]) for record in records[1:]] == [9, *[0] * 9, 9, 9]
+
+
+def test_nodes_asked_before_a_resume_count():
+    """Of those that have answered the checkpoint has the names."""
+    fleet = Fleet(examples={"train": {f"node-{i}": (1.0, 1.0) for i in range(9)}})
+    fleet.asked["train"] |= {1000, 1001}
+    fleet.nodes.set_partition_id(1000, 0)
+    assert fleet.num_asked("train") == 10
+    assert Exchange(fleet).believed() == 5
 
 
 OUTER = {
