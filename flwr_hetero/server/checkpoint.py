@@ -248,9 +248,9 @@ def _are_arrays(values: Collection[object]) -> bool:
 class Recorded(Wrapper):
     """Record every round in a run directory; it goes outside all other wrappers.
 
-    A run that is killed continues from the last whole checkpoint, and learns again which nodes are
-    silent. SIGTERM ends a run as Ctrl-C does, with a report; its exit code is 143. ValueError for a
-    ``run_dir`` that cannot be used, or by ``start`` for a checkpoint that it cannot go on from.
+    A run that is killed continues from the last whole checkpoint. Nodes with other ids than before
+    are learnt again. SIGTERM ends a run as Ctrl-C does, with a report, exit code 143. ValueError
+    for a ``run_dir`` that cannot be used, or by ``start`` for a checkpoint that it cannot go on from.
 
     Parameters
     ----------

@@ -54,6 +54,10 @@ class Wrapper(Strategy):
     So that no node sets a mean, an accuracy lies in [0, 1] if the median does; another metric lies
     in [0, 1], or within ten medians, or ten median distances, of the median. A value that is not
     finite counts as the median. One or two replies are compared with the last ones of other nodes.
+
+    A round goes on without a node that takes 50 times (:attr:`late_limit`) as long as most of the
+    nodes asked, and as the median of the last times; it rests twice as long. That needs the times
+    of four others, and real nodes have 10 s. In Flower's simulation it needs emulated devices.
     """
 
     name: ClassVar[str] = "wrapper"
