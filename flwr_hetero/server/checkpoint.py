@@ -250,7 +250,7 @@ class Recorded(Wrapper):
 
     A run that is killed continues from the last whole checkpoint. Nodes with other ids than before
     are learnt again. SIGTERM ends a run as Ctrl-C does, with a report, exit code 143. ValueError
-    for a ``run_dir`` that cannot be used, or by ``start`` for a checkpoint that it cannot go on from.
+    for a ``run_dir`` that cannot be used, or by ``start`` for a checkpoint that does not fit.
 
     Parameters
     ----------
