@@ -14,7 +14,7 @@ from flwr_hetero.cd_grab.node_order import METHODS, NO_VECTORS, ServedOrder
 from flwr_hetero.cd_grab.wire import Terms, read_answer, read_terms, write_report
 from flwr_hetero.client.batch_sampler import Batch, BatchSampler
 from flwr_hetero.client.weighted_loss import on_backward
-from flwr_hetero.errors import check_choice, invalid
+from flwr_hetero.errors import check_choice, check_count, invalid
 from flwr_hetero.state_dict import StateDict, check_state, entries_below
 
 _SETTINGS = ("method", "unit", "seed")
@@ -76,7 +76,8 @@ class OrderedSampler(BatchSampler):
         self.seed = seed
         self.method = check_choice("method", method, METHODS)
         self.unit = check_choice("unit", unit, ("batch", "example"))
-        if num_units is not None and (unit == "example" or not 1 <= num_units <= num_samples):
+        most = 0 if unit == "example" else num_samples
+        if num_units is not None and check_count("num_units", num_units, 1) > most:
             raise invalid("num_units", num_units, f"lie in 1..{num_samples}, with unit='batch'")
         usual = num_samples if unit == "example" else max(1, round(num_samples / batch_size))
         self._is_served = self._was_watched = self._has_loss = False

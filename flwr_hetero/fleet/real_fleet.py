@@ -45,8 +45,8 @@ class RealFleet:
     >>> fleet.down()                            # doctest: +SKIP
     """
 
-    def __init__(self, folder: Path, settings: Mapping[str, str] | None = None) -> None:
-        self.folder, self.settings = folder.resolve(), dict(settings or {})
+    def __init__(self, folder: str | Path, settings: Mapping[str, str] | None = None) -> None:
+        self.folder, self.settings = Path(folder).resolve(), dict(settings or {})
 
     @property
     def file(self) -> FleetFile:

@@ -225,3 +225,9 @@ def test_batches_fetched_before_the_end_and_trained_after_it_count():
     for indices in [*sampler, *sampler]:  # six of seven gave three signs: the next order
         assert len(indices) > 2
     assert sampler.node_order.order.tolist() != before
+
+
+@pytest.mark.parametrize("given", [0, 41, 1.5, "7", [7], True])
+def test_units_are_a_whole_number_up_to_the_samples(given):
+    with pytest.raises(ValueError, match="num_units must"):
+        OrderedSampler(40, 8, num_units=given)
