@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 
 from flwr_hetero import __version__
 from flwr_hetero.cli import doctor, fleet, run, runs
-from flwr_hetero.errors import install_hint
 
 # Entry points by which other packages add commands.
 COMMANDS = "flwr_hetero.commands"
@@ -29,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(str(error))
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
-        return _failed(f"{package} is not installed: {install_hint('report', package)}")
+        return _failed(f"{package} is not installed: {doctor.hint_for(package)}")
     except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
         # Elsewhere it is a mistake of ours; of a run directory, what stands in its files.
         if not (folders := getattr(options, "directories", ())):
