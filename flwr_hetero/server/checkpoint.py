@@ -57,6 +57,7 @@ class Checkpoints:
             "wall_s": run.wall_s,
             "virtual_s": fleet.clock.virtual_s,
             "examples": fleet.examples,
+            "norms": fleet.norms,
             "cut": sorted(fleet.cut),
             "known_metrics": fleet.metrics,
             "usual_names": fleet.usual_names,
@@ -133,6 +134,7 @@ class Checkpoints:
             kind: {name: (float(first), float(last)) for name, (first, last) in own.items()}
             for kind, own in meta.get("examples", {}).items()
         }
+        fleet.norms = {node: list(map(float, x)) for node, x in meta.get("norms", {}).items()}
         for kind in RESULTS:
             found = {int(n): MetricRecord(m) for n, m in meta["results"][kind].items()}
             setattr(run.result, kind, found)

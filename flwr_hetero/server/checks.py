@@ -3,14 +3,17 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from reprlib import repr as shortened
+from logging import INFO
+from math import inf
+from reprlib import repr as brief
+from statistics import median_low
 from typing import Any, NamedTuple
 
 from flwr.app import ArrayRecord, Message, MessageType
 
 from flwr_hetero import keys
-from flwr_hetero._flwr import NODE_UNAVAILABLE
-from flwr_hetero.errors import hint_for, last_line, with_hint
+from flwr_hetero._flwr import NODE_UNAVAILABLE, log
+from flwr_hetero.errors import check_number, hint_for, last_line, with_hint
 from flwr_hetero.records import (
     Latency,
     arrays_in,
@@ -23,16 +26,29 @@ from flwr_hetero.records import (
     names_in,
     read_number,
     reported_latency,
+    steps_that_count,
 )
-from flwr_hetero.server.aggregate import Norms, holds_trees, measure, weight_of
+from flwr_hetero.server.aggregate import (
+    check_arrays,
+    holds_trees,
+    model_norms,
+    weight_of,
+    with_update,
+)
 from flwr_hetero.server.context import QUORUM, Exchange, Standstill, is_enough
 
 MAX_WEIGHT = 2.0**53
 """Weights above this are nonsense, and sums of them could be infinite."""
-MAX_GROWTH = (100.0, 1e4)
-"""Largest norms (parameters, statistics) in those sent or usual; honest: 14, 850; diverged: 61."""
+RECENT_NODES, RECENT_UPDATES = 20, 4
+"""Nodes whose last norms count: so many, or so many times those of a server update if more."""
+STEPS_POWER = 0.5
+"""Power of its steps by which an update may be longer."""
+MAX_LENGTH = 100.0
+"""An update that is so many times as long as it may be is dropped: its node has diverged."""
 VOTERS = 10
 """Nodes, the last ones to answer, whose metrics are known where few answer at a time."""
+CUT_UPDATES = "updates"
+"""Among what was cut: that an update was, which is said once."""
 SMALL = 1.0
 """Norm up to which a model counts as this large: one of few numbers may be near zero."""
 MAX_SHARE, MAX_INCREASE = 10.0, 2.0
@@ -49,6 +65,8 @@ class Expected(NamedTuple):
     metrics: bool = True
     trees: str | None = None
     """Boosted trees instead of arrays: as "json", or in "any" format."""
+    update_limit: float | None = None
+    """Largest norm of an update, in medians of all nodes."""
 
 
 def accept(
@@ -62,11 +80,11 @@ def accept(
         good = _same_metrics(context, good)
         if expected.weight_key:
             _limit_examples(context, good, expected.weight_key)
-    if expected.arrays is not None and good:
-        good = _same_size(context, good, expected.arrays)
     for wrapper in wrappers:
         good = kept(context, good, [wrapper.why_bad(context, reply) for reply in good])
-    return good
+    if expected.arrays is None or expected.update_limit is None:
+        return good
+    return _limit_updates(context, good, expected.update_limit)
 
 
 def _answers(context: Exchange, replies: Sequence[Message], expected: Expected) -> list[Message]:
@@ -107,7 +125,7 @@ def is_good(context: Exchange, reply: Message, node_id: int, expected: Expected)
     if message_id in context.checked:
         return True
     try:
-        size = check_form(reply, expected)
+        check_form(reply, expected)
         if reply.metadata.src_node_id != node_id:
             raise ValueError("it names another node as its source")
         _learn_latency(context, reply)
@@ -116,19 +134,19 @@ def is_good(context: Exchange, reply: Message, node_id: int, expected: Expected)
         answered = reply.has_content() or (expected.arrays is not None and hint_for(str(error)))
         context.fail(node_id, str(error), message_id if answered else None)
         return False
-    context.checked[message_id] = size
+    context.checked[message_id] = True
     return True
 
 
-def check_form(reply: Message, expected: Expected) -> Norms | None:
-    """Return how large the model of a reply is; ValueError says what is wrong with its form."""
+def check_form(reply: Message, expected: Expected) -> None:
+    """Check a reply by itself; ValueError says what is wrong with its form."""
     if reply.has_error():
         raise ValueError(f"error {reply.error.code}: {last_line(reply.error.reason)}")
-    size, records = None, list(arrays_in(reply.content).values())
+    records = list(arrays_in(reply.content).values())
     if (expected.arrays is not None or expected.trees) and len(records) != 1:
         raise ValueError(f"{len(records)} ArrayRecords instead of 1")
     if expected.arrays is not None:
-        size = measure(records[0], expected.arrays)
+        check_arrays(records[0], expected.arrays)
     if expected.trees and not holds_trees(records[0], expected.trees):
         raise ValueError("its arrays are no boosted trees as Flower reads them")
     if expected.metrics:
@@ -137,9 +155,8 @@ def check_form(reply: Message, expected: Expected) -> Norms | None:
             raise ValueError(f"{len(metrics)} MetricRecords instead of 1")
         weight = 0 if key is None else metrics[0].get(key)
         if not (isinstance(weight, (int, float)) and 0 <= weight <= MAX_WEIGHT):
-            text = f"metric {key!r} is {shortened(weight)} instead of a number of at least 0"
+            text = f"metric {key!r} is {brief(weight)} instead of a number of at least 0"
             raise ValueError(text)
-    return size
 
 
 def count(context: Exchange, replies: list[Message], weight_key: str | None) -> list[Message]:
@@ -229,26 +246,53 @@ def _same_metrics(context: Exchange, good: list[Message]) -> list[Message]:
     return kept(context, good, [None if name == usual else other for name in names])
 
 
+def check_limit(limit: float | None) -> float | None:
+    """Check how much longer than usual an update may be."""
+    if limit is None:
+        return None
+    return check_number("update_limit", limit, "[1, inf)", "or None, for no limit")
+
+
 # --- claims beside those of others -------------------------------------------------------
-def _same_size(context: Exchange, good: list[Message], sent: ArrayRecord) -> list[Message]:
-    """Drop replies whose models are far larger than the model sent and the last ones of others."""
-    nodes, known = [reply.metadata.src_node_id for reply in good], context.fleet.norms
-    found: list[Norms] = [context.checked[r.metadata.reply_to_message_id] for r in good]
-    everybody = (known | dict(zip(nodes, found, strict=True))).values()
+def _limit_updates(context: Exchange, good: list[Message], limit: float) -> list[Message]:
+    """Shorten updates that are far longer than the last ones of most nodes, at equal steps."""
+    nodes = [context.identity(reply.metadata.src_node_id) for reply in good]
+    asked = [context.instruction_of(reply) for reply in good]
+    starts = [next(iter(arrays_in(message.content).values())) for message in asked]
+    ends = [next(iter(arrays_in(reply.content).values())) for reply in good]
+    norms = [model_norms(end, start) for end, start in zip(ends, starts, strict=True)]
+    units = [steps_that_count(*each) ** STEPS_POWER for each in zip(asked, good, strict=True)]
+    own = {n: [x / u for x in each] for n, each, u in zip(nodes, norms, units, strict=True)}
+    # the last of each node, so that quick ones do not set what is usual
+    known, recent = context.fleet.norms, max(RECENT_NODES, RECENT_UPDATES * len(good))
+    every = [*({node: each for node, each in known.items() if node not in own} | own).values()]
+    few = len(every) < QUORUM
+    # a fleet of one or two has none to compare with
+    if few and context.quorum < QUORUM:
+        return good
+    # those that did not move at all say nothing of how far others may
+    positive = [[x for x in part if x] or [0.0] for part in zip(*every[-recent:], strict=True)]
+    usual = [limit * median_low(part) for part in positive]
     reasons: list[str | None] = [None] * len(good)
-    size = measure(sent, sent)
-    for part, (name, most) in enumerate(zip(Norms._fields, MAX_GROWTH, strict=True)):
-        norms, own = sorted(each[part] for each in everybody), size[part]
-        usual = norms[len(norms) // 2] if len(norms) != 2 else norms[0]
-        # one reply has no other to compare with
-        if len(norms) == 1 and own:
-            usual = 0.0
-        for i, each in enumerate(found):
-            # whichever is larger, so that models that are still zero may grow
-            if each[part] > most * max(own, usual, SMALL):
-                text = f"its {name} have a norm of {each[part]:.3g}, above {most:g} times"
-                reasons[i] = f"{text} the model sent or usual"
-    known |= {n: last for n, last, why in zip(nodes, found, reasons, strict=True) if not why}
+    for i, (node, start, unit) in enumerate(zip(nodes, starts, units, strict=True)):
+        # before others are known, an update may be as long as the model
+        most = [max(model_norms(start)[0], SMALL), inf] if few else [unit * x for x in usual]
+        shares = [min(1.0, m / x) if x else 1.0 for m, x in zip(most, norms[i], strict=True)]
+        if (share := min(shares)) < 1 / MAX_LENGTH:
+            reasons[i] = f"its update is {1 / share:.3g} times as long as it may be"
+            continue
+        if share < 1:
+            good[i] = with_update(good[i], start, start, shares[0], scale_of_buffers=shares[1])
+            context.shortened[node] = share
+        known.pop(node, None)
+        # what was cut off counts for nothing
+        known[node] = [x * s / unit for x, s in zip(norms[i], shares, strict=True)]
+    context.fleet.norms = dict([*known.items()][-recent:])
+    for node, share in [*context.shortened.items()][:1]:
+        if CUT_UPDATES not in context.fleet.cut:
+            context.fleet.cut.add(CUT_UPDATES)
+            text = "%s: its update was cut to %.2g of its length, that of %g usual ones"
+            log(INFO, f"{text} (see shortened in the history; update_limit)", node, share, limit)
     return kept(context, good, reasons)
 
 

@@ -8,11 +8,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
-from flwr_hetero._flwr import check_strategy, format_of_trees, pull_quickly
+from flwr_hetero._flwr import check_strategy, format_of_trees, is_private, pull_quickly
 from flwr_hetero.errors import invalid
 from flwr_hetero.records import own_records
 from flwr_hetero.server.aggregate import aggregate, keep_dtypes, settle_evaluations, weight_of
-from flwr_hetero.server.checks import Expected, accept, check_progress, count
+from flwr_hetero.server.checks import Expected, accept, check_limit, check_progress, count
 from flwr_hetero.server.client_support import ClientSupport, check_client_support, holds
 from flwr_hetero.server.composition import check_composition, name_of
 from flwr_hetero.server.context import Exchange, Fleet
@@ -176,6 +176,15 @@ class Wrapper(Strategy):
         return self if self.outer is None else self.outer.top
 
     @property
+    def update_limit(self) -> float | None:
+        """Largest norm of an update, in medians of the nodes' last ones; None: no limit."""
+        return self.fleet.update_limit
+
+    @update_limit.setter
+    def update_limit(self, limit: float | None) -> None:
+        self.fleet.update_limit = check_limit(limit)
+
+    @property
     def loop(self) -> Loop:
         """The loop that runs: rounds, unless a wrapper brings its own."""
         return self.inner.loop if isinstance(self.inner, Wrapper) else run_rounds
@@ -206,7 +215,8 @@ class Wrapper(Strategy):
         # the outermost judges replies, for all, before any hook sees them
         if self.outer is None:
             sent = None if self._trees else context.arrays
-            wanted = Expected(sent, self._weight_key, trees=self._trees)
+            limit = None if any(map(is_private, self.chain())) else self.update_limit
+            wanted = Expected(sent, self._weight_key, trees=self._trees, update_limit=limit)
             good = accept(context, good, wanted, self.wrappers())
         if any(each.key not in self.clear for each in self.client_support):
             check_client_support(self, context, good)
