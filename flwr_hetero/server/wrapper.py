@@ -36,6 +36,13 @@ class Wrapper(Strategy):
     strategy : Strategy, optional
         Any Flower strategy or another wrapper; FedAvg if left out.
 
+    Notes
+    -----
+    No update is longer than :attr:`update_limit` (2) medians of the nodes' last norms, times the
+    root of its assigned steps. What is cut counts as cut the next time; what is 100 times too long
+    is dropped. Until three nodes are known, an update may be as long as the model, or 1. Integers,
+    trees, fleets of two and strategies with differential privacy are left alone.
+
     Examples
     --------
     >>> from flwr.serverapp.strategy import FedAdam

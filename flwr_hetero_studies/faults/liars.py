@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import FedMedian, FedTrimmedAvg, Krum, Strategy
 from numpy.typing import NDArray
 
 from flwr_hetero import strategy as ours
-from flwr_hetero.fleet import LocalGrid, named_fleet
+from flwr_hetero.fleet import DeviceProfile, LocalGrid, named_fleet
 from flwr_hetero.fleet.local_grid import Answer
 from flwr_hetero_studies.core.emulate import drive
 from flwr_hetero_studies.faults.influence import NODES, TIMEOUT_S, digits_app, leaf
@@ -57,14 +57,27 @@ class Lie(NamedTuple):
     another: bool = False
 
 
+HONEST = "honest"
 LIES = {
-    "honest": Lie(),
+    HONEST: Lie(),
     "turned": Lie(-1.0),
     "turned, early": Lie(-1.0, early=True),
     "turned, x 20": Lie(-SCALE),
     "turned, x 20, early": Lie(-SCALE, early=True),
     "another model, 2**53 examples": Lie(claim=2**53, another=True),
 }
+
+
+def profiles_for(lie: Lie, liars: int) -> list[DeviceProfile]:
+    """Return the fleet, of which the first nodes lie."""
+    profiles = named_fleet("paper-5", NODES)
+    if lie.early:
+        quick = max(profiles, key=lambda profile: profile.compute_factor)
+        links = {"uplink_mbps": quick.uplink_mbps, "downlink_mbps": quick.downlink_mbps}
+        speeds = {"compute_factor": quick.compute_factor, **links}
+        early = {name: EARLY * speed for name, speed in speeds.items()}
+        profiles[:liars] = [replace(quick, jitter=0.0, **early)] * liars
+    return profiles
 
 
 class LiarsGrid(LocalGrid):
@@ -76,10 +89,10 @@ class LiarsGrid(LocalGrid):
         arrival_s, reply = super()._answer(message)
         lies = message.metadata.dst_node_id - 1000 < self.liars
         if lies and message.metadata.message_type == "train" and reply and reply.has_content():
-            self._change(message, reply)
+            self.change(message, reply)
         return arrival_s, reply
 
-    def _change(self, message: Message, reply: Message) -> None:
+    def change(self, message: Message, reply: Message) -> None:
         start, end = message.content["arrays"], reply.content["arrays"]
         rng, new = np.random.default_rng(self.seed), {}
         for name, array in start.items():
@@ -103,13 +116,7 @@ class Found(NamedTuple):
 def train(name: str, lie: Lie, liars: int, rounds: int, seed: int) -> Found:
     """Train among liars, which may be none."""
     app, accuracy = digits_app(seed)
-    profiles = named_fleet("paper-5", NODES)
-    if lie.early:
-        quick = max(profiles, key=lambda profile: profile.compute_factor)
-        up, down = EARLY * quick.uplink_mbps, EARLY * quick.downlink_mbps
-        speed = {"compute_factor": EARLY * quick.compute_factor, "jitter": 0.0}
-        profiles[:liars] = [replace(quick, uplink_mbps=up, downlink_mbps=down, **speed)] * liars
-    grid = LiarsGrid(app, profiles, seed=seed)
+    grid = LiarsGrid(app, profiles_for(lie, liars), seed=seed)
     grid.liars, grid.lie = liars, lie
     start = {"w": Array(np.zeros((64, 10), np.float32)), "b": Array(np.zeros(10, np.float32))}
     models, lines, ended = [ArrayRecord(start)], list[dict[str, Any]](), 1
@@ -140,7 +147,7 @@ def train(name: str, lie: Lie, liars: int, rounds: int, seed: int) -> Found:
 
 @lru_cache(maxsize=4)
 def honest(name: str, rounds: int, seed: int) -> Found:
-    return train(name, LIES["honest"], 0, rounds, seed)
+    return train(name, LIES[HONEST], 0, rounds, seed)
 
 
 def run(name: str, lie: str, liars: int, rounds: int, seed: int) -> dict[str, Any]:
