@@ -62,8 +62,8 @@ def limit_updates(context: Exchange, good: Sequence[Message], limit: float) -> l
     most = {count: longest_update(known.values(), count, limit) for count in {*steps}}
     counted = []
     for reply, node, start, own, count in zip(good, nodes, starts, norms, steps, strict=True):
-        # before others are known, an update may be as long as the model
-        first = Norms(max(model_norms(start).parameters, SMALL), 0.0) if few else None
+        # before others are known, the norm of the model stands for the median
+        first = Norms(limit * max(model_norms(start).parameters, SMALL), 0.0) if few else None
         parts = parts_that_count(own, first or most[count])
         if (part := min(parts)) < DIVERGED**-2 and not few:
             context.drop(reply, f"its update is {part**-0.5:.3g} times as long as it may be")

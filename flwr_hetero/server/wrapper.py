@@ -41,9 +41,9 @@ class Wrapper(Strategy):
     -----
     An update longer than :attr:`update_limit` (4) medians of the nodes' last norms counts less: at
     ten times that limit, as a tenth of it. At 100 times it is dropped. The limit of a node with
-    more assigned steps is longer, by their root. Until three nodes are known, an update may be as
-    long as the model, or 1. Integers, trees, fleets of two and strategies with differential privacy
-    are left alone.
+    more assigned steps is longer, by their root. Until three nodes are known, the model's norm, or
+    1, stands for the median. Integers, trees, fleets of two and strategies with differential
+    privacy are left alone.
 
     Examples
     --------

@@ -177,10 +177,10 @@ def test_steps_that_count_are_no_more_than_were_assigned(assigned, claim, steps)
     assert steps_that_count(message, reply) == steps
 
 
-def test_of_the_first_updates_the_model_is_the_limit():
-    assert exchange([10.0])[0] == pytest.approx({0: 0.1})
-    assert exchange([40.0], sent=10.0)[0] == pytest.approx({0: 10.0})
-    assert exchange([10.0, 0.5], sent=0.0)[0] == pytest.approx({0: 0.1, 1: 0.5})
+def test_the_first_updates_are_compared_with_the_model():
+    assert exchange([20.0])[0] == pytest.approx({0: 0.2})
+    assert exchange([80.0], sent=10.0)[0] == pytest.approx({0: 20.0})
+    assert exchange([20.0, 0.5], sent=0.0)[0] == pytest.approx({0: 0.2, 1: 0.5})
 
 
 def test_long_first_updates_of_all_are_soon_usual():
