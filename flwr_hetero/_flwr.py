@@ -216,6 +216,11 @@ def clips_on_nodes(strategy: Strategy) -> bool:
     return is_kind(strategy, f"{start}FixedClipping", f"{start}AdaptiveClipping")
 
 
+def is_private(strategy: Strategy) -> bool:
+    """Return whether a strategy clips updates for privacy: its noise is right for those alone."""
+    return any(kind.__name__.startswith("DifferentialPrivacy") for kind in type(strategy).__mro__)
+
+
 @contextmanager
 def quiet_strategies(most: int = logging.INFO) -> Iterator[None]:
     """Log at DEBUG what Flower's strategies say, up to a level."""

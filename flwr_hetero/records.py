@@ -187,6 +187,14 @@ def _short(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else shown(value)[:40]
 
 
+def steps_that_count(instruction: Message, reply: Message) -> float:
+    """Return the steps that a node was assigned, or fewer if it says so; 1 if it chose them."""
+    configs, metrics = configs_in(instruction.content), metrics_in(reply.content)
+    assigned = max((read_number(c, keys.NUM_STEPS, 1.0) for c in configs.values()), default=1.0)
+    reported = min((read_number(m, keys.NUM_STEPS, inf) for m in metrics.values()), default=inf)
+    return max(1.0, min(assigned, reported))
+
+
 class Latency(NamedTuple):
     """How long a node took for a message; ``source``: emulated, reported or observed."""
 

@@ -84,7 +84,8 @@ class History:
         of it: by part (``wait``, ``start``, ``receive``, ``train``, ``send``) the seconds of each
         node, which is left out of a part that it does not measure. ``wait`` is the rest, ``steps``
         what those took of ``train``. ``train_range`` and ``evaluate_range`` have of each metric the
-        lowest, median and highest value of the nodes. ``limited`` says whose value did not count.
+        lowest, median and highest value of the nodes. ``limited`` says whose value did not count,
+        ``shortened`` to what part of its length a node's update was cut.
     notes : tuple of str
         Lines that could not be read.
 

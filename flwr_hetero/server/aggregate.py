@@ -26,6 +26,8 @@ WEIGHT = keys.PREFIX + "weight"
 """Metric by which a strategy weights models where that is not its own key."""
 MAX_VALUE, MAX_COUNT_STEP = 1e15, 2**31
 """Above this values are nonsense; integers are counters, and differ at most so from those sent."""
+MAX_SQUARE = 1e40
+"""What stands for a sum of squares that is too large for its type."""
 
 
 def aggregate(
@@ -124,18 +126,52 @@ def with_update(
     base: ArrayRecord,
     scale: float,
     buffers: tuple[str, ...] = BUFFERS,
+    scale_of_buffers: float | None = None,
 ) -> Message:
-    r"""Return a reply whose model is :math:`x_{base} + s \, (x_i - x_{start})`."""
+    r"""Return a reply whose model is :math:`x_{base} + s \, (x_i - x_{start})`.
+
+    Buffers have a scale of their own; None: they stay as they are.
+    """
     ((name, arrays),) = arrays_in(reply.content).items()
     moved = ArrayRecord(dict(arrays.items()))
     for key, end in arrays.items():
         before, after = view_array(start[key]), view_array(end)
-        # integers and buffers are averaged, not optimised
-        if after.dtype.kind == before.dtype.kind == "f" and not key.endswith(buffers):
+        own = scale_of_buffers if key.endswith(buffers) else scale
+        # integers are averaged, not optimised
+        if before.dtype.kind == "f" and own is not None:
             onto = before if base is start else view_array(base[key])
-            moved[key] = Array(np.asarray(onto + scale * (after - before), after.dtype))
+            dtype = after.dtype if after.dtype.kind == "f" else before.dtype
+            moved[key] = Array(np.asarray(onto + own * step_between(before, after), dtype))
     content = RecordDict({**reply.content, name: moved})
     return Message(content, metadata=reply.metadata)  # type: ignore[call-overload,no-any-return]
+
+
+def step_between(before: NDArray[Any], after: NDArray[Any]) -> NDArray[Any]:
+    """Return the difference of two arrays, at least in single precision."""
+    dtype = np.result_type(after, before, np.float32)
+    return np.asarray(np.subtract(after, before, dtype=dtype))
+
+
+class Norms(NamedTuple):
+    """Euclidean norms of an update's parameters and of its running statistics."""
+
+    parameters: float
+    statistics: float
+
+
+def model_norms(arrays: Mapping[str, Array], start: Mapping[str, Array] | None = None) -> Norms:
+    """Return how large a good model is, or how far from its start; integers are left out."""
+    squares = [0.0, 0.0]
+    for name, array in (start or arrays).items():
+        before = view_array(array)
+        if before.dtype.kind == "f":
+            step = step_between(before, view_array(arrays[name])) if start else before
+            flat = step.reshape(-1).astype(np.result_type(step, np.float32), copy=False)
+            with np.errstate(over="ignore"):
+                square = float(np.dot(flat, flat))
+            # too large for single precision
+            squares[name.endswith(BUFFERS)] += min(square, MAX_SQUARE)
+    return Norms(*map(math.sqrt, squares))
 
 
 # --- means -------------------------------------------------------------------------------
@@ -225,28 +261,19 @@ def _parse_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     return np.lib.format.read_array_header_1_0(stream)
 
 
-class Norms(NamedTuple):
-    """Euclidean norms of a model's parameters and of its running statistics."""
-
-    parameters: float
-    statistics: float
-
-
-def measure(arrays: Mapping[str, Array], sent: Mapping[str, Array]) -> Norms:
-    """Measure a model; ValueError says why it cannot be averaged with others of those sent."""
+def check_arrays(arrays: Mapping[str, Array], sent: Mapping[str, Array]) -> None:
+    """Check a model; ValueError says why it cannot be averaged with others of those sent."""
     if arrays.keys() != sent.keys():
         raise ValueError(f"arrays {sorted(set(arrays) ^ set(sent))[:3]} missing or unknown")
-    squares = [0.0, 0.0]
     for name, array in arrays.items():
         try:
-            squares[name.endswith(BUFFERS)] += _checked_square(array, sent[name])
+            _check_array(array, sent[name])
         except ValueError as error:
             raise ValueError(f"array {name!r} {error}") from error
-    return Norms(*map(math.sqrt, squares))
 
 
-def _checked_square(array: Array, sent: Array) -> float:
-    """Return the sum of squares of an array that is as good as the one sent."""
+def _check_array(array: Array, sent: Array) -> None:
+    """Check that an array is as good as the one sent."""
     if array.stype != NUMPY:
         raise ValueError(f"is written as {array.stype!r}, not as {NUMPY!r}")
     try:
@@ -259,7 +286,8 @@ def _checked_square(array: Array, sent: Array) -> float:
     # averaging may have made floats of integers
     if values.dtype.kind not in "fiub":
         raise ValueError(f"has type {values.dtype}, which cannot be averaged")
-    square, model = square_of(values), np.dtype(sent.dtype)
+    check_values(values)
+    model = np.dtype(sent.dtype)
     if values.dtype not in (model, bool) and model.kind in "fiu":
         limit = (np.finfo if model.kind == "f" else np.iinfo)(model).max
         if _largest(values) > float(limit):
@@ -268,11 +296,10 @@ def _checked_square(array: Array, sent: Array) -> float:
         steps = values.astype(np.float64) - view_array(sent).astype(np.float64)
         if _largest(steps) > MAX_COUNT_STEP:
             raise ValueError(f"holds integers more than {MAX_COUNT_STEP} from those sent")
-    return square
 
 
-def square_of(values: NDArray[Any]) -> float:
-    """Return the sum of squares of an array; ValueError if a model cannot hold such values."""
+def check_values(values: NDArray[Any]) -> None:
+    """Check an array; ValueError if a model cannot hold such values."""
     flat = values.reshape(-1)
     if flat.dtype.kind != "f" or flat.dtype == np.float16:
         flat = flat.astype(np.float32)
@@ -284,14 +311,13 @@ def square_of(values: NDArray[Any]) -> float:
             raise ValueError("holds NaN or infinity")
         if _largest(flat) > MAX_VALUE:
             raise ValueError(f"holds values above {MAX_VALUE:g}")
-    return square
 
 
 def why_no_model(arrays: ArrayRecord) -> str | None:
     """Return what makes arrays useless as a global model; None if nothing does."""
     try:
         for array in arrays.values():
-            square_of(array.numpy())
+            check_values(array.numpy())
     except ValueError as error:
         return str(error)
     return None

@@ -60,6 +60,7 @@ class Checkpoints:
             "examples": fleet.examples,
             "times_s": fleet.times_s,
             "nodes": fleet.nodes.state(),
+            "norms": fleet.norms,
             "cut": sorted(fleet.cut),
             "known_metrics": fleet.metrics,
             "usual_names": fleet.usual_names,
@@ -141,6 +142,10 @@ class Checkpoints:
             for kind, own in meta.get("times_s", {}).items()
         }
         fleet.nodes.load_state(meta.get("nodes", {}), online_nodes(run.grid))
+        fleet.norms = {
+            node: (float(own), float(statistics), float(steps))
+            for node, (own, statistics, steps) in meta.get("norms", {}).items()
+        }
         for kind in RESULTS:
             found = {int(n): MetricRecord(m) for n, m in meta["results"][kind].items()}
             setattr(run.result, kind, found)

@@ -4,13 +4,13 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from reprlib import repr as shortened
+from reprlib import repr as brief
 from typing import Any, NamedTuple
 
 from flwr.app import ArrayRecord, Message, MessageType
 
 from flwr_hetero import keys
-from flwr_hetero._flwr import format_of_trees
+from flwr_hetero._flwr import format_of_trees, is_private
 from flwr_hetero.errors import hint_for, last_line
 from flwr_hetero.records import (
     Latency,
@@ -25,20 +25,17 @@ from flwr_hetero.records import (
     read_number,
     reported_latency,
 )
-from flwr_hetero.server.aggregate import Norms, holds_trees, measure, weight_of
+from flwr_hetero.server.aggregate import check_arrays, holds_trees, weight_of
 from flwr_hetero.server.arrivals import is_enough
 from flwr_hetero.server.context import QUORUM, Exchange
+from flwr_hetero.server.limits import limit_updates
 
 MAX_WEIGHT = 2.0**53
 """Weights above this are nonsense, and sums of them could be infinite."""
-MAX_GROWTH = (100.0, 1e4)
-"""Largest norms (parameters, statistics) in those sent or usual; honest: 14, 850; diverged: 61."""
 LATE_REST = 2.0
 """First rest of a node that is late beside the others, in times for which it was waited for."""
 VOTERS = 10
 """Nodes, the last ones to answer, whose metrics are known where few answer at a time."""
-SMALL = 1.0
-"""Norm up to which a model counts as this large: one of few numbers may be near zero."""
 MAX_SHARE, MAX_INCREASE = 10.0, 2.0
 """Most that examples of a node count: in medians of all; above one, in what it said first."""
 
@@ -51,6 +48,8 @@ class Expected(NamedTuple):
     metrics: bool = True
     trees: str | None = None
     """Boosted trees instead of arrays: as "json", or in "any" format."""
+    update_limit: float | None = None
+    """Largest norm of an update, in medians of all nodes."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,10 @@ def judge_of(wrapper: Any, context: Exchange, *, trains: bool = True) -> Verdict
     if not trains:
         return Verdicts(context, Expected(None, key))
     sent = None if trees else context.arrays
-    return Verdicts(context, Expected(sent, key, trees=trees), wrapper.wrappers())
+    # noise for privacy is right for updates that are left alone
+    limit = None if any(map(is_private, wrapper.chain())) else wrapper.update_limit
+    wanted = Expected(sent, key, trees=trees, update_limit=limit)
+    return Verdicts(context, wanted, wrapper.wrappers())
 
 
 def accept(context: Exchange, replies: Sequence[Message], judge: Verdicts) -> list[Message]:
@@ -90,9 +92,9 @@ def accept(context: Exchange, replies: Sequence[Message], judge: Verdicts) -> li
         good = _same_metrics(context, good)
         if expected.weight_key:
             _limit_examples(context, good, expected.weight_key)
-    if expected.arrays is not None and good:
-        good = _same_size(context, good, expected.arrays)
-    return good
+    if expected.arrays is None or expected.update_limit is None:
+        return good
+    return limit_updates(context, good, expected.update_limit)
 
 
 def _answers(context: Exchange, replies: Sequence[Message], judge: Verdicts) -> list[Message]:
@@ -138,7 +140,7 @@ def is_good(context: Exchange, reply: Message, node_id: int, expected: Expected)
     if message_id in context.checked:
         return True
     try:
-        size = check_form(reply, expected)
+        check_form(reply, expected)
         if reply.metadata.src_node_id != node_id:
             raise ValueError("it names another node as its source")
         _learn_latency(context, reply)
@@ -147,19 +149,19 @@ def is_good(context: Exchange, reply: Message, node_id: int, expected: Expected)
         answered = reply.has_content() or (expected.arrays is not None and hint_for(str(error)))
         context.fail(node_id, str(error), message_id if answered else None)
         return False
-    context.checked[message_id] = size
+    context.checked[message_id] = True
     return True
 
 
-def check_form(reply: Message, expected: Expected) -> Norms | None:
-    """Return how large the model of a reply is; ValueError says what is wrong with its form."""
+def check_form(reply: Message, expected: Expected) -> None:
+    """Check a reply by itself; ValueError says what is wrong with its form."""
     if reply.has_error():
         raise ValueError(f"error {reply.error.code}: {last_line(reply.error.reason)}")
-    size, records = None, list(arrays_in(reply.content).values())
+    records = list(arrays_in(reply.content).values())
     if (expected.arrays is not None or expected.trees) and len(records) != 1:
         raise ValueError(f"{len(records)} ArrayRecords instead of 1")
     if expected.arrays is not None:
-        size = measure(records[0], expected.arrays)
+        check_arrays(records[0], expected.arrays)
     if expected.trees and not holds_trees(records[0], expected.trees):
         raise ValueError("its arrays are no boosted trees as Flower reads them")
     if expected.metrics:
@@ -168,9 +170,8 @@ def check_form(reply: Message, expected: Expected) -> Norms | None:
             raise ValueError(f"{len(metrics)} MetricRecords instead of 1")
         weight = 0 if key is None else metrics[0].get(key)
         if not (isinstance(weight, (int, float)) and 0 <= weight <= MAX_WEIGHT):
-            text = f"metric {key!r} is {shortened(weight)} instead of a number of at least 0"
+            text = f"metric {key!r} is {brief(weight)} instead of a number of at least 0"
             raise ValueError(text)
-    return size
 
 
 def count(context: Exchange, replies: list[Message], weight_key: str | None) -> list[Message]:
@@ -261,28 +262,6 @@ def _same_metrics(context: Exchange, good: list[Message]) -> list[Message]:
 
 
 # --- claims beside those of others -------------------------------------------------------
-def _same_size(context: Exchange, good: list[Message], sent: ArrayRecord) -> list[Message]:
-    """Drop replies whose models are far larger than the model sent and the last ones of others."""
-    nodes, known = [reply.metadata.src_node_id for reply in good], context.fleet.norms
-    found: list[Norms] = [context.checked[r.metadata.reply_to_message_id] for r in good]
-    everybody = (known | dict(zip(nodes, found, strict=True))).values()
-    reasons: list[str | None] = [None] * len(good)
-    size = measure(sent, sent)
-    for part, (name, most) in enumerate(zip(Norms._fields, MAX_GROWTH, strict=True)):
-        norms, own = sorted(each[part] for each in everybody), size[part]
-        usual = norms[len(norms) // 2] if len(norms) != 2 else norms[0]
-        # one reply has no other to compare with
-        if len(norms) == 1 and own:
-            usual = 0.0
-        for i, each in enumerate(found):
-            # whichever is larger, so that models that are still zero may grow
-            if each[part] > most * max(own, usual, SMALL):
-                text = f"its {name} have a norm of {each[part]:.3g}, above {most:g} times"
-                reasons[i] = f"{text} the model sent or usual"
-    known |= {n: last for n, last, why in zip(nodes, found, reasons, strict=True) if not why}
-    return kept(context, good, reasons)
-
-
 def _limit_examples(context: Exchange, good: list[Message], weight_key: str) -> None:
     """Cut down what nodes say of their number of examples, by which they count."""
     kind = context.messages[0].metadata.message_type

@@ -59,14 +59,16 @@ class Exchange:
     # what came back
     judged: dict[str, bool] = field(default_factory=dict)
     """Whether replies would be accepted by themselves, by message."""
-    checked: dict[str, Any] = field(default_factory=dict)
-    """How large the models are of replies that were found good on arrival, by message."""
+    checked: dict[str, bool] = field(default_factory=dict)
+    """Whether replies were found good on arrival, by message."""
     surplus: list[Message] = field(default_factory=list)
     """Instructions whose replies were not waited for."""
     counted: list[str] = field(default_factory=list)
     """Nodes whose replies went to the innermost strategy."""
     weights: dict[str, float] = field(default_factory=dict)
     """By what the models of these nodes were weighted."""
+    shortened: dict[str, float] = field(default_factory=dict)
+    """To what part of their length updates were cut, by node."""
     failed: dict[int, str] = field(default_factory=dict)
     """Why nodes, by id, have no reply that counts."""
     refused: set[int] = field(default_factory=set)
@@ -303,8 +305,9 @@ class Fleet:
     """By message type and node: how many examples it reported first, and how many counted last."""
     cut: set[str] = field(default_factory=set)
     """Nodes whose claims of examples were cut; "metrics of" those with values that were."""
-    norms: dict[int, Any] = field(default_factory=dict)
-    """Of the nodes' last models."""
+    norms: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+    """By node, the last ones at the end: of its update (parameters, statistics), and its steps."""
+    update_limit: float | None = 4.0
     standstill: dict[str, Standstill] = field(default_factory=lambda: defaultdict(Standstill))
     """Of "training" and of "evaluation"."""
 

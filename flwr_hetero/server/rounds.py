@@ -234,6 +234,7 @@ def new_record(run: Run, context: Exchange, messages: Sequence[Message]) -> Reco
         "global": {},
         "selected": [context.identity(message.metadata.dst_node_id) for message in messages],
         "weights": {node: weight / total for node, weight in context.weights.items()},
+        **({"shortened": context.shortened} if context.shortened else {}),
         **_times_by_node(context),
         "failures": [],
     }

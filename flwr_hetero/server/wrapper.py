@@ -22,6 +22,7 @@ from flwr_hetero.server.client_support import (
 )
 from flwr_hetero.server.composition import check_composition, name_of
 from flwr_hetero.server.context import Exchange, Fleet, OfFleet
+from flwr_hetero.server.limits import check_limit
 from flwr_hetero.server.rounds import Loop, Run, by_node, run_rounds
 from flwr_hetero.state_dict import StateDict
 
@@ -41,6 +42,14 @@ class Wrapper(Strategy):
     ----------
     strategy : Strategy, optional
         Any Flower strategy or another wrapper; FedAvg if left out.
+
+    Notes
+    -----
+    An update longer than :attr:`update_limit` (4) medians of the nodes' last norms counts less: at
+    ten times that limit, as a tenth of it. At 100 times it is dropped. The limit of a node with
+    more assigned steps is longer, by their root. Until three nodes are known, the model's norm, or
+    1, stands for the median. Integers, trees, fleets of two and strategies with differential
+    privacy are left alone.
 
     Examples
     --------
@@ -74,6 +83,8 @@ class Wrapper(Strategy):
     """Why this wrapper works in synchronous rounds only; empty if it works in any loop."""
     client_support: tuple[ClientSupport, ...] = ()
     """What nodes must do for this wrapper to have an effect."""
+    update_limit = OfFleet(check_limit)
+    """Norm above which an update counts less, in medians of the nodes; None: no limit."""
     late_limit = OfFleet(check_late_limit)
     """After how many median times a round goes on without a node; None: after the time-out."""
 

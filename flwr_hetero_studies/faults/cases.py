@@ -8,14 +8,14 @@ from typing import Any
 
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
-from flwr_hetero_studies.faults import engines, influence
+from flwr_hetero_studies.faults import engines, influence, liars
 from flwr_hetero_studies.faults.scenarios import ON_A_FLEET, OWN_FLEET, Found, own_fleet
 from flwr_hetero_studies.faults.storage import ON_A_DISK
 
-SETTINGS = {"work": 1.0, "lies": 25, "updates": 4}
-"""CPU seconds of a message and updates of a node on a real fleet; rounds among liars."""
-FAST = {"lies": 3}
-FAST_CASES = ["influence/FedAvg: *"]
+SETTINGS = {"work": 1.0, "lies": 25, "updates": 4, "trust": 40}
+"""CPU seconds of a message and updates of a node on a real fleet; rounds among liars, twice."""
+FAST = {"lies": 3, "trust": 3}
+FAST_CASES = ["influence/FedAvg: *", "liars/FedAvg: *"]
 
 
 def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
@@ -30,9 +30,15 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
                 continue
             for seed in options.seeds_or(range(5 if lie == "honest" else 3)):
                 # of 20 nodes
-                for liars in (1, 6) if lie == "no time" else (1,):
-                    case = {"experiment": "influence", "name": f"{wrapper}: {lie}", "liars": liars}
+                for count in (1, 6) if lie == "no time" else (1,):
+                    case = {"experiment": "influence", "name": f"{wrapper}: {lie}", "liars": count}
                     yield Trial(case | {"rounds": sizes["lies"]}, seed)
+    for name in liars.STRATEGIES:
+        for seed in options.seeds_or(range(3)):
+            for lie in liars.LIES:
+                for count in (0,) if lie == liars.HONEST else (1, 3):
+                    case = {"experiment": "liars", "name": f"{name}: {lie}", "liars": count}
+                    yield Trial(case | {"rounds": sizes["trust"]}, seed)
     case = {"experiment": "engines", "name": "six CPU shares", "work": sizes["work"]}
     yield Trial(case | {"rounds": sizes["updates"]}, alone=True)
 
@@ -41,6 +47,9 @@ def run(case: Case, seed: int, data: Data) -> dict[str, Any]:
     if case["experiment"] == "influence":
         wrapper, _, lie = case["name"].partition(": ")
         return influence.run(wrapper, lie, case["liars"], case["rounds"], seed)
+    if case["experiment"] == "liars":
+        strategy, _, lie = case["name"].partition(": ")
+        return liars.run(strategy, lie, case["liars"], case["rounds"], seed)
     load = {"cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1)}
     with tempfile.TemporaryDirectory() as folder:
         if case["experiment"] in ("process", "warm"):

@@ -12,7 +12,8 @@ from statistics import mean
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, FedMedian, Strategy
 from sklearn.datasets import load_digits
@@ -21,6 +22,8 @@ from flwr_hetero import keys
 from flwr_hetero import strategy as ours
 from flwr_hetero.fleet import Fault, LocalGrid, named_fleet
 from flwr_hetero.fleet.local_grid import Answer
+from flwr_hetero.mod import restore, save_state
+from flwr_hetero.sampler import OrderedSampler
 from flwr_hetero_studies import rivals
 from flwr_hetero_studies.core.emulate import drive
 
@@ -135,18 +138,31 @@ def digits_app(seed: int) -> tuple[ClientApp, Callable[[ArrayRecord], float]]:
         w, b = arrays["w"].numpy().copy(), arrays["b"].numpy().copy()
         own = np.random.default_rng([seed, node, int(config.get(keys.SERVER_ROUND, 0))])
         steps = int(config.get(keys.NUM_STEPS, -(-len(parts[node]) // BATCH)))
+        ordered = order_of(message, context, len(parts[node]))
         for _ in range(steps):
-            x = images[chosen := own.choice(parts[node], BATCH)]
+            if ordered is None:
+                chosen = own.choice(parts[node], BATCH)
+            else:
+                chosen = np.array(parts[node])[ordered.next_batch()[0]]
+            x = images[chosen]
             logits = x @ w + b
             p = np.exp(logits - logits.max(1, keepdims=True))
             p /= p.sum(1, keepdims=True)
-            p[np.arange(BATCH), labels[chosen]] -= 1
-            w -= (RATE / BATCH * x.T @ p).astype(np.float32)
-            b -= (RATE / BATCH * p.sum(0)).astype(np.float32)
+            p[np.arange(len(p)), labels[chosen]] -= 1
+            step = x.T @ p / len(p), p.mean(0)
+            if ordered is not None:
+                flat = np.concatenate([each.ravel() for each in step])
+                ordered.observe(torch.from_numpy(flat[None].astype(np.float32)))
+            w -= (RATE * step[0]).astype(np.float32)
+            b -= (RATE * step[1]).astype(np.float32)
         own_work = {"num-steps": steps, "examples-processed": BATCH * steps}
         metrics = MetricRecord({"num-examples": len(parts[node]), "train-loss": 1.0, **own_work})
         new = ArrayRecord({"w": Array(w), "b": Array(b)})
-        return Message(RecordDict({"arrays": new, "metrics": metrics}), reply_to=message)
+        content = RecordDict({"arrays": new, "metrics": metrics})
+        if ordered is not None:
+            save_state(context, "order", ordered.state_dict())
+            content[keys.ORDER] = ConfigRecord(ordered.report())
+        return Message(content, reply_to=message)
 
     @app.evaluate()
     def measure(message: Message, context: Context) -> Message:
@@ -155,6 +171,16 @@ def digits_app(seed: int) -> tuple[ClientApp, Callable[[ArrayRecord], float]]:
         return Message(RecordDict({"metrics": MetricRecord(own)}), reply_to=message)
 
     return app, partial(right, test)
+
+
+def order_of(message: Message, context: Context, size: int) -> OrderedSampler | None:
+    """Return what orders a node's batches, if CD-GraB asks for it."""
+    if (asked := message.content.config_records.get(keys.ORDER)) is None:
+        return None
+    sampler = OrderedSampler(size, BATCH, seed=int(context.node_config[keys.PARTITION_ID]))
+    restore(sampler, context, "order")
+    sampler.follow(asked)
+    return sampler
 
 
 def run(wrapper: str, lie: str, liars: int, rounds: int, seed: int) -> dict[str, Any]:

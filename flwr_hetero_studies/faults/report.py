@@ -7,10 +7,14 @@ from typing import Any
 
 from flwr_hetero_studies.core import record, tables
 from flwr_hetero_studies.core.record import Line
+from flwr_hetero_studies.faults.liars import HONEST
 
 FAULT = ["fault", "injected", "run survived", "replies lost", "rounds lost", "seconds lost",
          "lost later", "what the history says"]  # fmt: skip
 GAIN = ["lie", "strategy", "seeds", "share", "steps", "accuracy", "honest"]
+AMONG = ["lie", "strategy", "honest", "one liar of 20", "three of 20"]
+MOST_LOST = {1: 0.03, 3: 0.10}
+"""What liars, by their number, may cost before a cell is bold."""
 ENGINES = {"engine": "{engine}", "predicted": "{predicted_s:.0f} s", "real": "{real_s:.0f} s",
            "difference": "{more:+.0%}", "predicted error": "{predicted_error:.2f}",
            "real error": "{real_error:.2f}", "failures": "{failures}"}  # fmt: skip
@@ -62,6 +66,31 @@ def cells_of(lines: Sequence[Line], lie: str) -> list[str]:
     return [share, f"{mean(steps):.1f}" if steps else "", accuracy]
 
 
+def liars(lines: Sequence[Line]) -> dict[str, Any]:
+    found = record.by(lines, "name", "liars")
+    rows = []
+    for name in dict.fromkeys(name for name, count in found if count):
+        strategy, _, lie = name.partition(": ")
+        if {(name, 1), (name, 3)} <= found.keys():
+            base = mean(record.metric(found[f"{strategy}: {HONEST}", 0], "accuracy"))
+            among = [cell_of(found[name, count], base) for count in (1, 3)]
+            rows.append([lie, strategy, tables.percent(base), *among])
+    order = list(dict.fromkeys(row[0] for row in rows))
+    rows.sort(key=lambda row: order.index(row[0]))
+    return {"liars": tables.table(AMONG, rows), "liars_seeds": len(record.seeds(lines))}
+
+
+def cell_of(lines: Sequence[Line], honest: float) -> str:
+    """Write the accuracy, bold if far below, the displacement and the liars' share."""
+    accuracy, moved = (mean(record.metric(lines, name)) for name in ("accuracy", "displacement"))
+    if not all(record.metric(lines, "ended")):
+        return "**run lost**"
+    far = honest - accuracy > MOST_LOST[lines[0]["case"]["liars"]]
+    text = f"**{tables.percent(accuracy)}**" if far else tables.percent(accuracy)
+    shares = [share for share in record.metric(lines, "share") if share is not None]
+    return f"{text}, {moved:.2g}" + (f", {mean(shares):.0%}" if shares else "")
+
+
 def engines(lines: Sequence[Line]) -> dict[str, Any]:
     m = lines[0]["metrics"]
     rows = [[form.format(**row, more=row["real_s"] / row["predicted_s"] - 1)
@@ -73,7 +102,8 @@ def engines(lines: Sequence[Line]) -> dict[str, Any]:
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     parts: dict[str, Any] = {}
-    tabulate = {"process": process, "warm": warm, "influence": influence, "engines": engines}
+    tabulate = {"process": process, "warm": warm, "influence": influence,
+                "liars": liars, "engines": engines}  # fmt: skip
     for name, own in record.by(lines, "experiment").items():
         parts[f"{name}_versions"] = record.software(own, "flwr", "python")
         parts[f"{name}_case"] = own[0]["case"]

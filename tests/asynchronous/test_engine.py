@@ -24,6 +24,8 @@ def paper(**settings):
 def test_the_papers_rule_equals_its_naive_twin(concurrency, size):
     grid = Watched(GOALS, SPEEDS, lr=LR)
     strategy = paper(concurrency=concurrency, buffer_size=size)
+    # the paper's has none
+    strategy.update_limit = None
     found, _ = models(strategy, grid, 30, x=0.3)
     expected, added = fedbuff(
         0.3,

@@ -6,7 +6,7 @@ from quadratics import Watched, fedavg, models
 from recording import History
 
 from flwr_hetero.fleet import DeviceProfile, Fault
-from flwr_hetero.strategy import FedBuff
+from flwr_hetero.strategy import FedBuff, Wrapper
 
 SPEEDS = [2.0, 1.7, 1.3, 1.1, 0.9, 0.7]
 GOALS = [0.0, 1.0] * 3
@@ -117,9 +117,16 @@ def test_nodes_join_and_leave():
     assert max(times) > 60
 
 
+class Refuses(Wrapper):
+    """Refuse a node when an update of the model is made."""
+
+    def why_bad(self, context, reply):
+        return "refused" if context.identity(reply.metadata.src_node_id) == "node-2" else None
+
+
 def test_an_update_of_nothing_names_no_nodes():
-    strategy = fedbuff(buffer_size=1)
-    models(strategy, Watched([0.0, 1.0, 1e9], SPEEDS[:3]), 9)
+    strategy = History(FedBuff(Refuses(fedavg()), buffer_size=1))
+    models(strategy, Watched([0.0, 1.0, 2.0], SPEEDS[:3]), 9)
     lost = [record for record in strategy.records if record["failures"]]
     assert [record["selected"] for record in lost] == [["node-2"]]
     assert not any("fedbuff" in record for record in lost)

@@ -95,6 +95,7 @@ class ByNode(Wrapper):
 @pytest.mark.parametrize("outside", [False, True])
 def test_outermost_weights_are_the_ones(inner, outside):
     history = History(ByNode(Wrapper(inner())) if outside else Wrapper(ByNode(inner())))
+    history.update_limit = None
     result = run(history)
     shares = {f"node-{i}": pytest.approx((1 + i) / 6) for i in range(3)}
     assert history.records[1]["weights"] == shares

@@ -1,0 +1,269 @@
+"""An update far longer than those of most nodes counts little, at equal steps."""
+
+import logging
+
+import numpy as np
+import pytest
+from attacker import LyingGrid, trained
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import strategy as flower
+from quadratics import app, fedavg, start
+from recording import History
+
+from flwr_hetero import strategy as ours
+from flwr_hetero._flwr import be_server_task, only_errors, set_message_id
+from flwr_hetero.fleet import DeviceProfile
+from flwr_hetero.records import steps_that_count
+from flwr_hetero.server.aggregate import model_norms, with_update
+from flwr_hetero.server.checks import Expected, accept
+from flwr_hetero.server.context import Exchange, Fleet
+
+GOALS = [-1.0, -0.6, -0.3, 0.0, 0.0, 0.1, 0.4, 0.6, 0.8]
+"""Of honest nodes; the tenth one lies."""
+DEVICES = [DeviceProfile(1.0 + i % 2, seconds_per_example=1.0) for i in range(10)]
+
+
+def scaled(factor):
+    """Scale an update."""
+
+    def lie(message, reply):
+        before, after = (m.content["arrays"]["x"].numpy() for m in (message, reply))
+        reply.content["arrays"] = ArrayRecord({"x": Array(before + factor * (after - before))})
+
+    return trained(lie)
+
+
+def run(strategy, factor=1.0, rounds=4, goals=(*GOALS, 1.0), x=1.0):
+    """Return the history, and the model after each round; the last node scales its updates."""
+    history, found = (strategy if hasattr(strategy, "records") else History(strategy)), []
+    clients = app(goals, [100] * len(goals), 0.1)
+    grid = LyingGrid(clients, DEVICES[: len(goals)], {len(goals) - 1: scaled(factor)})
+    with only_errors():
+        history.start(grid, start(x), rounds, evaluate_fn=lambda _, a: found.append(a["x"].numpy()))
+    return history.records[1:], np.array(found).ravel()
+
+
+STRATEGIES = {
+    "FedAvg": lambda: ours.Wrapper(fedavg()),
+    "FedSlice": lambda: ours.FedSlice(fedavg()),
+}
+
+
+@pytest.mark.parametrize("kind", STRATEGIES)
+def test_an_update_times_minus_20_moves_the_model_little(kind):
+    _, honest = run(STRATEGIES[kind]())
+    records, among = run(STRATEGIES[kind](), -20.0)
+    unlimited = STRATEGIES[kind]()
+    unlimited.update_limit = None
+    with np.errstate(all="ignore"):
+        _, free = run(unlimited, -20.0)
+    assert abs(among[-1] - honest[-1]) < 0.8
+    assert np.abs(among).max() <= 1.0
+    assert not np.abs(free[-1] - honest[-1]) < 3
+    cut = [share for record in records for node, share in record.get("shortened", {}).items()]
+    assert min(cut) < 0.2
+    assert all(record["failures"] == [] for record in records)
+
+
+@pytest.mark.parametrize("kind", STRATEGIES)
+def test_equal_nodes_are_left_alone(kind):
+    goals = [1.0, -1.0] * 3
+    limited, unlimited = STRATEGIES[kind](), STRATEGIES[kind]()
+    unlimited.update_limit = None
+    records, found = run(limited, goals=goals, x=0.1, rounds=4)
+    _, free = run(unlimited, goals=goals, x=0.1, rounds=4)
+    assert found.tolist() == free.tolist()
+    assert not any("shortened" in record for record in records)
+
+
+def exchange(norms, fleet=None, steps=None, sent=0.0, nodes=None, quorum=3):
+    """Let nodes send updates of these norms; return what is left of them, and the context."""
+    be_server_task(1, 1, 1)
+    context = Exchange(fleet or Fleet(), quorum=quorum, timeout_s=9.0)
+    replies = []
+    for i, norm in enumerate(norms):
+        node = i if nodes is None else nodes[i]
+        config = ConfigRecord({} if steps is None else {"num-steps": steps[i]})
+        model = ArrayRecord({"w": Array(np.full(4, sent))})
+        message = Message(RecordDict({"arrays": model, "config": config}), node, "train")
+        set_message_id(message, f"{i}")
+        context.messages.append(message)
+        metrics = MetricRecord({"num-examples": 1, "num-steps": steps[i] if steps else 1})
+        arrays = ArrayRecord({"w": Array(np.full(4, sent + norm / 2))})
+        content = RecordDict({"arrays": arrays, "metrics": metrics})
+        replies.append(Message(content, reply_to=message))
+    good = accept(context, replies, Expected(model, update_limit=2.0))
+    ends = {r.metadata.src_node_id: r.content["arrays"]["w"].numpy() - sent for r in good}
+    return {node: float(np.linalg.norm(end)) for node, end in ends.items()}, context
+
+
+def test_the_longer_an_update_the_less_it_counts():
+    found, context = exchange([1.0, 2.0, 3.0, 5.0, 12.0, -30.0])
+    assert found == pytest.approx({0: 1, 1: 2, 2: 3, 3: 5, 4: 3, 5: 1.2})
+    assert context.shortened == pytest.approx({"id-4": 0.25, "id-5": 0.04})
+
+
+def test_one_that_has_diverged_is_dropped():
+    found, context = exchange([1.0, 2.0, 3.0, 601.0])
+    assert sorted(found) == [0, 1, 2]
+    assert context.failed == {3: "its update is 150 times as long as it may be"}
+
+
+def test_lies_do_not_make_the_next_ones_longer():
+    fleet = Fleet()
+    for _ in range(9):
+        # liars of two in five
+        found, _ = exchange([1.0, 1.0, 1.2, 50.0, 50.0], fleet)
+        assert max(found.values()) == pytest.approx(1.2)
+
+
+def test_where_all_updates_become_longer_they_count():
+    """As where a learning rate is warmed up."""
+    fleet = Fleet()
+    exchange([1.0] * 5, fleet)
+    assert exchange([900.0] * 5, fleet)[0] == pytest.approx(dict.fromkeys(range(5), 900.0))
+    found = [exchange([9e5] * 2, fleet, nodes=nodes)[0] for nodes in ((0, 1), (2, 3), (0, 1))]
+    assert found[0] == {}
+    assert found[2] == pytest.approx({0: 9e5, 1: 9e5})
+
+
+def test_a_quick_node_does_not_set_what_is_usual():
+    fleet = Fleet()
+    exchange([1.0, 1.0, 1.0, 1.0], fleet)
+    for _ in range(30):
+        found, _ = exchange([40.0], fleet, nodes=[9])
+        assert found == pytest.approx({9: 0.1})
+    assert exchange([1.5], fleet, nodes=[2])[0] == pytest.approx({2: 1.5})
+
+
+def test_norms_of_long_ago_do_not_count():
+    fleet = Fleet()
+    exchange([100.0] * 50, fleet, nodes=range(100, 150))
+    for first in range(0, 49, 7):
+        exchange([1.0] * 7, fleet, nodes=range(first, first + 7))
+    assert exchange([40.0], fleet, nodes=[50])[0] == pytest.approx({50: 0.1})
+
+
+def test_more_assigned_steps_allow_a_longer_update():
+    """Of honest nodes they grow by the root of the steps; a claim of more steps buys nothing."""
+    norms = [1.0, 1.0, 1.0, 32.0]
+    assert exchange(norms, steps=[1, 1, 1, 16])[0][3] == pytest.approx(2.0)
+    assert exchange(norms)[0][3] == pytest.approx(0.125)
+
+
+def test_fewer_assigned_steps_do_not_shorten_an_update():
+    """The slowest node may hold what no other does, and is far from its goal."""
+    assert exchange([4.0, 4.0, 4.0, 8.0], steps=[16, 16, 16, 1])[0][3] == pytest.approx(8.0)
+
+
+@pytest.mark.parametrize(
+    ("assigned", "claim", "steps"),
+    [
+        (8, 8, 8),
+        (8, 99, 8),
+        (8, 2, 2),
+        (8, None, 8),
+        (None, 99, 1),
+        (8, float("nan"), 8),
+        (8, 0, 1),
+    ],
+)
+def test_steps_that_count_are_no_more_than_were_assigned(assigned, claim, steps):
+    be_server_task(1, 1, 1)
+    config = ConfigRecord({} if assigned is None else {"num-steps": assigned})
+    message = Message(RecordDict({"config": config}), 1, "train")
+    metrics = MetricRecord({} if claim is None else {"num-steps": claim})
+    reply = Message(RecordDict({"metrics": metrics}), reply_to=message)
+    assert steps_that_count(message, reply) == steps
+
+
+def test_the_first_updates_are_compared_with_the_model():
+    assert exchange([20.0])[0] == pytest.approx({0: 0.2})
+    assert exchange([80.0], sent=10.0)[0] == pytest.approx({0: 20.0})
+    assert exchange([20.0, 0.5], sent=0.0)[0] == pytest.approx({0: 0.2, 1: 0.5})
+
+
+def test_long_first_updates_of_all_are_soon_usual():
+    """As where a model starts at zero and its targets are large."""
+    fleet = Fleet()
+    found = [exchange([5000.0], fleet, nodes=[node]) for node in range(4)]
+    assert [context.failed for _, context in found] == [{}] * 4
+    assert [norms.popitem()[1] for norms, _ in found[2:]] == pytest.approx([5000.0] * 2)
+
+
+def test_in_a_fleet_of_two_there_is_none_to_compare_with():
+    assert exchange([90.0, 0.5], quorum=2)[0] == pytest.approx({0: 90.0, 1: 0.5})
+
+
+def test_nodes_that_do_not_move_hold_nobody():
+    assert exchange([0.0, 0.0, 0.0, 1.0, 1.5])[0][4] == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize("limit", [0, 0.5, float("nan"), "2"])
+def test_a_limit_is_checked(limit):
+    with pytest.raises(ValueError, match="update_limit"):
+        ours.FedSlice().update_limit = limit
+
+
+def test_a_limit_holds_for_the_whole_composition():
+    inner = ours.FedSlice()
+    inner.update_limit = 3.0
+    outer = ours.Wrapper(inner)
+    assert outer.update_limit == 3.0
+    outer.update_limit = None
+    assert inner.update_limit is None
+
+
+def test_privacy_clips_by_itself():
+    private = flower.DifferentialPrivacyServerSideFixedClipping(fedavg(), 0.1, 1.0, 10)
+    records, _ = run(ours.Wrapper(private), -20.0, rounds=2, x=3.0)
+    assert not any("shortened" in record for record in records)
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
+def test_types_statistics_and_integers_are_kept(dtype):
+    def model(w, mean, count):
+        values = {"w": np.full(4, w, dtype), "bn.running_mean": np.full(4, mean, dtype)}
+        counts = {"bn.num_batches_tracked": np.array(count)}
+        return ArrayRecord({name: Array(value) for name, value in (values | counts).items()})
+
+    be_server_task(1, 1, 1)
+    before, after = model(-60000.0, 1.0, 3), model(60000.0, 3.0, 7)
+    reply = Message(RecordDict({"arrays": after}), reply_to=Message(RecordDict(), 1, "train"))
+    assert model_norms(after, before) == pytest.approx((240000.0, 4.0))
+    cut = with_update(reply, before, before, 0.25, scale_of_buffers=0.5).content["arrays"]
+    assert cut["w"].numpy() == pytest.approx(-30000.0)
+    assert cut["bn.running_mean"].numpy() == pytest.approx(2.0)
+    assert cut["bn.num_batches_tracked"].numpy() == 7
+    assert [array.dtype for array in cut.values()] == [array.dtype for array in after.values()]
+
+
+def test_figures_in_integers_are_cut_too():
+    be_server_task(1, 1, 1)
+    before, after = (ArrayRecord({"w": Array(np.full(4, *v))}) for v in ((0.0, "f4"), (9, "i8")))
+    reply = Message(RecordDict({"arrays": after}), reply_to=Message(RecordDict(), 1, "train"))
+    assert model_norms(after, before).parameters == pytest.approx(18.0)
+    cut = with_update(reply, before, before, 0.5).content["arrays"]["w"]
+    assert (cut.dtype, cut.numpy().tolist()) == ("float32", [4.5] * 4)
+
+
+def test_what_was_cut_is_logged_once(caplog):
+    caplog.set_level(logging.INFO, "flwr")
+    fleet = Fleet()
+    for _ in range(3):
+        context = exchange([1.0, 1.0, 1.0, 20.0], fleet)[1]
+        assert context.shortened == pytest.approx({"id-3": 0.01})
+    (line,) = (line for line in caplog.messages if "than usual" in line)
+    assert line.startswith("id-3: its update is far longer than usual and counts with 0.01 of its")
+
+
+def test_a_resumed_run_compares_with_the_same_nodes(tmp_path):
+    def recorded(name, rounds, resume=False):
+        history = History(fedavg())
+        own = ours.Recorded(history, run_dir=tmp_path / name, resume=resume)
+        own.records = history.records
+        return run(own, -20.0, rounds=rounds)[1][-1]
+
+    whole = recorded("whole", 4)
+    recorded("parts", 2)
+    assert recorded("parts", 4, resume=True) == whole
