@@ -1,4 +1,4 @@
-"""The node's half of every method: one mod around the ClientApp, one loader inside it."""
+"""The client's part of every method: one mod around the ClientApp, one loader inside it."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -99,7 +99,7 @@ class Hetero:
 
 
 hetero = Hetero()
-"""The node's half: ``ClientApp(mods=[hetero])``, ``hetero.batches(loader, msg)``."""
+"""The client's part: ``ClientApp(mods=[hetero])``, ``hetero.batches(loader, msg)``."""
 
 
 class StepLoader:
@@ -108,7 +108,7 @@ class StepLoader:
     With :data:`~flwr_hetero.mod.hetero` around the ClientApp the pass over the data goes on from
     message to message. A loop over epochs stays as it is: as many passes share the steps as the app
     made for the message before; at first ``local-epochs`` of the run-config, or 1. Without
-    ``num-steps`` the loader's own passes are given. Without a mod each message begins anew.
+    ``num-steps`` the loader's own passes are given. Without a mod each message starts over.
 
     Parameters
     ----------

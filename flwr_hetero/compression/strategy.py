@@ -1,4 +1,4 @@
-"""The server's half of compression: a wrapper, and the grid that packs what is sent."""
+"""The server's part of compression: a wrapper, and the grid that packs what is sent."""
 
 from logging import WARNING
 from typing import Any, ClassVar
