@@ -1,6 +1,7 @@
 """Pages, docstrings, log lines and errors are in plain words, and pages in short sentences."""
 
 import ast
+import json
 import re
 from pathlib import Path
 
@@ -49,6 +50,9 @@ def faults_of(page: Path) -> list[str]:
 def test_pages_are_in_plain_words():
     assert len(PAGES) > 25
     assert not {str(page.relative_to(ROOT)): f for page in PAGES if (f := faults_of(page))}
+    cells = json.loads((ROOT / "docs/fleet.ipynb").read_text(encoding="utf-8"))["cells"]
+    texts = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
+    assert not [hit for text in texts for hit in found_in(text)]
 
 
 def test_docstrings_log_lines_and_errors_are_in_plain_words():
