@@ -1,4 +1,4 @@
-"""ClientApp mods: the node's half of every method in one, and its parts."""
+"""ClientApp mods: the client's part of every method in one, and its pieces."""
 
 from flwr_hetero.client.emulation import emulated_device
 from flwr_hetero.client.hetero import Hetero, StepLoader, hetero

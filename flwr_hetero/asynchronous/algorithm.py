@@ -207,7 +207,7 @@ class RateCorrection:
         self.means.setdefault(node, ReplyMeans()).add(weight, arrived_s - sent_s, idle_s, discount)
 
     def weigh(self, nodes: Sequence[str], weights: Sequence[float], discounts: Floats) -> Shares:
-        """Weigh updates of these nodes, from which it has learnt."""
+        """Weigh updates of these nodes, which it has seen."""
         (a, b), intervals_s = self.powers, self._intervals_s()
         all_s = np.array(list(intervals_s.values()))
         every = np.array([means.weight for means in self.means.values()]) ** a * all_s**b
@@ -232,7 +232,7 @@ class RateCorrection:
         return {node: means.interval_s(idle_s) for node, means in self.means.items()}
 
     def to_str(self) -> str:
-        """Write what was learnt as JSON."""
+        """Write what it knows as JSON."""
         return json.dumps([{n: asdict(m) for n, m in self.means.items()}, self.last_reply_s])
 
     def load_str(self, text: str) -> None:

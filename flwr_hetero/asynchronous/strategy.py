@@ -28,7 +28,7 @@ POWERS = {"fair": (1.0, 1.0), "sqrt": (0.5, 0.5), "examples": (1.0, 0.0), "equal
 
 
 class Rule(Selection):
-    """Keep nodes in flight; a rule says whom to ask, when to update the model, by what weight."""
+    """Keep nodes in flight; a rule says which to ask, when to update the model, by what weight."""
 
     name: ClassVar[str] = "fedbuff"  # of all rules: reports show the same of them
     decides = frozenset({"selection", "loop", "waiting"})

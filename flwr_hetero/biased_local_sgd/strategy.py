@@ -49,8 +49,8 @@ class LocalSteps(MeasuredSteps):
     gamma : float, optional
         For two classes: tau_S / tau_F in (0, 1]. None: measured.
     deadline_s : float, optional
-        Seconds of a round. None: what a quick node needs for ``fast_steps``, the second or the one
-        that 10 % are quicker than, and at least half of what the quickest third needs.
+        Seconds of a round. None: what a fast node needs for ``fast_steps``, the second or the one
+        that 10 % are faster than, and at least half of what the fastest third needs.
     max_steps : int, optional
         Most steps of a node: ``fast_steps`` if left out, and twice that for slices.
     step_correction : float
@@ -115,7 +115,7 @@ class LocalSteps(MeasuredSteps):
 
 
 class BiasedLocalSGD(LocalSteps):
-    r"""Let fast nodes take more steps, weigh more and see the harder samples.
+    r"""Let fast nodes take more steps, weigh more and train on samples of higher loss.
 
     .. math:: x_{t+1} = \sum_i \frac{\tau_i}{\sum_k \tau_k} x_t^i \quad \text{(weigh_by_steps)}
 

@@ -33,7 +33,7 @@ class OrderedSampler(BatchSampler):
     num_samples, batch_size : int
         As for all samplers. No example is left out, so that batches may differ by one.
     seed : int, keyword-only
-        Seed of the split and of ``d-rr``; each node needs its own, for its whole life.
+        Seed of the split and of ``d-rr``; each node needs its own, and keeps it.
     method : str
         ``cd-grab``: from the order server, without one always the first. ``id-grab``: the node
         balances its own pairs. ``d-rr``: a new random order each pass. ``shuffle-once``: always

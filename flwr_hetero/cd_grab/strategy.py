@@ -207,7 +207,7 @@ class CDGraB(Wrapper):
     -----
     The paper leaves partial participation out. Here the sign balances a mix of the global sum and
     the node's own sum (:func:`~flwr_hetero.cd_grab.algorithm.own_share`; ``own_share`` in the
-    history). Above 0.8 this has nothing over ``OrderedSampler(method="id-grab")``, which sends
+    history). Above 0.8 ``OrderedSampler(method="id-grab")`` is as good, and sends
     nothing. A resumed run equals an unbroken one if nodes keep their state.
     """
 

@@ -1,4 +1,4 @@
-"""The node's half of every method: one mod around the ClientApp, one loader inside it."""
+"""The client's part of every method: one mod around the ClientApp, one loader inside it."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Hetero:
     """The mod ``hetero`` and what a ClientApp's function asks of it.
 
-    As a mod it adds times, steps and what samplers have to say to a reply, which Flower ignores; it
+    As a mod it adds times, steps and the samplers' metrics to a reply, which Flower ignores. It
     keeps the samplers' state and the place in the pass over the data.
 
     Examples
@@ -42,7 +42,7 @@ class Hetero:
         sampler: SamplerMaker | None = None,
         model: Any = None,
     ) -> "StepLoader":
-        """Give the batches that the server asks for; the next message goes on where this one ends.
+        """Give the batches that the server asks for; the next message continues there.
 
         Parameters
         ----------
@@ -99,16 +99,16 @@ class Hetero:
 
 
 hetero = Hetero()
-"""The node's half: ``ClientApp(mods=[hetero])``, ``hetero.batches(loader, msg)``."""
+"""The client's part: ``ClientApp(mods=[hetero])``, ``hetero.batches(loader, msg)``."""
 
 
 class StepLoader:
     """Give the number of batches that the server asks for: as many optimisation steps.
 
-    With :data:`~flwr_hetero.mod.hetero` around the ClientApp the pass over the data goes on from
-    message to message. A loop over epochs stays as it is: as many passes share the steps as the app
-    made for the message before; at first ``local-epochs`` of the run-config, or 1. Without
-    ``num-steps`` the loader's own passes are given. Without a mod each message begins anew.
+    With :data:`~flwr_hetero.mod.hetero` around the ClientApp the pass over the data continues
+    from message to message. A loop over epochs stays as it is: as many passes share the steps as
+    the app made for the last message; at first ``local-epochs`` of the run-config, or 1. Without
+    ``num-steps`` it gives the loader's own passes. Without a mod each message starts over.
 
     Parameters
     ----------

@@ -81,7 +81,7 @@ class Work:
         self._left = 0
 
     def state(self, steps: int, batch_size: int | None, job_steps: int | None) -> None:
-        """Take down what an app says that it does: steps without a loader."""
+        """Record what an app reports without a loader: its steps."""
         self._begun, self._is_asked, self._job_steps = 1, True, job_steps
         self.passes, self.steps, self.examples = 1, steps, steps * (batch_size or 0)
         self._has_sizes, self._since_s = batch_size is not None, time.monotonic()
@@ -155,7 +155,7 @@ class KeptOptimizers:
         """Keep the states of all optimizers seen in the node's state."""
         kept: dict[str, Any] = {str(i): _saved(each) for i, each in enumerate(self._seen)}
         if (size := sum(map(len, kept.values()))) > MOST_BYTES:
-            say_once(f"optimizers begin anew with each message: {size / 1e9:.1f} GB are too much")
+            say_once(f"optimizers start over in each message: {size / 1e9:.1f} GB are too much")
             kept = {}
         if self._seen:
             self._context.state[keys.OPTIMIZER] = ConfigRecord(kept)
@@ -193,7 +193,7 @@ def _load(optimizer: Any, kept: bytes) -> None:
 
     shapes, state = torch.load(BytesIO(kept), map_location="cpu", weights_only=True)
     if shapes != _shapes(optimizer):
-        say_once("an optimizer is of another model than in the last message: it begins anew")
+        say_once("an optimizer is of another model than in the last message: it starts over")
         return
     # rates and the like stay those of the new one
     groups = optimizer.state_dict()["param_groups"]

@@ -1,4 +1,4 @@
-"""A node's half of compression: the app sees whole models, the server gets packed updates."""
+"""The client's part of compression: the app sees whole models, the server gets packed updates."""
 
 from collections.abc import Mapping
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""The server's half of compression: a wrapper, and the grid that packs what is sent."""
+"""The server's part of compression: a wrapper, and the grid that packs what is sent."""
 
 from logging import WARNING
 from typing import Any, ClassVar
@@ -25,9 +25,9 @@ class Compressed(Wrapper):
     """Send models and updates in few bits, and train as with whole ones.
 
     A message is packed where it is sent: all other wrappers see whole models. The node trains from
-    the model as it reads it, and answers with its update; what that loses is added to its next one.
-    The server adds the update to the model as it knows it. Nodes need the mod ``hetero``; what one
-    without it sends is taken as it is, and the log says so once. ValueError for a setting out of
+    the model as it reads it and replies with its update. What rounding loses is added to its next
+    one. Nodes need the mod ``hetero``. Those without it exchange whole models, and the log names
+    them once. ValueError for a setting out of
     range, for boosted trees, or for clipping on nodes with ``error_feedback``.
 
     >>> strategy = Compressed(bits_up=4, bits_down=4)
@@ -47,7 +47,7 @@ class Compressed(Wrapper):
     -----
     Arrays of integers, those below 256 values and the statistics of batch normalisation are sent as
     they are. The first model that a fleet is sent is whole, until replies show that nodes have the
-    mod; most of those that are known decide for those that are not.
+    mod. An unknown node gets what most known nodes can read.
     """
 
     name: ClassVar[str] = "compressed"
@@ -117,7 +117,7 @@ class Compressed(Wrapper):
         without = [self.identity(node) for node, has in self.has_mod.items() if not has]
         if without and not self._told:
             self._told, shown = True, ", ".join(sorted(without)[:MAX_NAMES])
-            text = "%d of %d nodes answer without the mod, whole models go both ways: %s. Add:\n%s"
+            text = "%d of %d nodes reply without the mod and exchange whole models: %s. Add:\n%s"
             log(WARNING, text, len(without), len(self.has_mod), shown, MOD_LINES)
 
     def state_dict(self) -> StateDict:

@@ -88,7 +88,7 @@ class Generators:
         return random.getstate()[1][:-1], state["state"]["key"].tobytes()
 
     def seed(self) -> Callable[[], None]:
-        """Return what seeds a fork: anew, or as the app has done since this was made."""
+        """Return what seeds a fork: a new seed, or what the app has set since."""
         python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
         has_python, has_numpy = map(ne, self.before, self._words(0))
 

@@ -1,4 +1,4 @@
-"""How long a SuperNode receives and sends, told to the processes of its messages."""
+"""How long a SuperNode receives and sends, passed to the processes of its messages."""
 
 import atexit
 import json

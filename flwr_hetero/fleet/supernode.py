@@ -90,7 +90,7 @@ def why_cold(arguments: Sequence[str]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> Any:
-    """Run ``flower-supernode``, and end it as SIGTERM does when it comes back."""
+    """Run ``flower-supernode``, and end it as SIGTERM does when it returns."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     sys.argv[1:] = [each for each in given if each != COLD]
     # first: a launcher that hears of a message finds its times

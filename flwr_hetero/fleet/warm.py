@@ -94,7 +94,7 @@ class Parent:
         return [*self.reports]
 
     def _pause_s(self) -> float | None:
-        """Return after how many seconds to go on without being told of anything."""
+        """Return after how many seconds to go on without any news."""
         return None
 
     def _go_on(self) -> None:

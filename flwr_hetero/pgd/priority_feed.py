@@ -122,7 +122,7 @@ class PriorityFeed(BatchSampler):
             self.listener.direction = self.gradient.total
 
     def note_help(self) -> None:
-        """Do nothing: of a batch that was taken nothing is learnt."""
+        """Do nothing: a batch that was taken teaches nothing."""
 
     def _find(self, indices: Indices) -> Floats:
         """Return the weights of a batch that was drawn; those before it will not be trained."""

@@ -30,7 +30,7 @@ TRUSTED = 0.5
 
 @dataclass
 class Exchange:
-    """Instructions to nodes and what came back: the ``context`` of every hook."""
+    """Instructions to nodes and their replies: the ``context`` of every hook."""
 
     fleet: Fleet
     round: int = 0

@@ -34,7 +34,7 @@ class Wrapper(Strategy):
     """Wrap a strategy: same ``start``, any of the hooks below overridden.
 
     The wrapped strategy samples nodes and aggregates; a wrapper changes which nodes it sees, what
-    the instructions say and what is learnt from the replies. Bad replies are dropped with a reason;
+    the instructions say and what it takes from the replies. Bad replies are dropped with a reason;
     an error in a hook ends the run. ValueError for what is no Flower strategy, is already wrapped,
     or holds what this one does not go with.
 

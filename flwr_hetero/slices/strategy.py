@@ -32,7 +32,7 @@ ARRAYS = "arrays/"
 class FedSlice(Wrapper):
     r"""Train in slices of time instead of rounds, and return the average of recent models.
 
-    Each node takes the steps that fit a slice, in which a quick node takes ``slice_steps``. The
+    Each node takes the steps that fit a slice, in which a fast node takes ``slice_steps``. The
     server updates the model whenever a quarter of the nodes in flight have replied. A round ends
     when they have trained on as many examples as in a round of FedAvg, and has one evaluation.
     ValueError for a setting out of range, or a strategy that selects nodes, sets steps or trains
@@ -47,7 +47,7 @@ class FedSlice(Wrapper):
     concurrency : int, optional
         Nodes in flight, drawn uniformly from the idle ones. None: all that are online.
     slice_steps : int
-        Least steps that a quick node takes in a slice. Where a message has a fixed cost, a slice
+        Least steps that a fast node takes in a slice. Where a message has a fixed cost, a slice
         takes at least four times as long, but never longer than the node's job in FedAvg.
     rate_correction : float
         Power in [0, 1] with which a node's reporting rate is undone. 0: a node that replies twice
@@ -58,14 +58,14 @@ class FedSlice(Wrapper):
         Largest number of models in the average that is evaluated and returned. After t server
         updates it is of about the last sqrt(2t).
     keep_optimizer : bool
-        Nodes' torch optimizers go on from slice to slice: no momentum is lost. Each node keeps a
+        Nodes' torch optimizers continue from slice to slice: no momentum is lost. Each node keeps a
         state as large as the model, or twice that for Adam; a simulation keeps those of all.
     seed : int
         Of the draw of nodes.
 
     Notes
     -----
-    All updates in flight move the model no further than a slice of a quick node would, so that
+    All updates in flight move the model no further than a slice of a fast node would, so that
     FedAvg's learning rate fits. The momentum of ``FedAvgM`` repeats updates, which are smaller for
     it. A node that has evaluated for a tenth of the time is left out but for the last time.
     ``start`` with the arrays that the last one returned, on the same grid, goes on with what is in

@@ -132,7 +132,7 @@ def test_nodes_without_the_mod_are_taken_as_they_are_and_named_once(caplog):
     assert all(names == ["x"] for node, names in grid.up if node != 0)
     assert [record["compressed"] for record in records[1:]] == [{"without_mod": 1}] * 5
     assert not any(record["failures"] for record in records)
-    assert caplog.text.count("1 of 3 nodes answer without the mod") == 1
+    assert caplog.text.count("1 of 3 nodes reply without the mod") == 1
     assert "node-0" in caplog.text
 
 

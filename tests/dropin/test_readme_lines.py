@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 from dropin.patching import changes
+from flwr.serverapp.strategy import FedAvg
 
 from flwr_hetero.server import client_support
 from flwr_hetero.server.client_support import STEPS, MissingClientSupportError, tell_missing
+from flwr_hetero.strategy import FedSlice
 
 HERE = Path(__file__).parent
 HALVES = HERE.parent / "e2e" / "examples" / "halves"
@@ -52,7 +54,14 @@ def test_lines_in_trainers(app, turn):
 def test_error_without_the_nodes_half(monkeypatch):
     torch = client_support.STEP_LINES["torch"]
     monkeypatch.setattr(client_support, "STEP_LINES", {"numpy": torch})
-    (shown,) = blocks_of(PAGE, "text")
+    shown, _ = blocks_of(PAGE, "text")
     with pytest.raises(MissingClientSupportError) as error:
         tell_missing("BiasedLocalSGD", STEPS, "abc", 0)
     assert shown == f"MissingClientSupportError: {error.value}\n"
+
+
+def test_error_of_a_fraction_inside():
+    _, shown = blocks_of(PAGE, "text")
+    with pytest.raises(ValueError) as error:  # noqa: PT011 (its text is what is compared)
+        FedSlice(FedAvg(fraction_train=0.5))
+    assert shown == f"ValueError: {error.value}\n"

@@ -132,8 +132,8 @@ METHODS = {
         "CDGraB({})", "cd_grab", "each round other orders, balanced over all nodes",
         orders, "CDGraB({})"),
     "MercurySampler": Method(
-        None, "mercury", "importance is learnt, and kept between rounds", importance),
-    "PGDSampler": Method(None, "pgd", "priorities are learnt, and kept between rounds", priorities),
+        None, "mercury", "importance is learned and kept between rounds", importance),
+    "PGDSampler": Method(None, "pgd", "priorities are learned and kept between rounds", priorities),
     "Resharding": Method(
         "Resharding({})", "resharding", "samples change places", exchange, "Resharding({})"),
 }  # fmt: skip

@@ -28,7 +28,7 @@ def made(overhead: Mapping[str, Mapping[str, float]]) -> str:
                 continue
             server, node = line_counts(app, method.wrapped, method.half)
             cost = shown_cost(overhead[kind][name])
-            cells.append(f"{server} + {node}, {cost}")
+            cells.append(f"{server} + {node}{cost}")
         rows.append([f"`{name}`", method.effect, *cells])
     table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
     errors = "\n".join(f"{number}. `{text}`" for number, text in enumerate(texts, 1))
@@ -37,7 +37,7 @@ def made(overhead: Mapping[str, Mapping[str, float]]) -> str:
 
 def shown_cost(part: float) -> str:
     """Write an overhead, if it is beyond chance."""
-    return f"{part:+.0%}" if part > NOISE else f"under {NOISE:.0%}"
+    return f", {part:+.0%}" if part > NOISE else ""
 
 
 def shown(refusal) -> str:
