@@ -49,17 +49,8 @@ class Wrapper(Strategy):
     ten times that limit, as a tenth of it. At 100 times it is dropped. The limit of a node with
     more assigned steps is longer, by their root. Until three nodes are known, the model's norm, or
     1, stands for the median. Integers, trees, fleets of two and strategies with differential
-    privacy are left alone.
+    privacy have no limit.
 
-    Examples
-    --------
-    >>> from flwr.serverapp.strategy import FedAdam
-    >>> wrapper = Wrapper(Wrapper(FedAdam()))
-    >>> [type(strategy).__name__ for strategy in wrapper.chain()]
-    ['Wrapper', 'Wrapper', 'FedAdam']
-
-    Notes
-    -----
     So that no node sets a mean, an accuracy lies in [0, 1] if the median does; another metric lies
     in [0, 1], or within ten medians, or ten median distances, of the median. A value that is not
     finite counts as the median. One or two replies are compared with the last ones of other nodes.
@@ -67,6 +58,13 @@ class Wrapper(Strategy):
     A round goes on without a node that takes 50 times (:attr:`late_limit`) as long as most of the
     nodes asked, and as the median of the last times; it rests twice as long. That needs the times
     of four others, and real nodes have 10 s. In Flower's simulation it needs emulated devices.
+
+    Examples
+    --------
+    >>> from flwr.serverapp.strategy import FedAdam
+    >>> wrapper = Wrapper(Wrapper(FedAdam()))
+    >>> [type(strategy).__name__ for strategy in wrapper.chain()]
+    ['Wrapper', 'Wrapper', 'FedAdam']
     """
 
     name: ClassVar[str] = "wrapper"

@@ -15,7 +15,7 @@ from flwr_hetero._flwr import be_server_task, only_errors, set_message_id
 from flwr_hetero.fleet import DeviceProfile
 from flwr_hetero.records import steps_that_count
 from flwr_hetero.server.aggregate import model_norms, with_update
-from flwr_hetero.server.checks import Expected, accept
+from flwr_hetero.server.checks import Expected, Verdicts, accept
 from flwr_hetero.server.context import Exchange, Fleet
 
 GOALS = [-1.0, -0.6, -0.3, 0.0, 0.0, 0.1, 0.4, 0.6, 0.8]
@@ -92,7 +92,7 @@ def exchange(norms, fleet=None, steps=None, sent=0.0, nodes=None, quorum=3):
         arrays = ArrayRecord({"w": Array(np.full(4, sent + norm / 2))})
         content = RecordDict({"arrays": arrays, "metrics": metrics})
         replies.append(Message(content, reply_to=message))
-    good = accept(context, replies, Expected(model, update_limit=2.0))
+    good = accept(context, replies, Verdicts(context, Expected(model, update_limit=2.0)))
     ends = {r.metadata.src_node_id: r.content["arrays"]["w"].numpy() - sent for r in good}
     return {node: float(np.linalg.norm(end)) for node, end in ends.items()}, context
 
