@@ -254,8 +254,9 @@ class Recorded(Wrapper):
     """Record every round in a run directory; it goes outside all other wrappers.
 
     A run that is killed continues from the last whole checkpoint. Nodes with other ids than before
-    are asked for their names. SIGTERM ends a run as Ctrl-C does, with a report, exit code 143. ValueError
-    for a ``run_dir`` that cannot be used, or by ``start`` for a checkpoint that does not fit.
+    are asked for their names. SIGTERM ends a run as Ctrl-C does, with a report, exit code 143.
+    ValueError for a ``run_dir`` that cannot be used, or from ``start`` for a checkpoint that does
+    not fit.
 
     Parameters
     ----------
