@@ -23,7 +23,13 @@ from flwr_hetero.server.composition import check_enough_updates, name_of
 from flwr_hetero.server.context import Exchange, Messages
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
-from flwr_hetero.slices.algorithm import buffer_size, largest_step, new_part, slice_steps
+from flwr_hetero.slices.algorithm import (
+    buffer_size,
+    draw_chances,
+    largest_step,
+    new_part,
+    slice_steps,
+)
 from flwr_hetero.state_dict import StateDict, entries_below
 
 ARRAYS = "arrays/"
@@ -133,6 +139,12 @@ class SliceSteps(MeasuredSteps):
             [speeds.jobs[node].steps if node in speeds.jobs else inf for node in nodes],
         )
 
+    def slices_s(self, nodes: Sequence[str]) -> NDArray[np.float64]:
+        """Return the seconds of each node's slice with its message; NaN where unknown."""
+        steps_s = [self.speeds.step_s.get(node, nan) for node in nodes]
+        fixed_s = np.nan_to_num([self.speeds.fixed_s(node) for node in nodes])
+        return np.asarray(self.num_steps(nodes) * steps_s + fixed_s)
+
     def on_instructions(self, context: Exchange, messages: Messages, grid: Grid) -> Messages:
         """Ask nodes for the steps of a slice, and to go on with their optimizers."""
         for message in super().on_instructions(context, messages, grid):
@@ -155,6 +167,18 @@ class SliceRule(FedBuff):
         # examples trained on and server updates, of this round
         self.examples, self.count = 0.0, 0
         self.round_facts: dict[str, Any] = {}
+
+    def next_nodes(self, idle: list[int], in_flight: int, waiting: list[Update]) -> list[int]:
+        """Draw nodes; where there are more than places, long slices seldom get one."""
+        places = len(idle) if self.concurrency is None else self.concurrency - in_flight
+        if 0 < places < len(idle):
+            each, every = [self.identity(node) for node in idle], list(self.steps.speeds.step_s)
+            chances = draw_chances(self.steps.slices_s(each), self.steps.slices_s(every))
+            # l. 0: whose turn does not count is left out, if enough others are idle
+            turns = (chances / self.rng.random(len(idle))).tolist()
+            least = min(1.0, sorted(turns)[-places])
+            idle = [node for node, turn in zip(idle, turns, strict=True) if turn >= least]
+        return super().next_nodes(idle, in_flight, waiting)
 
     def default_size(self, in_flight: int) -> int:
         """Return the number of updates of a server update."""
