@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedYogi, Strategy
 from numpy.typing import NDArray
 
 from flwr_hetero import keys
@@ -33,6 +33,8 @@ from flwr_hetero.slices.algorithm import (
 from flwr_hetero.state_dict import StateDict, entries_below
 
 ARRAYS = "arrays/"
+ADAPTIVE = (FedAdagrad, FedAdam, FedYogi)
+"""Server optimisers of which the length of a step does not depend on that of the updates."""
 
 
 class FedSlice(Wrapper):
@@ -73,9 +75,11 @@ class FedSlice(Wrapper):
     -----
     All updates in flight move the model no further than a slice of a quick node would, so that
     FedAvg's learning rate fits. The momentum of ``FedAvgM`` repeats updates, which are smaller for
-    it. A node that has evaluated for a tenth of the time is left out but for the last time.
-    ``start`` with the arrays that the last one returned, on the same grid, goes on with what is in
-    flight.
+    it. Of ``eta`` of ``FedAdam`` a server update takes the part of the nodes that are in it. Nodes
+    of which a slice takes longer are drawn as much less often, so that all have the same share of
+    the places in flight. A node that has evaluated for a tenth of the time is left out but for the
+    last time. ``start`` with the arrays that the last one returned, on the same grid, goes on with
+    what is in flight.
     """
 
     name: ClassVar[str] = "fedslice"
@@ -195,6 +199,21 @@ class SliceRule(FedBuff):
         # l. 4: b, so that all updates in flight move the model by one slice
         bound = min(1.0, limit / self.rates.mean_discount())
         return shares._replace(scales=shares.scales * bound)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message], context: Exchange | None = None
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Aggregate; a step that does not grow with the updates is divided among them."""
+        leaf: Any = self.leaf
+        if not isinstance(leaf, ADAPTIVE):
+            return super().aggregate_train(server_round, replies, context)
+        eta = leaf.eta
+        # l. 4: as in FedAvg one whole step for all nodes in flight
+        leaf.eta = eta * min(1.0, len(self.updates) / self._training)
+        try:
+            return super().aggregate_train(server_round, replies, context)
+        finally:
+            leaf.eta = eta
 
     def ends_round(self) -> bool:
         """Return whether nodes have trained as much as in a round of FedAvg."""

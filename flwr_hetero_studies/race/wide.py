@@ -3,9 +3,11 @@
 The plan stands on the page, ``page.md``, and was written before its runs.
 """
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +19,7 @@ from flwr_hetero_studies import rivals
 from flwr_hetero_studies.core import record
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
-from flwr_hetero_studies.race.cells import RaceCell, paper_5
+from flwr_hetero_studies.race.cells import RaceCell, mild, paper_5
 from flwr_hetero_studies.race.methods import BASE, OURS, OWN_AVERAGE, Free, fedavg, some
 from flwr_hetero_studies.race.node import NORMED, Learning
 from flwr_hetero_studies.race.tuning import DEVELOPMENT, LEVELS, YARDSTICK, scores_of
@@ -26,15 +28,25 @@ from flwr_hetero_studies.race.watch import SMOOTHED, WINDOWS, Limits, race
 RUNS, TUNING = "wide: ", "wide tuning: "
 AT_WORK, LONG, A_ROUND = 5, 3, 810
 """Nodes at work; how many times as long as to its target FedAvg trains; examples of its round."""
-TUNED_SHARE, MOST_RATES = 2 / 3, 5
+TUNED_SHARE, MOST_RATES = 2 / 3, 4
 UNTOUCHED = "FedSlice, FedAvg's rate"
-FILE = "phones.json"
 Base = Callable[[], FedAvg]
 
 
 def two_kinds(seed: int) -> list[DeviceProfile]:
     # the fastest kind first, as in the named fleets
     return [DeviceProfile(4.0)] * 6 + [DeviceProfile(0.5)] * 14
+
+
+def phones(seed: int) -> list[DeviceProfile]:
+    """Phones that were seen in the wild, the median one as quick as the reference device."""
+    found = json.loads((Path(__file__).parent / "phones.json").read_text(encoding="utf-8"))
+    rng = np.random.default_rng([seed, 11])
+    scores = rng.choice(found["score"], 20) / np.median(found["score"])
+    links = rng.integers(len(found["down_kBps"]), size=20).tolist()
+    down, up = ([found[f"{way}_kBps"][link] * 8e-3 for link in links] for way in ("down", "up"))
+    each = zip(scores.tolist(), up, down, strict=True)
+    return [DeviceProfile(speed, uplink_mbps=u, downlink_mbps=d) for speed, u, d in each]
 
 
 def adam_base() -> FedAvg:
@@ -58,19 +70,28 @@ class Wide(NamedTuple):
     rounds: int = 40
 
 
-COMPOSED = "partial work, over-selection"
-FEW = (COMPOSED, "FedBuff, buffer of 1", "FedCompass")
-TWO = (COMPOSED, "FedCompass")
-"""Rivals beside the first cells: the soonest ones in these."""
-SLOW_START = paper_5(wait_s=3.8, start_s=2.2)
+COMPOSED, EAGER = "partial work, over-selection", "FedBuff, buffer of 1"
+TWO, THREE = (COMPOSED, EAGER), (COMPOSED, EAGER, "FedCompass")
+"""Rivals beside the main cell: products of the package's parts, and FedCompass."""
+SLOW_START, QUICK_START = paper_5(wait_s=3.8, start_s=2.2), paper_5(wait_s=0.6, start_s=0.4)
+UNRELIABLE = paper_5(jitter=0.3, availability=0.8)
+ADAM_RATES, MOMENTUM_RATES = (0.001, 0.0005, 0.002), (0.01, 0.005, 0.02)
 WIDE: dict[str, Wide] = {
-    "two kinds": Wide(RaceCell(two_kinds)),
+    "two kinds": Wide(RaceCell(two_kinds), rivals=THREE),
     "main": Wide(RaceCell(paper_5())),
-    "momentum": Wide(RaceCell(paper_5()), optimizer="momentum", rates=(0.01, 0.005, 0.02)),
-    "FedAvgM": Wide(RaceCell(paper_5()), momentum_base, rivals=FEW),
-    "FedAdam": Wide(RaceCell(paper_5()), adam_base, rivals=FEW),
-    "Adam": Wide(
-        RaceCell(paper_5()), optimizer="adam", rates=(0.001, 0.0005, 0.002), rivals=FEW),
+    "momentum": Wide(RaceCell(paper_5()), fedavg, "momentum", MOMENTUM_RATES, TWO),
+    "FedAvgM": Wide(RaceCell(paper_5()), momentum_base, rivals=TWO),
+    "FedAdam": Wide(RaceCell(paper_5()), adam_base, rivals=TWO),
+    "Adam": Wide(RaceCell(paper_5()), fedavg, "adam", ADAM_RATES, TWO),
+    "phones": Wide(RaceCell(phones), rivals=TWO),
+    "6 s a message": Wide(RaceCell(SLOW_START), rivals=TWO),
+    "CNN": Wide(
+        RaceCell(paper_5(), model=NORMED, rows=(3000, 1000, 2000)), rivals=TWO, rounds=20),
+    "1 s a message": Wide(RaceCell(QUICK_START), rivals=TWO),
+    "mild": Wide(RaceCell(mild), rivals=TWO),
+    "unreliable": Wide(RaceCell(UNRELIABLE), rivals=TWO),
+    "two kinds, momentum": Wide(
+        RaceCell(two_kinds), fedavg, "momentum", MOMENTUM_RATES, TWO),
 }  # fmt: skip
 
 
@@ -119,7 +140,7 @@ METHODS: dict[str, Callable[[Base, int], ours.Wrapper]] = {
     OURS: slices,
     COMPOSED: lambda base, seed: over_selected(0.8, steps_in(base), seed),
     "FedCompass": compass,
-    "FedBuff, buffer of 1": lambda base, seed: fedbuff(1, base, seed),
+    EAGER: lambda base, seed: fedbuff(1, base, seed),
     "FedProx, partial work": partial_work,
     "over-selection": lambda base, seed: over_selected(0.6, base(), seed),
     "FedBuff, server momentum": lambda base, seed: fedbuff(1, damped, seed),
@@ -186,9 +207,11 @@ def names_in(cell: str) -> list[str]:
 
 def plan(options: Options, lines: Sequence[Line]) -> Iterator[Trial]:
     """Plan cell by cell: FedAvg's long run, everybody's rates, then the runs that are reported."""
-    for cell in WIDE:
+    for cell, wide in WIDE.items():
+        if wide.cell.data != options.data:
+            continue
         tuned, (seed, *_) = Tuned(lines, cell), DEVELOPMENT
-        case = case_of(TUNING, cell, YARDSTICK, WIDE[cell].rates[0])
+        case = case_of(TUNING, cell, YARDSTICK, wide.rates[0])
         yield Trial(case, seed, {"split": "valid"})
         if not (yard := record.of(lines, **case)):
             continue
