@@ -1,0 +1,146 @@
+"""The tables of the wider race: ours at its own rate and at FedAvg's, against the best rival."""
+
+from collections.abc import Sequence
+from math import isfinite
+from statistics import mean
+from typing import NamedTuple
+
+from flwr_hetero_studies.core import record, tables
+from flwr_hetero_studies.core.record import Line
+from flwr_hetero_studies.race.methods import BASE, OURS
+from flwr_hetero_studies.race.outcomes import HEAD, LESS, LESS_SLOW, TARGETS, Contest, Duel
+from flwr_hetero_studies.race.tuning import YARDSTICK
+from flwr_hetero_studies.race.wide import AT_WORK, POOLED, RUNS, TUNING, UNTOUCHED, WIDE, names_in
+
+AHEAD, LEAST, AT_ITS_RATE, MOST_EXAMPLES = 1.3, 1.0, 0.9, 2.2
+"""Wanted: ratios of three quarters of the cells and of all; of the tuned rate; of pooled SGD's."""
+HEAD_CELLS = ["cell", "s: FedSlice, FedAvg's rate", "its own rate", "best rival", "its s",
+              "times sooner: FedAvg's rate", "its own rate", "to the late target",
+              "points more than FedAvg", "slowest tier's"]  # fmt: skip
+
+
+def is_wide(line: Line) -> bool:
+    return str(line["case"]["experiment"]).startswith((RUNS, TUNING))
+
+
+class Found(NamedTuple):
+    """A cell that was run: against its target, and against the late one."""
+
+    first: Contest
+    late: Contest
+
+    @property
+    def rival(self) -> str:
+        others = [n for n in self.first.runs if n not in (OURS, UNTOUCHED, POOLED)]
+        return min(others, key=lambda name: self.first.rank(name, TARGETS[0]))
+
+    def duel(self, own: str, base: str = "") -> Duel:
+        runs = self.first.runs
+        return self.first.against(runs[base or self.rival], runs[own])
+
+    @property
+    def late_duel(self) -> Duel:
+        runs, shift = self.late.runs, TARGETS[0]
+        others = [n for n in runs if n not in (OURS, UNTOUCHED, POOLED)]
+        rival = min(others, key=lambda name: self.late.rank(name, shift))
+        return self.late.against(runs[rival], runs[OURS], shift)._replace(rival=rival)
+
+    @property
+    def at_its_rate(self) -> float:
+        return self.duel(UNTOUCHED, OURS).ratio
+
+    def row(self) -> list[str]:
+        seconds = {name: f"{self.first.rank(name, TARGETS[0]):.0f}" for name in self.first.runs}
+        late, ends = self.late_duel, self.duel(OURS, BASE)
+        return [
+            self.first.cell, seconds[UNTOUCHED], seconds[OURS], self.rival, seconds[self.rival],
+            self.duel(UNTOUCHED).cells[1], self.duel(OURS).cells[1],
+            f"{late.cells[1]} ({late.rival})", *ends.cells[2:],
+        ]  # fmt: skip
+
+    def missed(self) -> list[str]:
+        cell, texts = self.first.cell, list[str]()
+        for name in (OURS, UNTOUCHED):
+            if (ratio := self.duel(name).ratio) < LEAST:
+                texts.append(f"{ratio:.2f} times as soon as the best rival ({name}, {cell})")
+        if self.at_its_rate < AT_ITS_RATE:
+            texts.append(f"at FedAvg's rate {self.at_its_rate:.2f} of its own ({cell})")
+        ends = self.duel(OURS, BASE)
+        if ends.more < -LESS:
+            texts.append(f"{100 * ends.more:+.1f} points of FedAvg's end ({cell})")
+        if ends.more_slow < -LESS_SLOW:
+            texts.append(f"{100 * ends.more_slow:+.1f} points on the slowest tier's data ({cell})")
+        return texts
+
+
+def cells_of(lines: Sequence[Line]) -> list[Found]:
+    """Return the cells of which every method has run with the same seeds."""
+    found = []
+    own = [line for line in lines if line["case"]["experiment"].startswith(RUNS)]
+    for cell in WIDE:
+        runs = record.by(record.of(own, cell=cell), "name")
+        yards = {line["seed"]: line for line in runs.pop(YARDSTICK, [])}
+        wanted = {*names_in(cell), UNTOUCHED}
+        if not yards or any({x["seed"] for x in runs.get(n, [])} != {*yards} for n in wanted):
+            continue
+        late = {seed: later(line) for seed, line in yards.items()}
+        contest = Contest(cell, AT_WORK, runs, yards)
+        found.append(Found(contest, contest._replace(yard=late)))
+    return found
+
+
+def later(line: Line) -> Line:
+    """Set a yardstick's target to the end of its whole run."""
+    limits = line["metrics"]["limits"]
+    return line | {"metrics": line["metrics"] | {"limits": limits | {"end": limits["late"]}}}
+
+
+def limit(main: Contest) -> tuple[str, float]:
+    """Write the row of SGD on the pooled data; return FedSlice's examples, in its."""
+    pooled = {line["seed"]: line for line in main.runs.get(POOLED, [])}
+    if not pooled:
+        return "SGD on the pooled data has not been run yet.\n", float("nan")
+    reached = {n: [main.reach(x, TARGETS[0])["examples"] for x in main.runs[n]]
+               for n in (POOLED, OURS)}  # fmt: skip
+    both = [mean(x for x in reached[name] if isfinite(x)) for name in (POOLED, OURS)]
+    share = both[1] / both[0]
+    head = ["examples to FedAvg's end less a point, main cell", "", "in those of pooled data"]
+    rows = [[POOLED, f"{both[0]:.0f}", "1"], [OURS, f"{both[1]:.0f}", f"{share:.1f}"]]
+    return tables.table(head, rows), share
+
+
+def details(each: Found) -> str:
+    contest, seeds = each.first, sorted(each.first.yard)
+    names = [*names_in(contest.cell), UNTOUCHED]
+    names.sort(key=lambda name: contest.rank(name, TARGETS[0]))
+    rows = []
+    for name in names:
+        case = contest.runs[name][0]["case"]
+        models = "newest" if case["window"] == 1 else str(case["window"])
+        rows.append([*contest.row(name), f"{case['rate']:g}", models])
+    head = [*HEAD, "rate", "models averaged"]
+    return (
+        f"### {contest.cell}\n\nSeeds {', '.join(map(str, seeds))}.\n\n{tables.table(head, rows)}\n"
+    )
+
+
+def section(lines: Sequence[Line]) -> dict[str, str]:
+    own = [line for line in lines if is_wide(line)]
+    if not (found := cells_of(own)):
+        return {}
+    known = [each.first.cell for each in found]
+    left = [cell for cell in WIDE if cell not in known]
+    missed = [text for each in found for text in each.missed()]
+    ahead = sum(each.duel(OURS).ratio >= AHEAD for each in found)
+    if ahead < 0.75 * len(found):
+        missed.insert(0, f"{AHEAD} times as soon in {ahead} of {len(found)} cells")
+    text = tables.table(HEAD_CELLS, [each.row() for each in found])
+    for each in (each for each in found if each.first.cell == "main"):
+        row, share = limit(each.first)
+        text += f"\n{row}"
+        if share > MOST_EXAMPLES:
+            missed.append(f"{share:.1f} times the examples of pooled data (main)")
+    text += f"\nAt least {AHEAD} times as soon in {ahead} of {len(found)} cells. "
+    text += f"**Missed**: {'; '.join(missed) or 'nothing'}.\n\n"
+    text += f"Planned, **not run yet**: {', '.join(left) or 'nothing'}; texts.\n\n"
+    return {"wide": text + "".join(map(details, found))}
