@@ -3,7 +3,7 @@ r"""FedSlice on NumPy arrays, for server model w of version t, average a, n node
 ::
 
     0: idle node i is asked with a chance that falls with its slice   draw_chances
-    1: node i takes tau_i steps from w_t, as many as fit a slice      slice_steps
+    1: node i takes tau_i steps from (w_t + a) / 2, that fit a slice  slice_steps, TOWARDS
     2: its update d_i waits in a buffer                               asynchronous.engine
     3: when K = max(2, n // 4) wait:                                  buffer_size
     4:     w <- w + b sum_i (v_i / mean v) a(s_i) d_i / K             FedBuff; b: largest_step
@@ -20,6 +20,8 @@ FIXED_SHARE = 0.2
 """Largest share of a message's fixed cost in a node's slice."""
 QUICK = 0.9
 """Quantile of the nodes' steps that counts as a quick node's."""
+TOWARDS = 0.5
+"""Part of the average in the model that nodes train from."""
 FIRST_STEPS = 2
 """Steps of a node that was never timed: the first one may hold a warm-up."""
 
