@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideFixedClipping,
     FedAdam,
@@ -17,6 +18,7 @@ from flwr.serverapp.strategy import (
 from recording import History
 
 from flwr_hetero import keys
+from flwr_hetero.asynchronous.engine import Update
 from flwr_hetero.fleet import DeviceProfile, LocalGrid, named_fleet
 from flwr_hetero.strategy import FedSlice, ModelAverage, TiFL, Wrapper
 from flwr_hetero_studies.advise.task import RUN_CONFIG, small_task
@@ -148,6 +150,38 @@ def test_slow_nodes_hold_no_more_places_than_others():
         ]
     # drawn uniformly, it would be six times
     assert busy_s[9:].mean() < 2.5 * busy_s[:9].mean()
+
+
+@pytest.mark.parametrize(("inner", "part"), [(FedAvg, 0.5), (FedAvgM, 0.0), (FedAdam, 0.0)])
+def test_nodes_train_from_half_way_to_the_average(inner, part):
+    sent = []
+
+    class Seen(FedSlice):
+        def on_instructions(self, context, messages, grid):
+            name, array = next(iter(context.arrays.items()))
+            average = self.parts[0].average.get(name)
+            if average is not None:
+                newest = array.numpy()
+                own = [m.content["arrays"][name].numpy() for m in messages]
+                sent.extend((newest + part * (average - newest), each) for each in own)
+            return messages
+
+    how = {"server_momentum": 0.9} if inner is FedAvgM else {}
+    run(Seen(inner(fraction_evaluate=0.0, **how), concurrency=5), 3)
+    assert len(sent) > 5
+    for expected, found in sent:
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_a_fresh_update_is_added_to_the_newest_model():
+    start, newest, end = (ArrayRecord({"w": Array(np.full(2, x))}) for x in (1.0, 5.0, 1.5))
+    node = Message(RecordDict({"arrays": start}), 1, "train")
+    reply = Message(RecordDict({"arrays": end}), reply_to=node)
+    rule = FedSlice().rule
+    pending = SimpleNamespace(instruction=node, version=rule.version)
+    context = SimpleNamespace(arrays=newest)
+    moved = rule.moved(context, Update(pending, reply, 0.0), reply, 1.0)
+    assert moved.content["arrays"]["w"].numpy().tolist() == [5.5, 5.5]
 
 
 def test_every_round_has_one_line_one_evaluation_and_one_on_nodes():
