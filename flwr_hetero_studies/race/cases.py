@@ -17,8 +17,8 @@ from flwr_hetero_studies.race import wide
 from flwr_hetero_studies.race.cells import CELLS, MAIN, PACKED, RaceCell, case_of
 from flwr_hetero_studies.race.methods import BASE, METHODS, OURS
 from flwr_hetero_studies.race.node import IN_TORCH, Learning
-from flwr_hetero_studies.race.tuning import SMOOTHED, TUNED, YARDSTICK, Tuning, scores_of
-from flwr_hetero_studies.race.watch import WINDOWS, Limits, race
+from flwr_hetero_studies.race.tuning import TUNED, YARDSTICK, Tuning, scores_of
+from flwr_hetero_studies.race.watch import SMOOTHED, WINDOWS, Limits, race
 
 ROUNDS, LONG = 40, 3
 """Rounds of FedAvg that set the targets, and how many times as many it trains in all."""

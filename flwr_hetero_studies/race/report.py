@@ -16,7 +16,8 @@ from flwr_hetero_studies.race.cases import BITS, ROUNDS, SETTINGS
 from flwr_hetero_studies.race.cells import CELLS, MAIN, PAIR
 from flwr_hetero_studies.race.methods import BASE, METHODS, OURS, OWN
 from flwr_hetero_studies.race.outcomes import HEAD, LESS, LESS_SLOW, TARGETS, Contest, smooth
-from flwr_hetero_studies.race.tuning import SMOOTHED, TUNED, TUNED_AT, YARDSTICK, Tuning
+from flwr_hetero_studies.race.tuning import TUNED, TUNED_AT, YARDSTICK, Tuning
+from flwr_hetero_studies.race.watch import SMOOTHED
 
 TUNING, PARTS, PACKED = "tuning: ", "parts: ", f"{BITS} bits: "
 ENOUGH, LEAST = 1.5, 0.9

@@ -119,7 +119,7 @@ def proximal() -> FedAvg:
 
 
 def partial_work(base: Base, seed: int) -> ours.Wrapper:
-    return some(steps_in(proximal if base is fedavg else base), AT_WORK, seed)  # type: ignore[arg-type]
+    return some(steps_in(proximal if base is fedavg else base), AT_WORK, seed)
 
 
 def over_selected(share: float, strategy: Any, seed: int) -> ours.Wrapper:
