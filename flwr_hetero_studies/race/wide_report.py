@@ -10,7 +10,16 @@ from flwr_hetero_studies.core.record import Line
 from flwr_hetero_studies.race.methods import BASE, OURS
 from flwr_hetero_studies.race.outcomes import HEAD, LESS, LESS_SLOW, TARGETS, Contest, Duel
 from flwr_hetero_studies.race.tuning import YARDSTICK
-from flwr_hetero_studies.race.wide import AT_WORK, POOLED, RUNS, TUNING, UNTOUCHED, WIDE, names_in
+from flwr_hetero_studies.race.wide import (
+    AT_WORK,
+    COMPOSED,
+    POOLED,
+    RUNS,
+    TUNING,
+    UNTOUCHED,
+    WIDE,
+    names_in,
+)
 
 AHEAD, LEAST, AT_ITS_RATE, MOST_EXAMPLES = 1.3, 1.0, 0.9, 2.2
 """Wanted: ratios of three quarters of the cells and of all; of the tuned rate; of pooled SGD's."""
@@ -78,14 +87,15 @@ class Found(NamedTuple):
 
 
 def cells_of(lines: Sequence[Line]) -> list[Found]:
-    """Return the cells of which every method has run with the same seeds."""
+    """Return the cells in which ours and a rival of two parts have run with the same seeds."""
     found = []
     own = [line for line in lines if line["case"]["experiment"].startswith(RUNS)]
     for cell in WIDE:
         runs = record.by(record.of(own, cell=cell), "name")
         yards = {line["seed"]: line for line in runs.pop(YARDSTICK, [])}
-        wanted = {*names_in(cell), UNTOUCHED}
-        if not yards or any({x["seed"] for x in runs.get(n, [])} != {*yards} for n in wanted):
+        # what is not there with all seeds is not run yet
+        runs = {name: x for name, x in runs.items() if {each["seed"] for each in x} == {*yards}}
+        if not yards or not runs.keys() >= {BASE, OURS, UNTOUCHED, COMPOSED}:
             continue
         late = {seed: later(line) for seed, line in yards.items()}
         contest = Contest(cell, AT_WORK, runs, yards)
@@ -115,7 +125,8 @@ def limit(main: Contest) -> tuple[str, float]:
 
 def details(each: Found) -> str:
     contest, seeds = each.first, sorted(each.first.yard)
-    names = [*names_in(contest.cell), UNTOUCHED]
+    names = [name for name in contest.runs if name != POOLED]
+    left = [name for name in names_in(contest.cell) if name not in names]
     names.sort(key=lambda name: contest.rank(name, TARGETS[0]))
     rows = []
     for name in names:
@@ -123,9 +134,9 @@ def details(each: Found) -> str:
         models = "newest" if case["window"] == 1 else str(case["window"])
         rows.append([*contest.row(name), f"{case['rate']:g}", models])
     head = [*HEAD, "rate", "models averaged"]
-    return (
-        f"### {contest.cell}\n\nSeeds {', '.join(map(str, seeds))}.\n\n{tables.table(head, rows)}\n"
-    )
+    text = f"### {contest.cell}\n\nSeeds {', '.join(map(str, seeds))}."
+    text += f" Not run yet: {'; '.join(left)}." if left else ""
+    return f"{text}\n\n{tables.table(head, rows)}\n"
 
 
 def section(lines: Sequence[Line]) -> dict[str, str]:
@@ -146,5 +157,7 @@ def section(lines: Sequence[Line]) -> dict[str, str]:
             missed.append(f"{share:.1f} times the examples of pooled data (main)")
     text += f"\nAt least {AHEAD} times as soon in {ahead} of {len(found)} cells, at FedAvg's rate. "
     text += f"**Missed**: {'; '.join(missed) or 'nothing'}.\n\n"
-    text += f"Planned, **not run yet**: {', '.join(left) or 'nothing'}; texts.\n\n"
+    text += (
+        f"Planned, **not run yet**: {', '.join(left)}; texts; other seeds of a cell than named.\n\n"
+    )
     return {"wide": text + "".join(map(details, found))}

@@ -289,4 +289,6 @@ def test_ours_is_held_against_the_best_rival_at_both_rates_and_late():
     assert found.missed() == ["at FedAvg's rate 0.80 of its own (Adam)"]
     early, late = (each.reach(lines[0], -0.01)["virtual_s"] for each in (found.first, found.late))
     assert (early, late) == (26.0, 41.0)
-    assert wide_report.cells_of([yard, *lines[1:]]) == [], "a method has not run"
+    assert wide_report.cells_of([yard, *lines[1:]]) == [], "ours has not run"
+    text = wide_report.section([yard, *lines[:-1]])["wide"]
+    assert f"Not run yet: {wide.EAGER}." in text
