@@ -109,18 +109,22 @@ def later(line: Line) -> Line:
     return line | {"metrics": line["metrics"] | {"limits": limits | {"end": limits["late"]}}}
 
 
-def limit(main: Contest) -> tuple[str, float]:
-    """Write the row of SGD on the pooled data; return FedSlice's examples, in its."""
-    pooled = {line["seed"]: line for line in main.runs.get(POOLED, [])}
-    if not pooled:
-        return "SGD on the pooled data has not been run yet.\n", float("nan")
-    reached = {n: [main.reach(x, TARGETS[0])["examples"] for x in main.runs[n]]
-               for n in (POOLED, OURS)}  # fmt: skip
-    both = [mean(x for x in reached[name] if isfinite(x)) for name in (POOLED, OURS)]
-    share = both[1] / both[0]
+def limit(main: Contest) -> tuple[str, list[str]]:
+    """Write what SGD on the pooled data takes; return where FedSlice takes too much more."""
+    if POOLED not in main.runs:
+        return "SGD on the pooled data has not been run yet.\n", []
+    names, rows, missed = (POOLED, UNTOUCHED, OURS), [], []
+    for name in names:
+        found = [main.reach(line, TARGETS[0])["examples"] for line in main.runs[name]]
+        known = [count for count in found if isfinite(count)]
+        if known:
+            rows.append((name, mean(known)))
+    for name, count in rows[1:]:
+        if (share := count / rows[0][1]) > MOST_EXAMPLES:
+            missed.append(f"{share:.1f} times the examples of pooled data (main, {name})")
     head = ["examples to FedAvg's end less a point, main cell", "", "in those of pooled data"]
-    rows = [[POOLED, f"{both[0]:.0f}", "1"], [OURS, f"{both[1]:.0f}", f"{share:.1f}"]]
-    return tables.table(head, rows), share
+    cells = [[name, f"{count:.0f}", f"{count / rows[0][1]:.1f}"] for name, count in rows]
+    return tables.table(head, cells), missed
 
 
 def details(each: Found) -> str:
@@ -151,10 +155,8 @@ def section(lines: Sequence[Line]) -> dict[str, str]:
         missed.insert(0, f"{AHEAD} times as soon in {ahead} of {len(found)} cells")
     text = tables.table(HEAD_CELLS, [each.row() for each in found])
     for each in (each for each in found if each.first.cell == "main"):
-        row, share = limit(each.first)
-        text += f"\n{row}"
-        if share > MOST_EXAMPLES:
-            missed.append(f"{share:.1f} times the examples of pooled data (main)")
+        row, too_many = limit(each.first)
+        text, missed = f"{text}\n{row}", [*missed, *too_many]
     text += f"\nAt least {AHEAD} times as soon in {ahead} of {len(found)} cells, at FedAvg's rate. "
     text += f"**Missed**: {'; '.join(missed) or 'nothing'}.\n\n"
     text += (
