@@ -2,7 +2,8 @@ r"""FedSlice on NumPy arrays, for server model w of version t, average a, n node
 
 ::
 
-    1: node i takes tau_i steps from w_t, as many as fit a slice      slice_steps
+    0: idle node i is asked with a chance that falls with its slice   draw_chances
+    1: node i takes tau_i steps from (w_t + a) / 2, that fit a slice  slice_steps, TOWARDS
     2: its update d_i waits in a buffer                               asynchronous.engine
     3: when K = max(2, n // 4) wait:                                  buffer_size
     4:     w <- w + b sum_i (v_i / mean v) a(s_i) d_i / K             FedBuff; b: largest_step
@@ -19,8 +20,28 @@ FIXED_SHARE = 0.2
 """Largest share of a message's fixed cost in a node's slice."""
 QUICK = 0.9
 """Quantile of the nodes' steps that counts as a quick node's."""
+TOWARDS = 0.5
+"""Part of the average in the model that nodes train from."""
 FIRST_STEPS = 2
 """Steps of a node that was never timed: the first one may hold a warm-up."""
+
+
+def draw_chances(slices_s: ArrayLike, all_slices_s: ArrayLike) -> NDArray[np.float64]:
+    r"""Return with what chance each idle node's turn counts, so that none holds more places.
+
+    .. math:: c_i = \min(1, Q_{1/4}(T) / T_i)
+
+    slices_s: (num_idle,), T, seconds from instruction to reply, NaN where unknown;
+    all_slices_s: (num_nodes,), of all that are known -> (num_idle,), in (0, 1].
+
+    >>> draw_chances([0.4, 1.6, np.nan], [0.4, 0.4, 0.4, 1.6])
+    array([1.  , 0.25, 1.  ])
+    """
+    known = np.asarray(all_slices_s, np.float64)
+    # l. 0: a step of a slow node takes longer than a slice, and its message, too
+    usual_s = float(np.quantile(known, 0.25)) if known.size else 0.0
+    times_s = np.nan_to_num(np.asarray(slices_s, np.float64))
+    return np.asarray(usual_s / np.maximum(times_s, usual_s) if usual_s else np.ones(len(times_s)))
 
 
 def slice_steps(

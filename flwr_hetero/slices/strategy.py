@@ -1,4 +1,4 @@
-"""FedSlice, the composition that is recommended, and the average of models."""
+"""FedSlice, the composition that is recommended."""
 
 from collections.abc import Iterable, Sequence
 from math import inf, nan
@@ -7,26 +7,33 @@ from typing import Any, ClassVar
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedYogi, Strategy
 from numpy.typing import NDArray
 
 from flwr_hetero import keys
-from flwr_hetero._flwr import trains_trees
 from flwr_hetero.asynchronous.algorithm import Shares
 from flwr_hetero.asynchronous.engine import Update
 from flwr_hetero.asynchronous.strategy import FedBuff
 from flwr_hetero.biased_local_sgd.node_speeds import MeasuredSteps
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
-from flwr_hetero.records import config_of, metrics_in, read_number
-from flwr_hetero.server.aggregate import keep_dtypes
+from flwr_hetero.records import arrays_in, config_of, metrics_in, read_number
+from flwr_hetero.server.aggregate import with_update
 from flwr_hetero.server.composition import check_enough_updates, name_of
 from flwr_hetero.server.context import Exchange, Messages
-from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
-from flwr_hetero.slices.algorithm import buffer_size, largest_step, new_part, slice_steps
-from flwr_hetero.state_dict import StateDict, entries_below
+from flwr_hetero.slices.algorithm import (
+    TOWARDS,
+    buffer_size,
+    draw_chances,
+    largest_step,
+    new_part,
+    slice_steps,
+)
+from flwr_hetero.slices.average import ModelAverage
+from flwr_hetero.state_dict import StateDict
 
-ARRAYS = "arrays/"
+ADAPTIVE = (FedAdagrad, FedAdam, FedYogi)
+"""Server optimisers of which the length of a step does not depend on that of the updates."""
 
 
 class FedSlice(Wrapper):
@@ -67,9 +74,11 @@ class FedSlice(Wrapper):
     -----
     All updates in flight move the model no further than a slice of a fast node would, so that
     FedAvg's learning rate fits. The momentum of ``FedAvgM`` repeats updates, which are smaller for
-    it. A node that has evaluated for a tenth of the time is left out but for the last time.
-    ``start`` with the arrays that the last one returned, on the same grid, goes on with what is in
-    flight.
+    it. Of ``eta`` of ``FedAdam`` a server update takes the part of the nodes that are in it. Nodes
+    of which a slice takes longer are drawn as much less often, so that all have the same share of
+    the places in flight. A node that has evaluated for a tenth of the time is left out but for the
+    last time. ``start`` with the arrays that the last one returned, on the same grid, goes on with
+    what is in flight.
     """
 
     name: ClassVar[str] = "fedslice"
@@ -133,6 +142,12 @@ class SliceSteps(MeasuredSteps):
             [speeds.jobs[node].steps if node in speeds.jobs else inf for node in nodes],
         )
 
+    def slices_s(self, nodes: Sequence[str]) -> NDArray[np.float64]:
+        """Return the seconds of each node's slice with its message; NaN where unknown."""
+        steps_s = [self.speeds.step_s.get(node, nan) for node in nodes]
+        fixed_s = np.nan_to_num([self.speeds.fixed_s(node) for node in nodes])
+        return np.asarray(self.num_steps(nodes) * steps_s + fixed_s)
+
     def on_instructions(self, context: Exchange, messages: Messages, grid: Grid) -> Messages:
         """Ask nodes for the steps of a slice, and to go on with their optimizers."""
         for message in super().on_instructions(context, messages, grid):
@@ -156,6 +171,18 @@ class SliceRule(FedBuff):
         self.examples, self.count = 0.0, 0
         self.round_facts: dict[str, Any] = {}
 
+    def next_nodes(self, idle: list[int], in_flight: int, waiting: list[Update]) -> list[int]:
+        """Draw nodes; where there are more than places, long slices seldom get one."""
+        places = len(idle) if self.concurrency is None else self.concurrency - in_flight
+        if 0 < places < len(idle):
+            each, every = [self.identity(node) for node in idle], list(self.steps.speeds.step_s)
+            chances = draw_chances(self.steps.slices_s(each), self.steps.slices_s(every))
+            # l. 0: whose turn does not count is left out, if enough others are idle
+            turns = (chances / self.rng.random(len(idle))).tolist()
+            least = min(1.0, sorted(turns)[-places])
+            idle = [node for node, turn in zip(idle, turns, strict=True) if turn >= least]
+        return super().next_nodes(idle, in_flight, waiting)
+
     def default_size(self, in_flight: int) -> int:
         """Return the number of updates of a server update."""
         self._training = in_flight
@@ -171,6 +198,26 @@ class SliceRule(FedBuff):
         # l. 4: b, so that all updates in flight move the model by one slice
         bound = min(1.0, limit / self.rates.mean_discount())
         return shares._replace(scales=shares.scales * bound)
+
+    def moved(self, context: Exchange, update: Update, reply: Message, scale: float) -> Message:
+        """Add a node's scaled update to the present model, which it did not start from."""
+        start = next(iter(arrays_in(update.pending.instruction.content).values()))
+        return with_update(reply, start, context.arrays, scale)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message], context: Exchange | None = None
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Aggregate; a step that does not grow with the updates is divided among them."""
+        leaf: Any = self.leaf
+        if not isinstance(leaf, ADAPTIVE):
+            return super().aggregate_train(server_round, replies, context)
+        eta = leaf.eta
+        # l. 4: as in FedAvg one whole step for all nodes in flight
+        leaf.eta = eta * min(1.0, len(self.updates) / self._training)
+        try:
+            return super().aggregate_train(server_round, replies, context)
+        finally:
+            leaf.eta = eta
 
     def ends_round(self) -> bool:
         """Return whether nodes have trained as much as in a round of FedAvg."""
@@ -208,108 +255,33 @@ class SliceRule(FedBuff):
         self.examples = float(str(state["trained"]))
 
 
-class ModelAverage(Wrapper):
-    r"""Evaluate and return the running average of the global models; training is unchanged.
-
-    .. math:: \bar w_t = \bar w_{t-1} + \max(1/t, 1/R) \, (w_t - \bar w_{t-1})
-
-    With few nodes in a round or server update, the global model leans towards the data of those
-    that came last; the average does not. Of integer arrays it has the newest. Polyak and Juditsky,
-    "Acceleration of Stochastic Approximation by Averaging", SICON 1992. ValueError for a setting
-    out of range, or a strategy that trains trees.
-
-    >>> strategy = ModelAverage(FedBuff(concurrency=3), window=8)
-
-    Parameters
-    ----------
-    strategy : Strategy, optional
-        What trains; FedAvg if left out.
-    window : int
-        R, rounds or server updates over which models are averaged.
-    """
-
-    name: ClassVar[str] = "model_average"
-    decides = frozenset({"the evaluated model"})
-    outside_of = frozenset({"the global model"})
-
-    def __init__(self, strategy: Strategy | None = None, *, window: int = 8) -> None:
-        self.window = check_count("window", window, 1)
-        super().__init__(strategy)
-        if trains_trees(self.leaf):
-            rule = "average models: those of trees have no mean"
-            raise invalid("strategy", type(self.leaf).__name__, rule)
-        self.average: dict[str, NDArray[Any]] = {}
-        self.count = 0
-
-    def part(self) -> float:
-        """Return the newest model's part in the average of ``count`` models."""
-        return max(1 / self.count, 1 / self.window)
-
-    def add(self, model: ArrayRecord) -> None:
-        """Add a model to the average."""
-        self.count += 1
-        part = self.part()
-        for name, array in model.items():
-            new = array.numpy()
-            if new.dtype.kind != "f":
-                self.average[name] = new.copy()
-                continue
-            # half precision would drift, and new - old might be too large for the type
-            wide = new.astype(np.promote_types(new.dtype, np.float32))
-            old = self.average.get(name, wide)
-            self.average[name] = np.asarray((1 - part) * old + part * wide)
-
-    def averaged(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Return the average, or these arrays before the first one."""
-        if not self.average:
-            return arrays
-        return ArrayRecord({n: Array(self.average[n].astype(a.dtype)) for n, a in arrays.items()})
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message], context: Exchange | None = None
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Add the new global model to the average."""
-        arrays, metrics = super().aggregate_train(server_round, replies, context)
-        if arrays is not None:
-            self.add(keep_dtypes(arrays, self.given(context).arrays))
-        return arrays, metrics
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, *more: Any, **named: Any
-    ) -> Messages:
-        """Send the average to the nodes that evaluate."""
-        return super().configure_evaluate(server_round, self.averaged(arrays), *more, **named)
-
-    def on_start(self, run: Run) -> None:
-        """Let the server evaluate the average; a run that begins has none yet."""
-        if run.round < 0 and not run.continues:
-            self.average, self.count = {}, 0
-        if (evaluate := run.evaluate_fn) is not None:
-            run.evaluate_fn = lambda number, arrays: evaluate(number, self.averaged(arrays))
-
-    def on_finish(self, run: Run) -> None:
-        """Return the average."""
-        run.arrays = self.averaged(run.arrays)
-
-    def round_info(self) -> dict[str, Any]:
-        """Return how many models the average is of."""
-        return {"models": min(self.count, self.window)}
-
-    def state_dict(self) -> StateDict:
-        """Return the average and the number of models in it."""
-        arrays: StateDict = {ARRAYS + name: array for name, array in self.average.items()}
-        return {"count": self.count, **arrays}
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Continue from ``state_dict``."""
-        self.count = int(state["count"])
-        self.average = {n: np.asarray(array) for n, array in entries_below(ARRAYS, state).items()}
-
-
 class RecentAverage(ModelAverage):
-    """The average of recent models: of few while there are few."""
+    """The average of recent models, of few while there are few; nodes train half way to it."""
 
     called = "FedSlice"
+
+    def on_instructions(self, context: Exchange, messages: Messages, grid: Grid) -> Messages:
+        """Send nodes a model between the newest one and the average."""
+        # an optimizer at the server with a memory goes on by itself
+        if not self.average or server_momentum(self) or isinstance(self.leaf, ADAPTIVE):
+            return messages
+        # l. 1: steps from there are added to the newest model
+        between = self.between(context.arrays)
+        for message in messages:
+            (name,) = message.content.array_records
+            message.content[name] = between
+        return messages
+
+    def between(self, newest: ArrayRecord) -> ArrayRecord:
+        """Return the model between the newest one and the average."""
+        found = {}
+        for name, array in newest.items():
+            new = array.numpy()
+            if new.dtype.kind == "f":
+                mixed = (1 - TOWARDS) * new + TOWARDS * self.average[name]
+                new = np.asarray(mixed).astype(new.dtype)
+            found[name] = Array(new)
+        return ArrayRecord(found)
 
     def part(self) -> float:
         """Return the newest model's part in the average."""

@@ -13,11 +13,12 @@ from flwr_hetero_studies.core.apps import app_modules
 from flwr_hetero_studies.core.curves import Columns
 from flwr_hetero_studies.core.plan import DIGITS, Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
+from flwr_hetero_studies.race import wide
 from flwr_hetero_studies.race.cells import CELLS, MAIN, PACKED, RaceCell, case_of
 from flwr_hetero_studies.race.methods import BASE, METHODS, OURS
 from flwr_hetero_studies.race.node import IN_TORCH, Learning
-from flwr_hetero_studies.race.tuning import SMOOTHED, TUNED, YARDSTICK, Tuning, scores_of
-from flwr_hetero_studies.race.watch import WINDOWS, Limits, race
+from flwr_hetero_studies.race.tuning import TUNED, YARDSTICK, Tuning, scores_of
+from flwr_hetero_studies.race.watch import SMOOTHED, WINDOWS, Limits, race
 
 ROUNDS, LONG = 40, 3
 """Rounds of FedAvg that set the targets, and how many times as many it trains in all."""
@@ -49,6 +50,7 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
         yield from racing(name, cell, tuning)
     if options.data == CELLS[MAIN].data:
         yield from parts(tuning)
+    yield from wide.plan(options, lines)
 
 
 def racing(name: str, cell: RaceCell, tuning: Tuning) -> Iterator[Trial]:
@@ -99,6 +101,8 @@ def parts(tuning: Tuning) -> Iterator[Trial]:
 
 
 def run(case: Case, seed: int, data: Data, split: str, **given: Any) -> dict[str, Any]:
+    if case["experiment"].startswith((wide.RUNS, wide.TUNING)):
+        return wide.run(case, seed, data, split, **given)
     cell, is_yardstick = CELLS[case["cell"]], case["name"] == YARDSTICK
     rate, *settings = [case["rate"], None, None] if is_yardstick else case["trial"]
     method = METHODS[BASE if is_yardstick else str(case.get("method", case["name"]))]

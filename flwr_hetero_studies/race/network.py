@@ -15,6 +15,8 @@ Values: TypeAlias = NDArray[Any]
 Rows: TypeAlias = NDArray[np.int64]
 Network: TypeAlias = Sequence[Values]
 """Weights (units, inputs) and biases of the hidden layer, and of the output."""
+MOMENTUM, BETAS, EPSILON = 0.9, (0.9, 0.999), 1e-8
+"""Of SGD with momentum, and of Adam: torch's own."""
 
 
 class Labelled(NamedTuple):
@@ -47,32 +49,75 @@ def losses_of(logits: Values, labels: Rows) -> tuple[Values, Values]:
     return losses, probs
 
 
+class Optimizer:
+    """SGD, SGD with momentum or Adam, as torch writes them; ``state`` is what it remembers."""
+
+    def __init__(self, name: str = "sgd", state: Sequence[Values] = ()) -> None:
+        self.name, self.state = name, [array.copy() for array in state]
+
+    def step(self, slopes: Sequence[Values], lr: float) -> list[Values]:
+        """Return what is taken off each array."""
+        if self.name == "sgd":
+            return [lr * slope for slope in slopes]
+        if self.name == "momentum":
+            old = self.state or [np.zeros_like(slope) for slope in slopes]
+            self.state = [MOMENTUM * v + slope for v, slope in zip(old, slopes, strict=True)]
+            return [lr * v for v in self.state]
+        first, second = BETAS
+        size = len(slopes)
+        old = self.state or [*(np.zeros_like(s) for s in (*slopes, *slopes)), np.zeros(1)]
+        count = old[-1] + 1
+        means = [first * m + (1 - first) * s for m, s in zip(old, slopes, strict=False)]
+        squares = [
+            second * v + (1 - second) * s * s for v, s in zip(old[size:], slopes, strict=False)
+        ]
+        self.state = [*means, *squares, count]
+        # without both biases towards the zeros that it began with
+        rate, root = lr / (1 - first ** count[0]), sqrt(1 - second ** count[0])
+        both = zip(means, squares, strict=True)
+        return [(rate * m / (np.sqrt(v) / root + EPSILON)).astype(m.dtype) for m, v in both]
+
+
 def descend(
-    net: Network, examples: Labelled, lr: float, pull: Network = (), mu: float = 0.0
+    net: Network,
+    examples: Labelled,
+    lr: float,
+    pull: Network = (),
+    mu: float = 0.0,
+    optimizer: Optimizer | None = None,
 ) -> Values:
-    """Take one step of SGD in place, pulled to a network by FedProx's mu; return the losses."""
+    """Take one step in place, of SGD if not said, pulled to a network by FedProx's mu.
+
+    -> the losses.
+    """
     hidden, logits = forward(net, examples.inputs)
     losses, error = losses_of(logits, examples.labels)
     error /= len(error)
     back = (error @ net[2]) * (hidden > 0)
     slopes = (back.T @ examples.inputs, back.sum(axis=0), error.T @ hidden, error.sum(axis=0))
-    for number, (array, slope) in enumerate(zip(net, slopes, strict=True)):
-        if mu:
-            slope += mu * (array - pull[number])
-        slope *= lr
-        array -= slope
+    if mu:
+        for array, slope, goal in zip(net, slopes, pull, strict=True):
+            slope += mu * (array - goal)
+    for array, change in zip(net, (optimizer or Optimizer()).step(slopes, lr), strict=True):
+        array -= change
     return losses
 
 
 def train_numpy(
-    net: Network, examples: Labelled, sampler: BatchSampler, count: int, lr: float, mu: float = 0.0
+    net: Network,
+    examples: Labelled,
+    sampler: BatchSampler,
+    count: int,
+    lr: float,
+    mu: float = 0.0,
+    optimizer: Optimizer | None = None,
 ) -> TrainResult:
     # FedProx pulls to the model that the server sent
     start = [array.copy() for array in net] if mu else []
     total, square, processed = 0.0, 0.0, 0
     for _ in range(count):
         indices, _ = sampler.next_batch()
-        losses = descend(net, examples.at(indices), lr, start, mu)
+        losses = descend(net, examples.at(indices), lr, start, mu, optimizer)
         # samplers that learn from losses see those before the step
         sampler.update(indices, losses.astype(np.float64))
         total, square = total + float(losses.sum()), square + float(losses @ losses)

@@ -26,6 +26,8 @@ from flwr_hetero_studies.tasks.training import train
 HIDDEN = 100
 NUMPY, IN_TORCH = "mlp-100", "flwr_hetero_studies.race.node:in_torch"
 """The network that trains in NumPy, with one hidden layer of 100 units; the same in torch."""
+STATE = "optimizer"
+"""Of a node's optimizer, where it is kept, in its context."""
 NORMED = "flwr_hetero_studies.race.node:normed"
 
 
@@ -56,6 +58,8 @@ class Learning:
     rows: tuple[int, int, int]
     """Examples to train on, to tune by, and of the report."""
     seed: int
+    optimizer: str = "sgd"
+    """Of the nodes: sgd, momentum or adam; other ones than sgd in NumPy only."""
 
     @property
     def splits(self) -> dict[str, Labelled]:
@@ -176,8 +180,13 @@ def client_app(learning: Learning) -> ClientApp:
         mu, steps = float(config.get(PROXIMAL_MU, 0.0)), own.num_steps
         if learning.model == NUMPY:
             net = network.network_of(arrays)
-            done = network.train_numpy(net, own.examples, sampler, steps, lr, mu)
+            kept = config.get(keys.KEEP_OPTIMIZER, False) and learning.optimizer != "sgd"
+            state = context.state.array_records.get(STATE, ArrayRecord()) if kept else ArrayRecord()
+            optimizer = network.Optimizer(learning.optimizer, network.network_of(state))
+            done = network.train_numpy(net, own.examples, sampler, steps, lr, mu, optimizer)
             new = network.record_of(net)
+            if kept:
+                context.state[STATE] = network.record_of(optimizer.state)
         else:
             model = model_from(arrays.to_torch_state_dict(), learning.model, *learning.shape)
             inputs, labels = map(torch.from_numpy, own.examples)

@@ -10,7 +10,7 @@ from flwr_hetero_studies.core.curves import Vector, at
 from flwr_hetero_studies.core.record import Line
 from flwr_hetero_studies.core.tables import extent
 from flwr_hetero_studies.race.methods import OURS, OWN
-from flwr_hetero_studies.race.tuning import SMOOTHED
+from flwr_hetero_studies.race.watch import SMOOTHED
 
 TARGETS = (-0.01, 0.02)
 """Accuracies that count, relative to FedAvg's end."""

@@ -11,12 +11,13 @@ from flwr_hetero_studies.core import plots, record, tables
 from flwr_hetero_studies.core.curves import over_time
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.core.record import Line
-from flwr_hetero_studies.race import packed
+from flwr_hetero_studies.race import packed, wide_report
 from flwr_hetero_studies.race.cases import BITS, ROUNDS, SETTINGS
 from flwr_hetero_studies.race.cells import CELLS, MAIN, PAIR
 from flwr_hetero_studies.race.methods import BASE, METHODS, OURS, OWN
 from flwr_hetero_studies.race.outcomes import HEAD, LESS, LESS_SLOW, TARGETS, Contest, smooth
-from flwr_hetero_studies.race.tuning import SMOOTHED, TUNED, TUNED_AT, YARDSTICK, Tuning
+from flwr_hetero_studies.race.tuning import TUNED, TUNED_AT, YARDSTICK, Tuning
+from flwr_hetero_studies.race.watch import SMOOTHED
 
 TUNING, PARTS, PACKED = "tuning: ", "parts: ", f"{BITS} bits: "
 ENOUGH, LEAST = 1.5, 0.9
@@ -131,6 +132,7 @@ def band(lines: Sequence[Line]) -> list[Any]:
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
+    every, lines = lines, [line for line in lines if not wide_report.is_wide(line)]
     race = [line for line in lines if not is_of(line, TUNING)]
     compared = contests([x for x in race if not is_of(x, PARTS) and not is_of(x, PACKED)])
     # two methods alone are no race
@@ -146,6 +148,7 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     sections = [section(cell, [each for each in found if each.cell == cell]) for cell in cells]
     parts |= duels(found) | {"cells": "".join(sections), "tuned": tuned(lines)}
     parts |= packed.section(compared, [line for line in race if is_of(line, PACKED)])
+    parts |= wide_report.section(every)
     if shared := [line for line in race if is_of(line, PARTS)]:
         contest = found[0]._replace(runs=record.by(shared, "name"))
         base, *others = contest.runs

@@ -13,10 +13,10 @@ from flwr_hetero_studies.core.plan import Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
 from flwr_hetero_studies.race.cells import CELLS, MAIN, case_of
 from flwr_hetero_studies.race.methods import BASE, METHODS, Entrant
-from flwr_hetero_studies.race.watch import WINDOWS
+from flwr_hetero_studies.race.watch import SMOOTHED, WINDOWS
 
-DEVELOPMENT, SMOOTHED = (100, 101), 4
-"""Seeds to tune with, beside the main cell the first; looks of which the mean counts."""
+DEVELOPMENT = (100, 101)
+"""Seeds to tune with, beside the main cell the first."""
 YARDSTICK, YARDSTICK_AT_WORK = "yardstick", 3
 """FedAvg's long run, which sets targets and limits."""
 LEVELS = (-0.03, -0.01, 0.01)

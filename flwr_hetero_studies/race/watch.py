@@ -21,8 +21,8 @@ from flwr_hetero_studies.race.methods import OWN_AVERAGE
 from flwr_hetero_studies.race.network import Values
 from flwr_hetero_studies.race.node import Learning
 
-SLOWEST, BATCH_SIZE = 0.2, 16
-"""Part of the fleet that is its slowest tier; examples."""
+SLOWEST, BATCH_SIZE, SMOOTHED = 0.2, 16, 4
+"""Part of the fleet that is its slowest tier; examples; looks of which the mean counts."""
 WINDOWS = (1, 8, 32)
 """Rounds or merges over which models are averaged, as by ``ModelAverage``; 1: the newest."""
 
@@ -56,6 +56,8 @@ class Limits:
     seconds: float = inf
     examples: float = inf
     look: float = 800.0
+    level: float = inf
+    """Accuracy that the means of the last looks have with every average."""
 
 
 class RunningAverage:
@@ -99,8 +101,14 @@ class Looks:
             self.next_look = grid.examples + limits.look
             point = {"virtual_s": moment.virtual_s, "examples": grid.examples}
             self.points.append(point | self.measured(moment))
+            over = over or self.is_there()
         if over:
             raise Enough
+
+    def is_there(self) -> bool:
+        last = self.points[-SMOOTHED:]
+        means = [np.mean([point[f"all/{window}"] for point in last]) for window in WINDOWS]
+        return len(last) == SMOOTHED and min(means) >= self.limits.level
 
     def measured(self, moment: Moment) -> dict[str, float]:
         models = {average.window: average.model for average in self.averages}

@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideFixedClipping,
     FedAdam,
@@ -16,6 +17,8 @@ from flwr.serverapp.strategy import (
 )
 from recording import History
 
+from flwr_hetero import keys
+from flwr_hetero.asynchronous.engine import Update
 from flwr_hetero.fleet import DeviceProfile, LocalGrid, named_fleet
 from flwr_hetero.strategy import FedSlice, ModelAverage, TiFL, Wrapper
 from flwr_hetero_studies.advise.task import RUN_CONFIG, small_task
@@ -117,6 +120,68 @@ def test_momentum_at_the_server_moves_the_model_no_further():
         strategy = FedSlice(inner(fraction_evaluate=0.0), concurrency=5)
         ends.append(TASK.measure(values_of(run(strategy, 6)[2].arrays), [0])[0])
     assert ends[1] > ends[0] - 0.05
+
+
+@pytest.mark.parametrize(("nodes", "part"), [(2, 1.0), (8, 0.25)])
+def test_all_in_flight_take_one_step_of_an_adaptive_server(nodes, part):
+    steps = []
+
+    class Seen(FedAdam):
+        def aggregate_train(self, server_round, replies):
+            steps.append(self.eta)
+            return super().aggregate_train(server_round, replies)
+
+    leaf = Seen(fraction_evaluate=0.0, eta=0.01)
+    run(FedSlice(leaf), 2, [DeviceProfile()] * nodes)
+    assert steps
+    assert steps == pytest.approx([0.01 * part] * len(steps))
+    assert leaf.eta == 0.01
+
+
+def test_slow_nodes_hold_no_more_places_than_others():
+    # one step of a slow node takes as long as six slices of the others
+    profiles = [DeviceProfile(60.0)] * 9 + [DeviceProfile(1.0)] * 3
+    grid, _, _ = run(FedSlice(quiet(), concurrency=4), 60, profiles)
+    busy_s = np.zeros(NODES)
+    for message, reply in grid.jobs:
+        times = reply.content.config_records[keys.TIMING]
+        busy_s[grid.context(message.metadata.dst_node_id).node_config[keys.PARTITION_ID]] += times[
+            keys.TRAIN_TIME
+        ]
+    # drawn uniformly, it would be six times
+    assert busy_s[9:].mean() < 2.5 * busy_s[:9].mean()
+
+
+@pytest.mark.parametrize(("inner", "part"), [(FedAvg, 0.5), (FedAvgM, 0.0), (FedAdam, 0.0)])
+def test_nodes_train_from_half_way_to_the_average(inner, part):
+    sent = []
+
+    class Seen(FedSlice):
+        def on_instructions(self, context, messages, grid):
+            name, array = next(iter(context.arrays.items()))
+            average = self.parts[0].average.get(name)
+            if average is not None:
+                newest = array.numpy()
+                own = [m.content["arrays"][name].numpy() for m in messages]
+                sent.extend((newest + part * (average - newest), each) for each in own)
+            return messages
+
+    how = {"server_momentum": 0.9} if inner is FedAvgM else {}
+    run(Seen(inner(fraction_evaluate=0.0, **how), concurrency=5), 3)
+    assert len(sent) > 5
+    for expected, found in sent:
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_a_fresh_update_is_added_to_the_newest_model():
+    start, newest, end = (ArrayRecord({"w": Array(np.full(2, x))}) for x in (1.0, 5.0, 1.5))
+    node = Message(RecordDict({"arrays": start}), 1, "train")
+    reply = Message(RecordDict({"arrays": end}), reply_to=node)
+    rule = FedSlice().rule
+    pending = SimpleNamespace(instruction=node, version=rule.version)
+    context = SimpleNamespace(arrays=newest)
+    moved = rule.moved(context, Update(pending, reply, 0.0), reply, 1.0)
+    assert moved.content["arrays"]["w"].numpy().tolist() == [5.5, 5.5]
 
 
 def test_every_round_has_one_line_one_evaluation_and_one_on_nodes():

@@ -24,6 +24,8 @@ from flwr_hetero_studies.race import (
     packed,
     tuning,
     watch,
+    wide,
+    wide_report,
 )
 from flwr_hetero_studies.tasks.data import Examples
 from flwr_hetero_studies.tasks.training import train
@@ -31,19 +33,35 @@ from flwr_hetero_studies.tasks.training import train
 # --- the nodes ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mu", [0.0, 0.5])
-def test_numpy_network_trains_as_torch_does(mu):
+@pytest.mark.parametrize(
+    ("name", "mu", "lr"), [("sgd", 0.0, 0.2), ("sgd", 0.5, 0.2), ("momentum", 0.0, 0.1),
+                           ("adam", 0.0, 0.01)]
+)  # fmt: skip
+def test_numpy_network_trains_as_torch_does(name, mu, lr):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(12, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
     inputs = np.random.default_rng(0).normal(size=(40, 12)).astype(np.float32)
     examples = network.Labelled(inputs, np.arange(40) % 3)
     net = [p.detach().numpy().copy() for p in model.parameters()]
-    done = network.train_numpy(net, examples, UniformSampler(40, 8, seed=1), 7, 0.2, mu)
-    tensors = Examples(*(torch.from_numpy(array) for array in examples))
-    theirs = train(model, tensors, UniformSampler(40, 8, seed=1), num_steps=7, lr=0.2, proximal=mu)
+    optimizer, sampler = network.Optimizer(name), UniformSampler(40, 8, seed=1)
+    done = network.train_numpy(net, examples, sampler, 7, lr, mu, optimizer)
+    tensors, sampler = Examples(*map(torch.from_numpy, examples)), UniformSampler(40, 8, seed=1)
+    how = {"optimizer": "adam"} if name == "adam" else {"momentum": 0.9 * (name == "momentum")}
+    theirs = train(model, tensors, sampler, num_steps=7, lr=lr, proximal=mu, **how)
     assert done[:5] == pytest.approx(theirs[:5], rel=1e-5)
     for array, parameter in zip(net, model.parameters(), strict=True):
         np.testing.assert_allclose(array, parameter.detach().numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam"])
+def test_an_optimizer_goes_on_with_what_it_was_given(name):
+    slopes = [np.full((2, 2), 0.5, np.float32), np.ones(2, np.float32)]
+    whole, first = network.Optimizer(name), network.Optimizer(name)
+    found = [whole.step(slopes, 0.1) for _ in range(2)]
+    first.step(slopes, 0.1)
+    second = network.Optimizer(name, first.state).step(slopes, 0.1)
+    for ours, theirs in zip(second, found[1], strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 # --- the fleet ------------------------------------------------------------------------------
@@ -229,3 +247,48 @@ def test_runs_in_bits_have_compression_around_and_the_limits_of_whole_ones(monke
     assert [type(s).__name__ for s in seen["strategy"].chain()][:2] == ["Compressed", "FedSlice"]
     assert (seen["strategy"].bits_up, seen["strategy"].bits_down) == (4, 4)
     assert seen["limits"].seconds == asked.given["limits"]["virtual_s"]
+
+
+# --- other fleets and optimisers ----------------------------------------------------------------
+
+
+def test_rates_are_tried_further_out_while_the_best_is_at_an_end():
+    cost = lambda rate: abs(np.log2(rate / 0.8))  # noqa: E731
+    found, tried = {}, []
+    while todo := wide.next_rates((0.1, 0.05, 0.2), found):
+        tried += todo
+        found |= {rate: cost(rate) for rate in todo}
+    assert tried == [0.1, 0.05, 0.2, 0.4], "one more than three, and no more"
+
+
+@pytest.mark.parametrize("cell", wide.WIDE)
+def test_every_wide_cell_can_be_made(cell):
+    each = wide.WIDE[cell]
+    assert len(each.cell.fleet(0)) == 20
+    for name in (*wide.names_in(cell), wide.UNTOUCHED):
+        assert wide.METHODS[name](each.base, 0) is not None
+
+
+def wide_line(name, seed, step_s, **more):
+    each = line(name, seed, 0.02, step_s=step_s, **more)
+    case = {"experiment": f"{wide.RUNS}Adam", "name": name, "cell": "Adam", "rate": 0.1}
+    return each | {"case": case | {"window": 8}}
+
+
+def test_ours_is_held_against_the_best_rival_at_both_rates_and_late():
+    yard = wide_line(tuning.YARDSTICK, 0, 10.0, end=0.5)
+    yard["metrics"]["limits"]["late"] = 0.8
+    times = {methods.OURS: 1.0, wide.UNTOUCHED: 1.25, methods.BASE: 5.0}
+    times |= dict.fromkeys(wide.TWO, 2.0)
+    lines = [wide_line(name, 0, step_s) for name, step_s in times.items()]
+    (found,) = wide_report.cells_of([yard, *lines])
+    assert found.rival == wide.COMPOSED
+    assert found.duel(methods.OURS).ratio == pytest.approx(2.0)
+    assert found.duel(wide.UNTOUCHED).ratio == pytest.approx(1.6)
+    assert found.at_its_rate == pytest.approx(0.8)
+    assert found.missed() == ["at FedAvg's rate 0.80 of its own (Adam)"]
+    early, late = (each.reach(lines[0], -0.01)["virtual_s"] for each in (found.first, found.late))
+    assert (early, late) == (26.0, 41.0)
+    assert wide_report.cells_of([yard, *lines[1:]]) == [], "ours has not run"
+    text = wide_report.section([yard, *lines[:-1]])["wide"]
+    assert f"Not run yet: {wide.EAGER}." in text

@@ -1,0 +1,117 @@
+"""The average of models."""
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, MetricRecord
+from flwr.serverapp.strategy import Strategy
+from numpy.typing import NDArray
+
+from flwr_hetero._flwr import trains_trees
+from flwr_hetero.errors import check_count, invalid
+from flwr_hetero.server.aggregate import keep_dtypes
+from flwr_hetero.server.context import Exchange, Messages
+from flwr_hetero.server.rounds import Run
+from flwr_hetero.server.wrapper import Wrapper
+from flwr_hetero.state_dict import StateDict, entries_below
+
+ARRAYS = "arrays/"
+
+
+class ModelAverage(Wrapper):
+    r"""Evaluate and return the running average of the global models; training is unchanged.
+
+    .. math:: \bar w_t = \bar w_{t-1} + \max(1/t, 1/R) \, (w_t - \bar w_{t-1})
+
+    With few nodes in a round or server update, the global model leans towards the data of those
+    that came last; the average does not. Of integer arrays it has the newest. Polyak and Juditsky,
+    "Acceleration of Stochastic Approximation by Averaging", SICON 1992. ValueError for a setting
+    out of range, or a strategy that trains trees.
+
+    >>> strategy = ModelAverage(FedBuff(concurrency=3), window=8)
+
+    Parameters
+    ----------
+    strategy : Strategy, optional
+        What trains; FedAvg if left out.
+    window : int
+        R, rounds or server updates over which models are averaged.
+    """
+
+    name: ClassVar[str] = "model_average"
+    decides = frozenset({"the evaluated model"})
+    outside_of = frozenset({"the global model"})
+
+    def __init__(self, strategy: Strategy | None = None, *, window: int = 8) -> None:
+        self.window = check_count("window", window, 1)
+        super().__init__(strategy)
+        if trains_trees(self.leaf):
+            rule = "average models: those of trees have no mean"
+            raise invalid("strategy", type(self.leaf).__name__, rule)
+        self.average: dict[str, NDArray[Any]] = {}
+        self.count = 0
+
+    def part(self) -> float:
+        """Return the newest model's part in the average of ``count`` models."""
+        return max(1 / self.count, 1 / self.window)
+
+    def add(self, model: ArrayRecord) -> None:
+        """Add a model to the average."""
+        self.count += 1
+        part = self.part()
+        for name, array in model.items():
+            new = array.numpy()
+            if new.dtype.kind != "f":
+                self.average[name] = new.copy()
+                continue
+            # half precision would drift, and new - old might be too large for the type
+            wide = new.astype(np.promote_types(new.dtype, np.float32))
+            old = self.average.get(name, wide)
+            self.average[name] = np.asarray((1 - part) * old + part * wide)
+
+    def averaged(self, arrays: ArrayRecord) -> ArrayRecord:
+        """Return the average, or these arrays before the first one."""
+        if not self.average:
+            return arrays
+        return ArrayRecord({n: Array(self.average[n].astype(a.dtype)) for n, a in arrays.items()})
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message], context: Exchange | None = None
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Add the new global model to the average."""
+        arrays, metrics = super().aggregate_train(server_round, replies, context)
+        if arrays is not None:
+            self.add(keep_dtypes(arrays, self.given(context).arrays))
+        return arrays, metrics
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, *more: Any, **named: Any
+    ) -> Messages:
+        """Send the average to the nodes that evaluate."""
+        return super().configure_evaluate(server_round, self.averaged(arrays), *more, **named)
+
+    def on_start(self, run: Run) -> None:
+        """Let the server evaluate the average; a run that begins has none yet."""
+        if run.round < 0 and not run.continues:
+            self.average, self.count = {}, 0
+        if (evaluate := run.evaluate_fn) is not None:
+            run.evaluate_fn = lambda number, arrays: evaluate(number, self.averaged(arrays))
+
+    def on_finish(self, run: Run) -> None:
+        """Return the average."""
+        run.arrays = self.averaged(run.arrays)
+
+    def round_info(self) -> dict[str, Any]:
+        """Return how many models the average is of."""
+        return {"models": min(self.count, self.window)}
+
+    def state_dict(self) -> StateDict:
+        """Return the average and the number of models in it."""
+        arrays: StateDict = {ARRAYS + name: array for name, array in self.average.items()}
+        return {"count": self.count, **arrays}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Continue from ``state_dict``."""
+        self.count = int(state["count"])
+        self.average = {n: np.asarray(array) for n, array in entries_below(ARRAYS, state).items()}
