@@ -14,7 +14,7 @@ Algorithm 1, for a model w of version t::
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import inf
 from typing import NamedTuple, TypeVar
 
@@ -30,6 +30,8 @@ MEMORY, PRIOR = 10, 5
 """Replies over which a node's means are taken; idle times that the mean of all nodes stands for."""
 OUTLIER, SHORTEST_S = 10.0, 1e-3
 """What an interval between two replies counts at most, in mean ones, and at least, in seconds."""
+MOST_TURNS = 1.5
+"""Largest share of a node in the instructions, in even shares of the nodes in flight."""
 OUTLYING = 2.0
 """Largest weight of an update, in weights that a tenth of the nodes reach."""
 
@@ -105,6 +107,37 @@ def default_buffer(in_flight: int) -> int:
     [1, 3, 3, 10]
     """
     return min(max(3, -(-in_flight // 2)), max(1, in_flight))
+
+
+# --- votes by node, whatever its pace: not in the paper ------------------------------------------
+
+
+@dataclass
+class Turns:
+    """Whose turn it is: no node gets more than ``MOST_TURNS`` even shares of the instructions.
+
+    A node pays n / ``MOST_TURNS`` for each, n in flight, all gain 1 by any, and it may owe one.
+
+    >>> turns = Turns()
+    >>> turns.take(["a", "b", "c", "d"], in_flight=4), turns.take(["a"], 4), turns.take(["a"], 4)
+    (None, None, None)
+    >>> [turns.may_go("a", 4), turns.may_go("b", 4)]
+    [False, True]
+    """
+
+    given: int = 0
+    paid_until: dict[str, float] = field(default_factory=dict)
+
+    def may_go(self, node: str, in_flight: int) -> bool:
+        """Return whether a node may be asked, of so many that are in flight."""
+        return self.paid_until.get(node, 0.0) <= self.given + in_flight / MOST_TURNS
+
+    def take(self, nodes: Sequence[str], in_flight: int) -> None:
+        """Note who is asked."""
+        for node in nodes:
+            begin = max(self.paid_until.get(node, 0.0), self.given)
+            self.paid_until[node] = begin + in_flight / MOST_TURNS
+        self.given += len(nodes)
 
 
 # --- weights by examples, whatever the speed: not in the paper ---------------------------------

@@ -1,6 +1,5 @@
 """Strategies without rounds: the rule that each of them is, and FedBuff."""
 
-from collections import Counter
 from math import inf
 from typing import Any, ClassVar
 
@@ -50,6 +49,9 @@ class Rule(Selection):
             rule = "average models: updates of trees cannot be added to a newer model"
             raise invalid("strategy", type(self.leaf).__name__, rule)
         self.concurrency, self.version = concurrency, 0
+        self.turns = algorithm.Turns()
+        # idle nodes that were not asked
+        self.resting = 0
         # of this server update, by message
         self.updates: dict[str, Update] = {}
         # of the last run, which may go on
@@ -61,9 +63,21 @@ class Rule(Selection):
     # --- the rule: override these ----------------------------------------------
 
     def next_nodes(self, idle: list[int], in_flight: int, waiting: list[Update]) -> list[int]:
-        """Return the idle nodes that start now: drawn uniformly, for as many as there is room."""
+        """Return the idle nodes that start now: drawn uniformly, for as many as there is room.
+
+        A node rests while an update of it waits, and while it is ahead of its turn.
+        """
+        there, most = len(idle), min(self.concurrency or inf, in_flight + len(idle))
         room = len(idle) if self.concurrency is None else max(0, self.concurrency - in_flight)
-        return algorithm.draw_nodes(idle, room, self.rng)
+        # if nobody else is there, all go on
+        if in_flight:
+            held = {update.pending.node_id for update in waiting}
+            free = [node for node in idle if node not in held]
+            idle = [node for node in free if self.turns.may_go(self.identity(node), most)]
+        chosen = algorithm.draw_nodes(idle, room, self.rng)
+        self.turns.take([self.identity(node) for node in chosen], most)
+        self.resting = there - len(chosen)
+        return chosen
 
     def due(self, waiting: list[Update], in_flight: int) -> list[Update]:
         """Return the updates that are added to the model now; empty: none yet."""
@@ -218,21 +232,17 @@ class FedBuff(Rule):
         if self.rates.undoes_rate:
             name = "weighting" if rate_correction is None else "rate_correction"
             check_unscaled(self, name, weighting if rate_correction is None else rate_correction)
-        self.buffer_size, self.weighting, self.size = buffer_size, weighting, 1
-
-    def next_nodes(self, idle: list[int], in_flight: int, waiting: list[Update]) -> list[int]:
-        """Draw nodes; where rates are undone, none that has sent half of a buffer."""
-        if self.rates.undoes_rate and in_flight:
-            often = Counter(update.pending.node_id for update in waiting)
-            idle = [node for node in idle if often[node] < max(2, (self.size + 1) // 2)]
-        return super().next_nodes(idle, in_flight, waiting)
+        self.buffer_size, self.weighting = buffer_size, weighting
 
     def due(self, waiting: list[Update], in_flight: int) -> list[Update]:
         """Return the first K updates when there are as many."""
+        there = in_flight + self.resting
         # others evaluate
-        training = min(self.concurrency or in_flight, in_flight)
-        self.size = self.buffer_size or self.default_size(training)
-        return algorithm.full_buffer(waiting, self.size)
+        size = self.buffer_size or self.default_size(min(self.concurrency or there, there))
+        # one of each node, of no more than there are
+        first = {update.pending.node_id: update for update in reversed(waiting)}
+        ready = [update for update in waiting if first[update.pending.node_id] is update]
+        return algorithm.full_buffer(ready, max(1, min(size, there)))
 
     def default_size(self, in_flight: int) -> int:
         """Return K where it is not given."""
