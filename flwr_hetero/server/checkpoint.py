@@ -134,7 +134,10 @@ class Checkpoints:
             kind: {name: (float(first), float(last)) for name, (first, last) in own.items()}
             for kind, own in meta.get("examples", {}).items()
         }
-        fleet.norms = {node: list(map(float, x)) for node, x in meta.get("norms", {}).items()}
+        fleet.norms = {
+            node: (float(own), float(statistics), float(steps))
+            for node, (own, statistics, steps) in meta.get("norms", {}).items()
+        }
         for kind in RESULTS:
             found = {int(n): MetricRecord(m) for n, m in meta["results"][kind].items()}
             setattr(run.result, kind, found)

@@ -3,17 +3,14 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from logging import INFO
-from math import inf
 from reprlib import repr as brief
-from statistics import median_low
 from typing import Any, NamedTuple
 
 from flwr.app import ArrayRecord, Message, MessageType
 
 from flwr_hetero import keys
-from flwr_hetero._flwr import NODE_UNAVAILABLE, log
-from flwr_hetero.errors import check_number, hint_for, last_line, with_hint
+from flwr_hetero._flwr import NODE_UNAVAILABLE
+from flwr_hetero.errors import hint_for, last_line, with_hint
 from flwr_hetero.records import (
     Latency,
     arrays_in,
@@ -26,31 +23,15 @@ from flwr_hetero.records import (
     names_in,
     read_number,
     reported_latency,
-    steps_that_count,
 )
-from flwr_hetero.server.aggregate import (
-    check_arrays,
-    holds_trees,
-    model_norms,
-    weight_of,
-    with_update,
-)
+from flwr_hetero.server.aggregate import check_arrays, holds_trees, weight_of
 from flwr_hetero.server.context import QUORUM, Exchange, Standstill, is_enough
+from flwr_hetero.server.limits import limit_updates
 
 MAX_WEIGHT = 2.0**53
 """Weights above this are nonsense, and sums of them could be infinite."""
-RECENT_NODES, RECENT_UPDATES = 20, 4
-"""Nodes whose last norms count: so many, or so many times those of a server update if more."""
-STEPS_POWER = 0.5
-"""Power of its steps by which an update may be longer."""
-MAX_LENGTH = 100.0
-"""An update that is so many times as long as it may be is dropped: its node has diverged."""
 VOTERS = 10
 """Nodes, the last ones to answer, whose metrics are known where few answer at a time."""
-CUT_UPDATES = "updates"
-"""Among what was cut: that an update was, which is said once."""
-SMALL = 1.0
-"""Norm up to which a model counts as this large: one of few numbers may be near zero."""
 MAX_SHARE, MAX_INCREASE = 10.0, 2.0
 """Most that examples of a node count: in medians of all; above one, in what it said first."""
 FRUITLESS_ROUNDS, FRUITLESS_REPLIES = 2, 12
@@ -84,7 +65,7 @@ def accept(
         good = kept(context, good, [wrapper.why_bad(context, reply) for reply in good])
     if expected.arrays is None or expected.update_limit is None:
         return good
-    return _limit_updates(context, good, expected.update_limit)
+    return limit_updates(context, good, expected.update_limit)
 
 
 def _answers(context: Exchange, replies: Sequence[Message], expected: Expected) -> list[Message]:
@@ -246,56 +227,7 @@ def _same_metrics(context: Exchange, good: list[Message]) -> list[Message]:
     return kept(context, good, [None if name == usual else other for name in names])
 
 
-def check_limit(limit: float | None) -> float | None:
-    """Check how much longer than usual an update may be."""
-    if limit is None:
-        return None
-    return check_number("update_limit", limit, "[1, inf)", "or None, for no limit")
-
-
 # --- claims beside those of others -------------------------------------------------------
-def _limit_updates(context: Exchange, good: list[Message], limit: float) -> list[Message]:
-    """Shorten updates that are far longer than the last ones of most nodes, at equal steps."""
-    nodes = [context.identity(reply.metadata.src_node_id) for reply in good]
-    asked = [context.instruction_of(reply) for reply in good]
-    starts = [next(iter(arrays_in(message.content).values())) for message in asked]
-    ends = [next(iter(arrays_in(reply.content).values())) for reply in good]
-    norms = [model_norms(end, start) for end, start in zip(ends, starts, strict=True)]
-    units = [steps_that_count(*each) ** STEPS_POWER for each in zip(asked, good, strict=True)]
-    own = {n: [x / u for x in each] for n, each, u in zip(nodes, norms, units, strict=True)}
-    # the last of each node, so that quick ones do not set what is usual
-    known, recent = context.fleet.norms, max(RECENT_NODES, RECENT_UPDATES * len(good))
-    every = [*({node: each for node, each in known.items() if node not in own} | own).values()]
-    few = len(every) < QUORUM
-    # a fleet of one or two has none to compare with
-    if few and context.quorum < QUORUM:
-        return good
-    # those that did not move at all say nothing of how far others may
-    positive = [[x for x in part if x] or [0.0] for part in zip(*every[-recent:], strict=True)]
-    usual = [limit * median_low(part) for part in positive]
-    reasons: list[str | None] = [None] * len(good)
-    for i, (node, start, unit) in enumerate(zip(nodes, starts, units, strict=True)):
-        # before others are known, an update may be as long as the model
-        most = [max(model_norms(start)[0], SMALL), inf] if few else [unit * x for x in usual]
-        shares = [min(1.0, m / x) if x else 1.0 for m, x in zip(most, norms[i], strict=True)]
-        if (share := min(shares)) < 1 / MAX_LENGTH:
-            reasons[i] = f"its update is {1 / share:.3g} times as long as it may be"
-            continue
-        if share < 1:
-            good[i] = with_update(good[i], start, start, shares[0], scale_of_buffers=shares[1])
-            context.shortened[node] = share
-        known.pop(node, None)
-        # what was cut off counts for nothing
-        known[node] = [x * s / unit for x, s in zip(norms[i], shares, strict=True)]
-    context.fleet.norms = dict([*known.items()][-recent:])
-    for node, share in [*context.shortened.items()][:1]:
-        if CUT_UPDATES not in context.fleet.cut:
-            context.fleet.cut.add(CUT_UPDATES)
-            text = "%s: its update was cut to %.2g of its length, that of %g usual ones"
-            log(INFO, f"{text} (see shortened in the history; update_limit)", node, share, limit)
-    return kept(context, good, reasons)
-
-
 def _limit_examples(context: Exchange, good: list[Message], weight_key: str) -> None:
     """Cut down what nodes say of their number of examples, by which they count."""
     kind = context.messages[0].metadata.message_type

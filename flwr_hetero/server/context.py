@@ -288,9 +288,9 @@ class Fleet:
     """By message type and node: how many examples it reported first, and how many counted last."""
     cut: set[str] = field(default_factory=set)
     """Nodes whose claims of examples were cut; "metrics of" those with values that were."""
-    norms: dict[str, list[float]] = field(default_factory=dict)
-    """By node, the last ones at the end: of its update at one step (parameters, statistics)."""
-    update_limit: float | None = 2.0
+    norms: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+    """By node, the last ones at the end: of its update (parameters, statistics), and its steps."""
+    update_limit: float | None = 4.0
     standstill: dict[str, Standstill] = field(default_factory=lambda: defaultdict(Standstill))
     """Of "training" and of "evaluation"."""
 

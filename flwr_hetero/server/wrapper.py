@@ -12,10 +12,11 @@ from flwr_hetero._flwr import check_strategy, format_of_trees, is_private, pull_
 from flwr_hetero.errors import invalid
 from flwr_hetero.records import own_records
 from flwr_hetero.server.aggregate import aggregate, keep_dtypes, settle_evaluations, weight_of
-from flwr_hetero.server.checks import Expected, accept, check_limit, check_progress, count
+from flwr_hetero.server.checks import Expected, accept, check_progress, count
 from flwr_hetero.server.client_support import ClientSupport, check_client_support, holds
 from flwr_hetero.server.composition import check_composition, name_of
 from flwr_hetero.server.context import Exchange, Fleet
+from flwr_hetero.server.limits import check_limit
 from flwr_hetero.server.rounds import Loop, Run, by_node, run_rounds
 from flwr_hetero.state_dict import StateDict
 
@@ -38,10 +39,11 @@ class Wrapper(Strategy):
 
     Notes
     -----
-    No update is longer than :attr:`update_limit` (2) medians of the nodes' last norms, times the
-    root of its assigned steps. What is cut counts as cut the next time; what is 100 times too long
-    is dropped. Until three nodes are known, an update may be as long as the model, or 1. Integers,
-    trees, fleets of two and strategies with differential privacy are left alone.
+    An update longer than :attr:`update_limit` (4) medians of the nodes' last norms counts less: at
+    ten times that limit, as a tenth of it. At 100 times it is dropped. The limit of a node with
+    more assigned steps is longer, by their root. Until three nodes are known, the model's norm, or
+    1, stands for the median. Integers, trees, fleets of two and strategies with differential
+    privacy are left alone.
 
     Examples
     --------
@@ -184,7 +186,7 @@ class Wrapper(Strategy):
 
     @property
     def update_limit(self) -> float | None:
-        """Largest norm of an update, in medians of the nodes' last ones; None: no limit."""
+        """Norm above which an update counts less, in medians of the nodes; None: no limit."""
         return self.fleet.update_limit
 
     @update_limit.setter

@@ -135,6 +135,9 @@ def _quick(monkeypatch):
 def make(names, leaf):
     for name in reversed(names):
         leaf = WRAPPERS[name](leaf)
+    if names:
+        # the goals of six nodes with one parameter are as far apart as those of liars
+        leaf.update_limit = None
     return leaf
 
 
@@ -143,6 +146,7 @@ def go(names, folder, grid, stop_after=None, **recorded):
     models = []
     inner = make([name for name in names if name != "Recorded"], flower.FedAvg())
     whole = ours.Recorded(inner, run_dir=folder, **recorded)
+    whole.update_limit = None
 
     def watch(server_round, arrays):
         models.append(arrays["w"].numpy())
