@@ -37,6 +37,8 @@ class Rule(Selection):
     unit = "server update"
     # whether nodes evaluate every round's model; else in a tenth of the time at most
     evaluates_each_round = False
+    # largest share of a node in all updates, in even shares, and one in a server update; None: any
+    node_limit: float | None = algorithm.NODE_LIMIT
 
     def __init__(
         self, strategy: Strategy | None = None, *, concurrency: int | None = None, seed: int = 0
@@ -51,7 +53,7 @@ class Rule(Selection):
         self.concurrency, self.version = concurrency, 0
         self.turns = algorithm.Turns()
         # idle nodes that were not asked
-        self.resting = 0
+        self.resting, self._cost = 0, 0.0
         # of this server update, by message
         self.updates: dict[str, Update] = {}
         # of the last run, which may go on
@@ -65,17 +67,20 @@ class Rule(Selection):
     def next_nodes(self, idle: list[int], in_flight: int, waiting: list[Update]) -> list[int]:
         """Return the idle nodes that start now: drawn uniformly, for as many as there is room.
 
-        A node rests while an update of it waits, and while it is ahead of its turn.
+        A node rests while an update of it waits, and while it is ahead of its share.
         """
-        there, most = len(idle), min(self.concurrency or inf, in_flight + len(idle))
-        room = len(idle) if self.concurrency is None else max(0, self.concurrency - in_flight)
+        there = len(idle)
+        room = there if self.concurrency is None else max(0, self.concurrency - in_flight)
+        # turns that an instruction costs
+        cost = min(self.concurrency or inf, in_flight + there) / (self.node_limit or inf)
+        self._cost = cost
         # if nobody else is there, all go on
-        if in_flight:
+        if in_flight and self.node_limit:
             held = {update.pending.node_id for update in waiting}
             free = [node for node in idle if node not in held]
-            idle = [node for node in free if self.turns.may_go(self.identity(node), most)]
+            idle = [node for node in free if self.turns.may_go(self.identity(node), cost)]
         chosen = algorithm.draw_nodes(idle, room, self.rng)
-        self.turns.take([self.identity(node) for node in chosen], most)
+        self.turns.take([self.identity(node) for node in chosen], cost)
         self.resting = there - len(chosen)
         return chosen
 
@@ -100,6 +105,7 @@ class Rule(Selection):
 
     def failed(self, node_id: int) -> None:
         """Learn that a node that was to train has no reply that counts."""
+        self.turns.give_back(self.identity(node_id), self._cost)
 
     @property
     def wake_s(self) -> float:
@@ -239,6 +245,8 @@ class FedBuff(Rule):
         there = in_flight + self.resting
         # others evaluate
         size = self.buffer_size or self.default_size(min(self.concurrency or there, there))
+        if self.node_limit is None:
+            return algorithm.full_buffer(waiting, size)
         # one of each node, of no more than there are
         first = {update.pending.node_id: update for update in reversed(waiting)}
         ready = [update for update in waiting if first[update.pending.node_id] is update]
@@ -254,6 +262,7 @@ class FedBuff(Rule):
         discounts = algorithm.staleness_weights(started, self.version, self.exponent)
         if self.rates.powers == POWERS["equal"]:
             return Shares(discounts)
+        self.rates.largest_share = 1 / self._cost if self._cost else None
         nodes = [self.identity(update.pending.node_id) for update in updates]
         replies = zip(nodes, weights, updates, discounts.tolist(), strict=True)
         for node, weight, update, discount in replies:
