@@ -157,7 +157,7 @@ def possible_rates(rates: ArrayLike, largest_share: float) -> Floats:
         if num_cut * largest_share < 1:
             most = largest_share * kept.sum() / (1 - num_cut * largest_share)
             if kept[-1] <= most:
-                return np.minimum(own, most)
+                return np.asarray(np.minimum(own, most))
     return own
 
 

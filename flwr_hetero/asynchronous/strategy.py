@@ -210,6 +210,9 @@ class FedBuff(Rule):
 
     Notes
     -----
+    A server update has one update of a node at most. No node sends more than :attr:`node_limit`
+    (1.5) even shares of all updates: it rests meanwhile. None is the paper's rule, without a limit.
+
     A node whose reply is bad or does not come is backed off, longer each time; a run ends when all
     have failed six times in a row. Nodes evaluate when they are idle next, in a tenth of the time
     at most, and at the end. After a resume what was in flight is asked with the newest model.

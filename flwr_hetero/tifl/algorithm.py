@@ -313,11 +313,9 @@ def weigh_tiers(accuracy: Floats, latency: Floats) -> Floats:
 
 
 def limit_probs(probs: Floats, sizes: ArrayLike) -> Floats:
-    r"""Let no tier train more often than ``MOST_SHARES`` times its share of the nodes.
+    """Let no tier train more often than ``MOST_SHARES`` times its share of the nodes.
 
-    .. math:: p_j \leq 2 n_j / n
-
-    What is cut goes to the others in proportion. probs, sizes: (num_tiers,) -> (num_tiers,).
+    The others share what is cut. probs, sizes: (num_tiers,) -> (num_tiers,).
 
     >>> limit_probs(np.array([0.8, 0.1, 0.1]), sizes=[1, 2, 2])
     array([0.4, 0.3, 0.3])

@@ -15,14 +15,15 @@ SPEEDS = [100.0, *np.linspace(1.0, 2.0, NODES - 1)]
 EVEN = 1 / NODES
 
 
-def run(inner=None, updates=60, limited=True, goals=GOALS, speeds=SPEEDS, faults=(), **settings):
+def run(inner=None, updates=60, limited=True, goals=GOALS, faults=(), lr=0.1, **settings):
     """Return the models and the nodes of each server update; node 0 is the quick one."""
     strategy = FedBuff(inner or fedavg(), **settings)
     # the limit of updates is another defence
     strategy.update_limit = None
     strategy.node_limit = strategy.node_limit if limited else None
     history = History(strategy)
-    found, _ = models(history, Watched(goals, speeds, faults=list(faults)), updates)
+    grid = Watched(goals, SPEEDS, lr=lr, faults=list(faults))
+    found, _ = models(history, grid, updates)
     return found, [record["fedbuff"]["nodes"] for record in history.records[1:]]
 
 
@@ -42,7 +43,8 @@ def test_a_median_inside_holds_against_a_quick_node():
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_a_quick_nodes_share_has_a_limit(size):
-    how = {"weighting": "equal", "staleness": "none", "buffer_size": size, "updates": 240 // size}
+    how = {"weighting": "equal", "staleness": "none", "buffer_size": size, "lr": 0.01}
+    how["updates"] = 400 // size
     found, nodes = run(**how)
     assert share(nodes) == pytest.approx(FedBuff.node_limit * EVEN, rel=0.1)
     assert found[len(found) // 4 :].mean() < 30
