@@ -312,29 +312,26 @@ def weigh_tiers(accuracy: Floats, latency: Floats) -> Floats:
     return np.asarray(weights / weights.sum())
 
 
-def limit_probs(probs: Floats, sizes: ArrayLike) -> Floats:
+def limit_probs(probs: Floats, sizes: Floats) -> Floats:
     """Let no tier train more often than ``MOST_SHARES`` times its share of the nodes.
 
     The others share what is cut. probs, sizes: (num_tiers,) -> (num_tiers,).
 
-    >>> limit_probs(np.array([0.8, 0.1, 0.1]), sizes=[1, 2, 2])
+    >>> limit_probs(np.array([0.8, 0.1, 0.1]), sizes=np.array([1, 2, 2]))
     array([0.4, 0.3, 0.3])
     """
-    most, free = MOST_SHARES * np.asarray(sizes) / np.sum(sizes), np.ones(len(probs), bool)
+    most, free = MOST_SHARES * sizes / sizes.sum(), np.ones(len(probs), bool)
     while (over := free & (probs > most)).any():
         free &= ~over
-        left = 1.0 - most[~free].sum()
-        probs = np.where(free, probs * left / probs[free].sum(), most)
+        probs = np.where(free, probs * (1.0 - most[~free].sum()) / probs[free].sum(), most)
     return probs
 
 
-def steer(
-    state: TierState, accuracy: Floats | None, latency: Floats, sizes: ArrayLike
-) -> TierState:
+def steer(state: TierState, accuracy: Floats | None, latency: Floats, sizes: Floats) -> TierState:
     """Average the accuracies with those so far, and set the probabilities by them: "adaptive".
 
     >>> state = TierState(np.ones(2) / 2, np.full(2, np.nan), np.ones(2), np.ones(2))
-    >>> steer(state, np.array([0.8, 0.6]), latency=np.ones(2), sizes=[4, 4]).probs
+    >>> steer(state, np.array([0.8, 0.6]), latency=np.ones(2), sizes=np.ones(2)).probs
     array([0.2, 0.8])
     """
     if accuracy is None:

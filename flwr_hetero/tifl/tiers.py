@@ -164,9 +164,9 @@ class Tiers:
             self.members[number].append(identity)
 
     @property
-    def sizes(self) -> list[int]:
+    def sizes(self) -> Floats:
         """Number of nodes of each tier; at least 1, for some may be in flight."""
-        return [max(1, len(names)) for names in self.members]
+        return np.array([max(1.0, len(names)) for names in self.members])
 
     def add(self, identity: str, latency_s: float) -> int:
         """Place a late joiner by the boundaries between the tiers."""
