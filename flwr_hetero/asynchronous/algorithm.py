@@ -14,7 +14,7 @@ Algorithm 1, for a model w of version t::
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import inf
 from typing import NamedTuple, TypeVar
 
@@ -30,6 +30,8 @@ MEMORY, PRIOR = 10, 5
 """Replies over which a node's means are taken; idle times that the mean of all nodes stands for."""
 OUTLIER, SHORTEST_S = 10.0, 1e-3
 """What an interval between two replies counts at most, in mean ones, and at least, in seconds."""
+NODE_LIMIT = 1.5
+"""Largest share of a node in all updates, in even shares of the nodes in flight."""
 OUTLYING = 2.0
 """Largest weight of an update, in weights that a tenth of the nodes reach."""
 
@@ -105,6 +107,58 @@ def default_buffer(in_flight: int) -> int:
     [1, 3, 3, 10]
     """
     return min(max(3, -(-in_flight // 2)), max(1, in_flight))
+
+
+# --- votes by node, whatever its pace: not in the paper ------------------------------------------
+
+
+@dataclass
+class Turns:
+    """Whose turn it is: a node is asked at most ``limit`` times as often as nodes are on average.
+
+    Of n nodes in flight a node pays n / ``limit`` turns when it is asked; each instruction to any
+    node is a turn. It may be in debt by one instruction.
+
+    >>> turns = Turns()
+    >>> for nodes in (["a", "b", "c", "d"], ["a"], ["a"]):
+    ...     turns.take(nodes, cost=3.0)
+    >>> turns.may_go("a", cost=3.0), turns.may_go("b", cost=3.0)
+    (False, True)
+    """
+
+    given: int = 0
+    paid_until: dict[str, float] = field(default_factory=dict)
+
+    def may_go(self, node: str, cost: float) -> bool:
+        """Return whether a node may be asked."""
+        return self.paid_until.get(node, 0.0) <= self.given + cost
+
+    def take(self, nodes: Sequence[str], cost: float) -> None:
+        """Let these nodes pay."""
+        for node in nodes:
+            self.paid_until[node] = max(self.paid_until.get(node, 0.0), self.given) + cost
+        self.given += len(nodes)
+
+    def give_back(self, node: str, cost: float) -> None:
+        """Let a node have its turn back, of which nothing came."""
+        self.paid_until[node] = self.paid_until.get(node, 0.0) - cost
+
+
+def possible_rates(rates: ArrayLike, largest_share: float) -> Floats:
+    """Cut rates, (num_nodes,), to the largest share of their sum that a node may have.
+
+    >>> possible_rates([1.0, 1.0, 1.0, 1000.0], largest_share=0.4)
+    array([1., 1., 1., 2.])
+    """
+    own = np.asarray(rates, np.float64)
+    rising = np.sort(own)
+    for num_cut in range(len(own)):
+        kept = rising[: len(own) - num_cut]
+        if num_cut * largest_share < 1:
+            most = largest_share * kept.sum() / (1 - num_cut * largest_share)
+            if kept[-1] <= most:
+                return np.asarray(np.minimum(own, most))
+    return own
 
 
 # --- weights by examples, whatever the speed: not in the paper ---------------------------------
@@ -196,6 +250,8 @@ class RateCorrection:
         self.powers, self.undoes_rate = powers, powers[1] > 0
         self.means: dict[str, ReplyMeans] = {}
         self.last_reply_s: dict[str, float] = {}
+        # of a node in all replies; None: any
+        self.largest_share: float | None = None
 
     def learn(
         self, node: str, weight: float, sent_s: float, arrived_s: float, discount: float
@@ -229,7 +285,13 @@ class RateCorrection:
         """Return the mean time between each node's replies."""
         starts = sum(means.starts for means in self.means.values())
         idle_s = sum(m.starts * m.idle_s for m in self.means.values()) / max(1, starts)
-        return {node: means.interval_s(idle_s) for node, means in self.means.items()}
+        every = {node: means.interval_s(idle_s) for node, means in self.means.items()}
+        if self.largest_share is None:
+            return every
+        # a node that has just begun may seem quicker than it may be
+        share = max(self.largest_share, NODE_LIMIT / len(every))
+        rates = possible_rates([1 / s for s in every.values()], share)
+        return dict(zip(every, (1 / rates).tolist(), strict=True))
 
     def to_str(self) -> str:
         """Write what it knows as JSON."""

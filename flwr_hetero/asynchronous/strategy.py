@@ -1,6 +1,5 @@
 """Strategies without rounds: the rule that each of them is, and FedBuff."""
 
-from collections import Counter
 from math import inf
 from typing import Any, ClassVar
 
@@ -38,6 +37,8 @@ class Rule(Selection):
     unit = "server update"
     # whether nodes evaluate every round's model; else in a tenth of the time at most
     evaluates_each_round = False
+    # largest share of a node in all updates, in even shares, and one in a server update; None: any
+    node_limit: float | None = algorithm.NODE_LIMIT
 
     def __init__(
         self, strategy: Strategy | None = None, *, concurrency: int | None = None, seed: int = 0
@@ -50,6 +51,9 @@ class Rule(Selection):
             rule = "average models: updates of trees cannot be added to a newer model"
             raise invalid("strategy", type(self.leaf).__name__, rule)
         self.concurrency, self.version = concurrency, 0
+        self.turns = algorithm.Turns()
+        # idle nodes that were not asked
+        self.resting, self._cost = 0, 0.0
         # of this server update, by message
         self.updates: dict[str, Update] = {}
         # of the last run, which may go on
@@ -61,9 +65,24 @@ class Rule(Selection):
     # --- the rule: override these ----------------------------------------------
 
     def next_nodes(self, idle: list[int], in_flight: int, waiting: list[Update]) -> list[int]:
-        """Return the idle nodes that start now: drawn uniformly, for as many as there is room."""
-        room = len(idle) if self.concurrency is None else max(0, self.concurrency - in_flight)
-        return algorithm.draw_nodes(idle, room, self.rng)
+        """Return the idle nodes that start now: drawn uniformly, for as many as there is room.
+
+        A node rests while an update of it waits, and while it is ahead of its share.
+        """
+        there = len(idle)
+        room = there if self.concurrency is None else max(0, self.concurrency - in_flight)
+        # turns that an instruction costs
+        cost = min(self.concurrency or inf, in_flight + there) / (self.node_limit or inf)
+        self._cost = cost
+        # if nobody else is there, all go on
+        if in_flight and self.node_limit:
+            held = {update.pending.node_id for update in waiting}
+            free = [node for node in idle if node not in held]
+            idle = [node for node in free if self.turns.may_go(self.identity(node), cost)]
+        chosen = algorithm.draw_nodes(idle, room, self.rng)
+        self.turns.take([self.identity(node) for node in chosen], cost)
+        self.resting = there - len(chosen)
+        return chosen
 
     def due(self, waiting: list[Update], in_flight: int) -> list[Update]:
         """Return the updates that are added to the model now; empty: none yet."""
@@ -86,6 +105,7 @@ class Rule(Selection):
 
     def failed(self, node_id: int) -> None:
         """Learn that a node that was to train has no reply that counts."""
+        self.turns.give_back(self.identity(node_id), self._cost)
 
     @property
     def wake_s(self) -> float:
@@ -190,6 +210,9 @@ class FedBuff(Rule):
 
     Notes
     -----
+    A server update has one update of a node at most. No node sends more than :attr:`node_limit`
+    (1.5) even shares of all updates: it rests meanwhile. None is the paper's rule, without a limit.
+
     A node whose reply is bad or does not come is backed off, longer each time; a run ends when all
     have failed six times in a row. Nodes evaluate when they are idle next, in a tenth of the time
     at most, and at the end. After a resume what was in flight is asked with the newest model.
@@ -218,21 +241,19 @@ class FedBuff(Rule):
         if self.rates.undoes_rate:
             name = "weighting" if rate_correction is None else "rate_correction"
             check_unscaled(self, name, weighting if rate_correction is None else rate_correction)
-        self.buffer_size, self.weighting, self.size = buffer_size, weighting, 1
-
-    def next_nodes(self, idle: list[int], in_flight: int, waiting: list[Update]) -> list[int]:
-        """Draw nodes; where rates are undone, none that has sent half of a buffer."""
-        if self.rates.undoes_rate and in_flight:
-            often = Counter(update.pending.node_id for update in waiting)
-            idle = [node for node in idle if often[node] < max(2, (self.size + 1) // 2)]
-        return super().next_nodes(idle, in_flight, waiting)
+        self.buffer_size, self.weighting = buffer_size, weighting
 
     def due(self, waiting: list[Update], in_flight: int) -> list[Update]:
         """Return the first K updates when there are as many."""
+        there = in_flight + self.resting
         # others evaluate
-        training = min(self.concurrency or in_flight, in_flight)
-        self.size = self.buffer_size or self.default_size(training)
-        return algorithm.full_buffer(waiting, self.size)
+        size = self.buffer_size or self.default_size(min(self.concurrency or there, there))
+        if self.node_limit is None:
+            return algorithm.full_buffer(waiting, size)
+        # one of each node, of no more than there are
+        first = {update.pending.node_id: update for update in reversed(waiting)}
+        ready = [update for update in waiting if first[update.pending.node_id] is update]
+        return algorithm.full_buffer(ready, max(1, min(size, there)))
 
     def default_size(self, in_flight: int) -> int:
         """Return K where it is not given."""
@@ -244,6 +265,7 @@ class FedBuff(Rule):
         discounts = algorithm.staleness_weights(started, self.version, self.exponent)
         if self.rates.powers == POWERS["equal"]:
             return Shares(discounts)
+        self.rates.largest_share = 1 / self._cost if self._cost else None
         nodes = [self.identity(update.pending.node_id) for update in updates]
         replies = zip(nodes, weights, updates, discounts.tolist(), strict=True)
         for node, weight, update, discount in replies:

@@ -160,6 +160,8 @@ class SliceRule(FedBuff):
 
     called = "FedSlice"
     unit, evaluates_each_round = "round", True
+    # its buffers are small, and nodes of equal pace reply unevenly
+    node_limit = 2.0
 
     def __init__(
         self, strategy: SliceSteps, concurrency: int | None, rate_correction: float, seed: int

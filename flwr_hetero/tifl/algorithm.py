@@ -269,6 +269,8 @@ PACE, ERROR_POWER = 0.75, 2.0
 """Powers of the latency (1: tiers share the time equally, 0: the rounds) and of a tier's error."""
 LEAST_ERROR = 0.1
 """A tier's error counts as at least so much of the largest, so that none is left out for good."""
+MOST_SHARES = 2.0
+"""Largest probability of a tier, in the share that it has of the nodes: "adaptive"."""
 MOST_DUE = 2.0
 """Rounds that a tier may be due, or ahead: one whose nodes were away does not make up for them."""
 
@@ -310,11 +312,26 @@ def weigh_tiers(accuracy: Floats, latency: Floats) -> Floats:
     return np.asarray(weights / weights.sum())
 
 
-def steer(state: TierState, accuracy: Floats | None, latency: Floats) -> TierState:
+def limit_probs(probs: Floats, sizes: Floats) -> Floats:
+    """Let no tier train more often than ``MOST_SHARES`` times its share of the nodes.
+
+    The others share what is cut. probs, sizes: (num_tiers,) -> (num_tiers,).
+
+    >>> limit_probs(np.array([0.8, 0.1, 0.1]), sizes=np.array([1, 2, 2]))
+    array([0.4, 0.3, 0.3])
+    """
+    most, free = MOST_SHARES * sizes / sizes.sum(), np.ones(len(probs), bool)
+    while (over := free & (probs > most)).any():
+        free &= ~over
+        probs = np.where(free, probs * (1.0 - most[~free].sum()) / probs[free].sum(), most)
+    return probs
+
+
+def steer(state: TierState, accuracy: Floats | None, latency: Floats, sizes: Floats) -> TierState:
     """Average the accuracies with those so far, and set the probabilities by them: "adaptive".
 
     >>> state = TierState(np.ones(2) / 2, np.full(2, np.nan), np.ones(2), np.ones(2))
-    >>> steer(state, np.array([0.8, 0.6]), latency=np.ones(2)).probs
+    >>> steer(state, np.array([0.8, 0.6]), latency=np.ones(2), sizes=np.ones(2)).probs
     array([0.2, 0.8])
     """
     if accuracy is None:
@@ -322,7 +339,8 @@ def steer(state: TierState, accuracy: Floats | None, latency: Floats) -> TierSta
     before = np.where(np.isnan(state.accuracy), accuracy, state.accuracy)
     # the last tier to train has a higher accuracy than it will keep
     accuracy = np.where(np.isnan(accuracy), before, (before + accuracy) / 2)
-    return state._replace(accuracy=accuracy, probs=weigh_tiers(accuracy, latency))
+    probs = limit_probs(weigh_tiers(accuracy, latency), sizes)
+    return state._replace(accuracy=accuracy, probs=probs)
 
 
 def _times_faster(latency: Floats) -> Floats:

@@ -154,7 +154,7 @@ class TiFL(Selection):
             level = WARNING if why else DEBUG if self.timing.late else INFO
             log(level, "TiFL: tiers of %s nodes, fastest first%s", sizes, why)
         if self.named == ADAPTIVE:
-            state = algorithm.steer(state, None, tiers.seconds)
+            state = algorithm.steer(state, None, tiers.seconds, tiers.sizes)
         self.tiers, self.state = tiers, state
 
     def select(self, context: Exchange, grid: Grid, online: Set[int]) -> list[int]:
@@ -181,7 +181,8 @@ class TiFL(Selection):
         if self.named == ADAPTIVE:
             # in turn, by what each tier is due: as often as its probability says, within a round
             if evaluated is not None:
-                state, evaluated = algorithm.steer(state, evaluated, self.tiers.seconds), None
+                seconds, sizes = self.tiers.seconds, self.tiers.sizes
+                state, evaluated = algorithm.steer(state, evaluated, seconds, sizes), None
             self.due = np.minimum(self.due + state.probs, algorithm.MOST_DUE)
             weights = np.maximum(self.due, 0.0)
         how = (self.tiers.members, self._available(self._online), self.num_selected, self.rng)

@@ -163,6 +163,11 @@ class Tiers:
         for identity, number in tier.items():
             self.members[number].append(identity)
 
+    @property
+    def sizes(self) -> Floats:
+        """Number of nodes of each tier; at least 1, for some may be in flight."""
+        return np.array([max(1.0, len(names)) for names in self.members])
+
     def add(self, identity: str, latency_s: float) -> int:
         """Place a late joiner by the boundaries between the tiers."""
         tier = int(place(np.array([latency_s]), self.boundaries)[0])

@@ -93,7 +93,9 @@ def fedbuff(count: int, seed: int, share: float, staleness: float) -> ours.Wrapp
     """FedBuff as published: whole epochs, all updates alike; a buffer of a share of the nodes."""
     how: dict[str, Any] = {"weighting": "equal", "staleness": staleness, "seed": seed}
     size = max(1, round(share * count))
-    return ours.FedBuff(fedavg(), concurrency=count, buffer_size=size, **how)
+    strategy = ours.FedBuff(fedavg(), concurrency=count, buffer_size=size, **how)
+    strategy.node_limit = None
+    return strategy
 
 
 def fedat(count: int, seed: int, tiers: int, mu: float) -> ours.Wrapper:

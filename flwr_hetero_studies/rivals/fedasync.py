@@ -22,6 +22,9 @@ class FedAsync(Rule):
     are mixed, running statistics as well. Give ``FedProx`` inside for the proximal term.
     """
 
+    # as published
+    node_limit = None
+
     def __init__(
         self,
         strategy: Strategy | None = None,

@@ -78,6 +78,8 @@ class FedCompass(NodeMemory, Rule):
     facts = "step_s", "weight"
     decides = Rule.decides | {"steps"}
     client_support = (STEPS,)
+    # as published
+    node_limit = None
 
     def __init__(
         self,

@@ -17,7 +17,10 @@ LR = 0.03
 
 
 def paper(**settings):
-    return History(FedBuff(fedavg(), weighting="equal", **settings))
+    """Return the paper's rule, in which a quick node may fill a buffer."""
+    strategy = FedBuff(fedavg(), weighting="equal", **settings)
+    strategy.node_limit = None
+    return History(strategy)
 
 
 @pytest.mark.parametrize(("concurrency", "size"), [(5, 2), (5, 4), (5, 9), (3, 3), (1, 2)])
@@ -88,7 +91,9 @@ def test_a_node_asked_again_before_the_next_server_update_is_told():
         return call_next(message, context)
 
     grid = LocalGrid(toy_app(mods=[note]), profiles=[DeviceProfile(9.0), DeviceProfile(1.0)])
-    FedBuff(buffer_size=5, weighting="equal").start(grid, toy_arrays(), num_rounds=2)
+    strategy = FedBuff(buffer_size=5, weighting="equal")
+    strategy.node_limit = None
+    strategy.start(grid, toy_arrays(), num_rounds=2)
     assert asked[0, 1] == [None, 1, 2, 3, 4]
     assert asked[1, 1] == [None]
     assert asked[0, 2][:2] == [None, 1]

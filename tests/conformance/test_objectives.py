@@ -72,6 +72,9 @@ def shares(code, share, strategy, records):
     p, tiers = EXAMPLES / EXAMPLES.sum(), [record.get("tifl", {}).get("tier") for record in records]
     names = {"p": p, "q": of_tier(p), "P": np.array(SETTINGS["chances"])[TIER]}
     names |= {"rate": SPEED, "speed": SPEED}
+    if getattr(strategy, "node_limit", None):
+        sent = [node for record in records[NODES:] for node in record["fedbuff"]["nodes"]]
+        names["rate"] = np.array([sent.count(f"node-{i}") for i in range(NODES)])
     names |= {"of_tier": of_tier, "over_draws": over_draws, "quick": np.arange(NODES) < 4}
     if None not in tiers:
         names["rounds"] = np.bincount(tiers, minlength=TIER[-1] + 1)[TIER]
@@ -131,7 +134,8 @@ def test_point_where_a_strategy_stays(code, share, most):
         is_in_rounds = isinstance(strategy, ours.FedSlice)
         lr = 2e-4 if is_in_rounds else 6e-4 if "concurrency" in code else 8e-4
         count = ROUNDS if is_in_rounds else MERGES
-        goal = shares(code, share, strategy, run(strategy, count // 12 + 2, 0.0)[1])
+        first = count if "rate" in share else count // 12 + 2
+        goal = shares(code, share, strategy, run(strategy, first, 0.0)[1])
         found = run(build(code), count, lr, goal)[0][count // 4 :].mean(axis=0)
     else:
         rounds = 200 if "selection" in strategy.top.wrappers()[0].decides else 12

@@ -258,9 +258,9 @@ def test_a_lower_accuracy_is_never_rarer(accuracy):
 def test_steer_averages_and_keeps_what_is_known():
     state = state_of([1 / 3] * 3)
     for accuracy in ([0.8, NAN, 0.4], [0.6, 0.5, NAN]):
-        state = steer(state, np.array(accuracy), np.ones(3))
+        state = steer(state, np.array(accuracy), np.ones(3), np.ones(3))
     np.testing.assert_allclose(state.accuracy, [0.7, 0.5, 0.4])
     np.testing.assert_allclose(state.probs, np.array([9, 25, 36]) / 70)
-    same = steer(state, None, np.array([1.0, 1.0, 16.0]))  # tiers were formed again
+    same = steer(state, None, np.array([1.0, 1.0, 16.0]), np.ones(3))  # tiers were formed again
     np.testing.assert_allclose(same.accuracy, state.accuracy)
     np.testing.assert_allclose(same.probs, np.array([9, 25, 36 / 8]) / 38.5)
