@@ -79,10 +79,14 @@ class Rule(Selection):
             held = {update.pending.node_id for update in waiting}
             free = [node for node in idle if node not in held]
             idle = [node for node in free if self.turns.may_go(self.identity(node), cost)]
-        chosen = algorithm.draw_nodes(idle, room, self.rng)
+        chosen = self.draw(idle, room)
         self.turns.take([self.identity(node) for node in chosen], cost)
         self.resting = there - len(chosen)
         return chosen
+
+    def draw(self, idle: list[int], room: int) -> list[int]:
+        """Draw as many of the nodes that may start as there is room for."""
+        return algorithm.draw_nodes(idle, room, self.rng)
 
     def due(self, waiting: list[Update], in_flight: int) -> list[Update]:
         """Return the updates that are added to the model now; empty: none yet."""

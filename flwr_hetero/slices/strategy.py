@@ -173,17 +173,16 @@ class SliceRule(FedBuff):
         self.examples, self.count = 0.0, 0
         self.round_facts: dict[str, Any] = {}
 
-    def next_nodes(self, idle: list[int], in_flight: int, waiting: list[Update]) -> list[int]:
+    def draw(self, idle: list[int], room: int) -> list[int]:
         """Draw nodes; where there are more than places, long slices seldom get one."""
-        places = len(idle) if self.concurrency is None else self.concurrency - in_flight
-        if 0 < places < len(idle):
+        if 0 < room < len(idle):
             each, every = [self.identity(node) for node in idle], list(self.steps.speeds.step_s)
             chances = draw_chances(self.steps.slices_s(each), self.steps.slices_s(every))
             # l. 0: whose turn does not count is left out, if enough others are idle
             turns = (chances / self.rng.random(len(idle))).tolist()
-            least = min(1.0, sorted(turns)[-places])
+            least = min(1.0, sorted(turns)[-room])
             idle = [node for node, turn in zip(idle, turns, strict=True) if turn >= least]
-        return super().next_nodes(idle, in_flight, waiting)
+        return super().draw(idle, room)
 
     def default_size(self, in_flight: int) -> int:
         """Return the number of updates of a server update."""
