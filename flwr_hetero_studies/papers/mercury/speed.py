@@ -19,15 +19,7 @@ from flwr_hetero_studies.core.criteria import (
 from flwr_hetero_studies.core.experiment import Finding
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.mercury.clock import MBPS, costs, overlapped_s
-from flwr_hetero_studies.papers.mercury.training import (
-    ADACOMM,
-    FLAT,
-    MERCURY,
-    RANDOM,
-    Runs,
-    Sampling,
-    TrainedRun,
-    cell,
+from flwr_hetero_studies.papers.mercury.reading import (
     end_of,
     gains,
     jackknife,
@@ -37,6 +29,16 @@ from flwr_hetero_studies.papers.mercury.training import (
     spent,
     typical,
     written,
+)
+from flwr_hetero_studies.papers.mercury.training import (
+    ADACOMM,
+    FLAT,
+    MERCURY,
+    RANDOM,
+    Runs,
+    Sampling,
+    TrainedRun,
+    cell,
 )
 
 PUBLISHED = {"images": 3.74, "numbers": 2.74, "texts": 1.85}

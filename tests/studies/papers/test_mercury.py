@@ -8,8 +8,9 @@ import pytest
 
 from flwr_hetero_studies.core.criteria import times
 from flwr_hetero_studies.core.plan import Options
-from flwr_hetero_studies.papers.mercury import importance, speed, training
+from flwr_hetero_studies.papers.mercury import importance, reading, speed, training
 from flwr_hetero_studies.papers.mercury.clock import StepCosts, costs, overlapped_s
+from flwr_hetero_studies.papers.mercury.reading import gain, mean_of, spent
 from flwr_hetero_studies.papers.mercury.training import (
     ADACOMM,
     FLAT,
@@ -20,9 +21,6 @@ from flwr_hetero_studies.papers.mercury.training import (
     TrainedRun,
     Training,
     Workload,
-    gain,
-    mean_of,
-    spent,
 )
 
 COST = StepCosts(compute_s=1.0, exchange_s=4.0, score_all_s=16.0)
@@ -66,7 +64,7 @@ def test_gain_is_the_ratio_of_what_is_spent_0_if_the_plateau_is_not_reached():
     assert spent(base, 0.5) == pytest.approx(6.0)
     assert gain(base, twice) == pytest.approx(2.0)
     assert gain(base, twice, "steps") == pytest.approx(1.0)
-    assert (spent(worse, 0.8), gain(base, worse), training.written(0.0)) == (inf, 0.0, "never")
+    assert (spent(worse, 0.8), gain(base, worse), reading.written(0.0)) == (inf, 0.0, "never")
 
 
 def test_means_are_taken_over_seeds():
@@ -79,11 +77,11 @@ def test_gains_have_an_interval_over_seeds():
     rng, wave = np.random.default_rng(0), np.minimum(0.02 * np.arange(60), 0.8)
     base = [run_of((wave + 0.01 * rng.normal(size=60)).tolist()) for _ in range(10)]
     twice = [run._replace(seconds=[s / 2 for s in run.seconds]) for run in base]
-    assert training.gains(base, twice) == pytest.approx(np.full(10, 2.0))
+    assert reading.gains(base, twice) == pytest.approx(np.full(10, 2.0))
     other = [run_of((wave + 0.01 * rng.normal(size=60)).tolist()) for _ in range(10)]
-    assert times("", 2, training.gains(base, other)).verdict == "not reproduced"
+    assert times("", 2, reading.gains(base, other)).verdict == "not reproduced"
     never = [run_of([0.1] * 60)] * 10
-    assert (training.gains(base, never) == 0).all()
+    assert (reading.gains(base, never) == 0).all()
 
 
 @pytest.mark.parametrize("method", [RANDOM, MERCURY, FLAT, ADACOMM], ids=["r", "m", "f", "a"])
