@@ -69,6 +69,8 @@ def report(lines: Sequence[Line], folder: Path) -> dict[str, Any]:
 def shown(experiment: Experiment, line: Line | None, verdict: str) -> str:
     fast = bool(line) and line["case"]["form"] == FORM[1]
     text = table(CLAIMS, claims_of(line)) + "\n" if line else ""
+    if verdict == OLD:
+        return text + "Made by a former criterion and form, from one to four seeds.\n"
     notes = experiment.notes(verdict, fast=fast)
     named = {name.replace("--fast", "`--fast`").capitalize(): note for name, note in notes.items()}
     return text + "\n".join(f"{name}: {note}\n" for name, note in named.items())

@@ -8,7 +8,7 @@ import torch
 
 from flwr_hetero.cd_grab.algorithm import balance_group, herding_bound
 from flwr_hetero_studies.core.plan import Options
-from flwr_hetero_studies.papers.cd_grab import cases, figures, tasks, train, vectors
+from flwr_hetero_studies.papers.cd_grab import cases, figures, tasks, theory, train, vectors
 from flwr_hetero_studies.papers.cd_grab.orders import (
     BAL,
     CD_GRAB,
@@ -154,6 +154,23 @@ def test_all_orders_have_the_rate_at_which_reshuffling_tests_best(monkeypatch, t
     assert figures.tuned(QUIET, table, settings, (0.3, 0.1, 0.01)).lr == 0.1
     error = replace(table, metric="perplexity")
     assert figures.tuned(QUIET, error, settings, (0.1, 0.3)).lr == 0.3, "the lower the better"
+
+
+def test_walks_of_theorem_1_are_judged(monkeypatch):
+    monkeypatch.setattr(theory, "LENGTHS", (64, 4096))
+    few = Options(fast=True, seeds=range(3))
+    monkeypatch.setattr(few.__class__, "pick", lambda self, fast, full: 2)
+    verdicts = [claim.verdict for claim in theory.theorem_1(few).claims]
+    assert verdicts[0] == verdicts[2] == "reproduced"
+    monkeypatch.setattr(theory, "walk_threshold", lambda num, failure: 1e9)
+    assert theory.theorem_1(few).claims[0].verdict == "not reproduced", "fair coins"
+
+
+def test_what_theorem_2_bounds_is_the_squared_gradient(table):
+    task = theory.Stationary(table.train, table.test, table.make_model)
+    model = task.make_model(0)
+    mean = train.Gradients(table, model).mean(np.arange(64)[:, None])
+    assert task.look(model)["loss"] == pytest.approx(float(mean.square().sum()), rel=1e-4)
 
 
 def test_memory_is_counted_in_models(monkeypatch):
