@@ -9,14 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from flwr_hetero_studies.core.criteria import (
-    PAIRS,
-    Values,
-    at_scale,
-    higher,
-    times,
-    within,
-)
+from flwr_hetero_studies.core.criteria import PAIRS, Values, at_scale, higher, times, within
 from flwr_hetero_studies.core.curves import Columns
 from flwr_hetero_studies.core.experiment import Finding
 from flwr_hetero_studies.core.plan import Options

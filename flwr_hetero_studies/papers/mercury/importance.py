@@ -95,7 +95,9 @@ def figure_4(options: Options) -> Finding:
         ways[package] = algorithm.mixed_probs(algorithm.error_probability(losses), 0.5)
         top = np.argsort(-losses)[: len(samples) // 10]
         # second moment of the gradient with the weights that keep it unbiased
-        noise = [float((norms**2 / probs).mean()) for probs in ways.values()]
+        # a sample without a loss is never drawn, and has no gradient
+        parts = [np.divide(norms**2, p, out=np.zeros_like(p), where=p > 0) for p in ways.values()]
+        noise = [float(part.mean()) for part in parts]
         cells = [
             (probs @ losses / losses.mean(), probs[top].sum(), noise[0] / own)
             for probs, own in zip(ways.values(), noise, strict=True)
