@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from flwr_hetero import __version__
+
 MAX_COUNT = 2**64 - 1
 """Largest whole number of a setting: a seed may be the id of a node, which has 64 bits."""
 MAX_TEXT = 300
@@ -112,7 +114,9 @@ def clean(text: str, most: int = 200) -> str:
 def install_hint(extra: str, *packages: str) -> str:
     """Say how to install what an extra of this package asks for."""
     checkout = f"in a checkout of flwr-hetero: pip install -e '.[{extra}]'"
-    return f"pip install {' '.join(packages)}, or {checkout}" if packages else checkout
+    wheel = f"pip install 'flwr_hetero-{__version__}-py3-none-any.whl[{extra}]'"
+    others = f"pip install {' '.join(packages)}, or {checkout}"
+    return others if packages else f"{checkout}, or with its wheel: {wheel}"
 
 
 # --- errors of nodes whose cause is known ----------------------------------------------------

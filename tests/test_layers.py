@@ -139,7 +139,12 @@ LIGHT = {
     "import flwr_hetero.report": {*HEAVY, "rich"},
     "import flwr_hetero.tifl.algorithm": {*HEAVY, "rich", "flwr"},
     **{
-        f"from flwr_hetero import cli; cli.main([{words}'--help'])": {*HEAVY, "rich", "flwr"}
+        f"from flwr_hetero import cli; cli.main([{words}'--help'])": {
+            *HEAVY,
+            "rich",
+            "flwr",
+            "pyarrow",
+        }
         for words in COMMANDS
     },
 }

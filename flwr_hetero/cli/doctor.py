@@ -21,6 +21,15 @@ EXTRAS = {
     "simulation": ("simulation", "ray"),
 }
 
+# Distributions that are not called as they are imported.
+DISTRIBUTIONS = {"PIL": "pillow", "flwr_datasets": "flwr-datasets", "sklearn": "scikit-learn"}
+
+
+def hint_for(package: str) -> str:
+    """Say how to install a package, by itself or with its extra."""
+    extra = next((name for name, (_, own) in EXTRAS.items() if package in own.split()), "all")
+    return install_hint(extra, DISTRIBUTIONS.get(package, package))
+
 
 def add(commands: Any) -> None:
     """Add the command to the command line."""

@@ -55,6 +55,8 @@ def _watch(options: argparse.Namespace) -> None:
 
     folder = options.directory.expanduser().absolute()
     history, reader, known, pause_s = folder / HISTORY, HistoryReader(folder), (0, 0), 0.0
+    # a folder without a run is refused before a page of it is promised
+    reader.read()
     print(f"{(folder / REPORT).as_uri()}  (ends with the run, or by Ctrl-C)", flush=True)
     try:
         while _is_locked(folder / LOCK):

@@ -1,6 +1,6 @@
 """Curves of runs: metrics and figures of wrappers against time, rounds, bytes, device-seconds."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,14 +36,21 @@ class Axis(NamedTuple):
 
 
 def curve_data(
-    lines: Sequence[Line], metric: str | None, clock: str, target: float | None
+    lines: Sequence[Line],
+    metric: str | None,
+    clock: str,
+    target: float | None,
+    logarithmic: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Return what the page draws of all runs; ``metric`` is shown first, ``target`` is its own."""
+    """Return what the page draws of all runs; ``metric`` is shown first, ``target`` is its own.
+
+    ``logarithmic``: axes that begin as such.
+    """
     histories = [history for line in lines for history in line.histories]
     axes = axes_of(histories, clock)
     names = _names(histories, metric) if axes else []
     return {
-        "axes": [{"key": axis.key, "label": axis.label} for axis in axes],
+        "axes": [{"key": a.key, "label": a.label, "log": a.key in logarithmic} for a in axes],
         "metrics": [
             {
                 "key": name,

@@ -59,6 +59,7 @@ function drawPanel(panel, element) {
   plot(traces, layout, element, true);
 }
 
+const isLog = () => state.log ?? chosenAxis().log;
 const chosenAxis = () => data.curves.axes.find((axis) => axis.key === state.axis) ?? data.curves.axes[0];
 
 function drawCurves(metric, element) {
@@ -67,8 +68,13 @@ function drawCurves(metric, element) {
   const all = data.curves.lines.flatMap((line) => line.curves[metric.key][axis.key].y);
   const percent = metric.percent && Math.max(...all) <= 1 && Math.min(...all) >= 0;
   const traces = [];
-  for (const line of lines) {
+  const shown = (line) => {
     const curve = line.curves[metric.key][axis.key];
+    const first = isLog() ? Math.max(0, curve.x.findIndex((x) => x > 0)) : 0;  // which has no 0
+    return Object.fromEntries(Object.entries(curve).map(([key, list]) => [key, list.slice(first)]));
+  };
+  for (const line of lines) {
+    const curve = shown(line);
     if (curve.low) {
       const edge = { x: curve.x, mode: "lines", line: { width: 0 }, hoverinfo: "skip" };
       traces.push({ ...edge, y: curve.low });
@@ -83,7 +89,7 @@ function drawCurves(metric, element) {
   const layout = { ...theme(element.clientWidth), showlegend: false, uirevision: metric.key + axis.key };
   layout.xaxis.title = { text: axis.label };
   layout.margin.t = 34;  // the buttons' place
-  if (state.log) Object.assign(layout.xaxis, labelled);
+  if (isLog()) Object.assign(layout.xaxis, labelled);
   layout.yaxis.title = { text: escaped(metric.label) };
   if (percent) layout.yaxis.tickformat = ".4~p";
   if (metric.target !== null) {
@@ -149,8 +155,9 @@ function curveCard(name, title, first, withLines) {
   const pickers = [choice("show", metrics, chosen().key, (key) => { state[name] = key; redraw(); })];
   const controls = [make("div", { className: "controls" }, ...pickers)];
   if (withLines) {
-    pickers.push(choice("against", axes, chosenAxis().key, (key) => { state.axis = key; redraw(); }));
-    const log = make("input", { type: "checkbox", checked: Boolean(state.log) });
+    const log = make("input", { type: "checkbox", checked: isLog() });
+    const against = (key) => { state.axis = key; log.checked = isLog(); redraw(); };
+    pickers.push(choice("against", axes, chosenAxis().key, against));
     log.addEventListener("change", () => { state.log = log.checked; redraw(); });
     controls[0].append(pickers[1], make("label", {}, log, " logarithmic"));
     if (lines.length > 1) controls.push(make("div", { className: "controls" }, ...lines.map((line) => toggle(line, redraw))));

@@ -16,11 +16,22 @@ from flwr_hetero.files import replace
 from flwr_hetero.report.compare import Recording, compare
 from flwr_hetero.report.compare.verdict import Judge, Result, cost_text
 from flwr_hetero.report.curves import Line, curve_data
-from flwr_hetero.report.history import PARTS, REPORT, History, read_config, read_history
+from flwr_hetero.report.history import (
+    PARTS,
+    REPORT,
+    History,
+    as_number,
+    read_config,
+    read_history,
+)
 from flwr_hetero.report.nodes import failure_groups, last_fairness, message_parts, node_stats
 from flwr_hetero.report.panels import panels_of
-from flwr_hetero.report.style import BLUE, duration, figure, heading, size, words
+from flwr_hetero.report.picture import picture_of
+from flwr_hetero.report.style import BLUE, duration, figure, heading, is_share, size, words
 from flwr_hetero.report.tables import settings_table, tables_of
+
+# Tables that stand on a page before its scripts have run, and their rows.
+STATIC_TABLES, STATIC_ROWS = 2, 50
 
 
 def write_page(data: Mapping[str, Any], path: Path) -> Path:
@@ -37,7 +48,10 @@ def render(data: Mapping[str, Any]) -> str:
     plotly, plotly_hash = _plotly()
     # Browsers run scripts of these hashes only: no text of a node can become one.
     hashes = [plotly_hash, _hash(script)]
-    return template.render(data=data, css=css, script=script, plotly=plotly, hashes=hashes)
+    first = [table for table in data["tables"] if not table["folded"]][:STATIC_TABLES]
+    static = {"picture": picture_of(data.get("curves")), "tables": first, "most_rows": STATIC_ROWS}
+    scripts = {"script": script, "plotly": plotly, "hashes": hashes}
+    return template.render(data=data, css=css, **scripts, **static)
 
 
 @lru_cache(1)
@@ -80,12 +94,13 @@ def run_data(directory: str | Path, history: History | None = None) -> dict[str,
     if not history.rounds:
         data["notes"].append("No round was completed: the log gives the reason.")
         return data
-    found = compare([Recording(folder, history, settings)]) if history.main_metric() else None
+    metric, run = history.main_metric(), Recording(folder, history, settings)
+    found = compare([run], target=_goal(settings, metric)) if metric else None
     judge = found.judge if found else None
-    metric, clock = (judge.metric, judge.clock) if judge else (None, history.clock[0])
+    clock = judge.clock if judge else history.clock[0]
     line = Line(folder.name, BLUE, [history])
     return data | {
-        "sentences": [_reached(found.judge, found.groups[0].results[0])] if found else [],
+        "sentences": [_reached(found.judge, found.groups[0].results[0], history)] if found else [],
         "facts": facts(history, settings, judge),
         "curves": curve_data([line], metric, clock, judge.target if judge else None),
         "panels": panels_of(history, clock),
@@ -93,15 +108,24 @@ def run_data(directory: str | Path, history: History | None = None) -> dict[str,
     }
 
 
-def _reached(judge: Judge, result: Result) -> str:
-    """Say what was reached and when."""
+def _goal(settings: Mapping[str, Any], metric: str | None) -> float | None:
+    """Return the accuracy that the run was to reach; None if it was given none."""
+    goal = as_number(settings.get("target-accuracy"))
+    return goal if goal > 0 and is_share(metric or "") else None
+
+
+def _reached(judge: Judge, result: Result, history: History) -> str:
+    """Say what was reached and when, and why a run ended early."""
     text = f"{words(judge.metric).capitalize()} {figure(judge.metric, result.end)} at the end"
+    stopped = history.rounds[-1].get("stopped")
+    early = f" It ended early: {stopped}." if stopped else ""
     if result.to_target is None:
-        return f"{text}, of {result.rounds} {result.unit}s."
+        return f"{text}, of {result.rounds} {result.unit}s.{early}"
     goal = figure(judge.metric, judge.target)
     spent = cost_text(judge.clock, result.to_target, result.unit)
     when = f", in {result.unit} {result.reached} of {result.rounds}"
-    return f"{text}; {goal} is reached after {spent}{'' if judge.clock == 'round' else when}."
+    when = "" if judge.clock == "round" else when
+    return f"{text}; {goal} is reached after {spent}{when}.{early}"
 
 
 def facts(

@@ -16,6 +16,12 @@ MOD = """  from flwr_hetero.mod import hetero
 NODE = f"""{MOD}
   for batch in hetero.batches(loader, msg):  # your loop over the loader"""
 
+LEGEND = """
+sooner    how many times sooner than FedAvg it reached FedAvg's accuracy; range of its runs
+bytes     sent until then, and device-s the time of all devices, both in FedAvg's
+slow      accuracy on the data of the slowest fifth of the nodes"""
+ONE_RUN = "A setting with one run is ranked by that run alone: another seed may change its place."
+
 
 def add(commands: Any) -> None:
     text = "emulate a fleet for a minute and rank the strategies on it"
@@ -61,21 +67,24 @@ def _print(advice: "Advice") -> None:
     costs_s = [message_time_s(device) for device in advice.devices]
     head = f"{len(advice.devices)} nodes, {advice.clients_per_round} a round in FedAvg"
     head += f", {min(costs_s):.2g} to {max(costs_s):.2g} s a message besides its work"
+    print(f"{head}\n{LEGEND}")
     for task, rows in advice.rows.items():
-        title = f"{head}; {task}"
+        title = f"\nData: {task}"
         table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
         table.add_column("setting")
-        for name in ("sooner than FedAvg", "runs", "bytes", "device-s", "slow nodes' data"):
+        for name in ("sooner", "range", "runs", "bytes", "device-s", "slow"):
             table.add_column(name, justify="right")
         for row in rows:
-            speed = f"{row.speedup:.1f}x"
-            speed += f" ({row.least:.1f} to {row.most:.1f})" if row.seeds > 1 else ""
             # a guess for a setting that never got there would look like a result
-            speed = speed if row.reached == row.seeds else f"not in {row.seeds - row.reached} runs"
+            lost = row.seeds - row.reached
+            speed = f"never in {lost}" if lost else f"{row.speedup:.1f}x"
+            span = "" if lost or row.seeds == 1 else f"{row.least:.1f} to {row.most:.1f}"
             costs = [f"{x:.2f}" if isfinite(x) else "" for x in (row.bytes, row.device_s)]
-            cells = (row.candidate.name, speed, str(row.seeds), *costs, f"{100 * row.slow:.0f} %")
-            table.add_row(*cells)
+            tail = (str(row.seeds), *costs, f"{100 * row.slow:.0f} %")
+            table.add_row(row.candidate.name, speed, span, *tail)
         console.print(table)
+    if any(row.seeds == 1 for rows in advice.rows.values() for row in rows):
+        print(ONE_RUN)
     best = advice.best
     print(f"Take {best.name}. In your ServerApp:")
     print(indent(best.python(advice.fast_steps), "  "))

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import pyarrow.parquet as pq
-
 from flwr_hetero.errors import check_count
 from flwr_hetero_studies.core.record import Case, key_of
 
@@ -61,6 +59,8 @@ class Data:
         folder = Path(self.source).expanduser()
         if not folder.is_dir():
             return self.source
+        import pyarrow.parquet as pq  # an extra, which the command line does without
+
         # the name says what is in it, so that another process finds it made
         part = Path(self.scratch) / f"{self.name}-{train}-{test}"
         if not part.exists():

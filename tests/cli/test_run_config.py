@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from flwr_hetero import __version__
 from flwr_hetero._flwr import app_tables
 from flwr_hetero.cli import doctor, main
 from flwr_hetero.cli.run import check_run_config
@@ -63,6 +64,14 @@ def test_app_has_known_keys_and_rules_of_its_own(tmp_path, capsys, monkeypatch):
     assert main(["doctor", str(tmp_path), "-c", "net.with=4"]) == 2
     said = capsys.readouterr()
     assert "note  for simulation ray are missing: in a checkout" in said.out
+    assert f"'flwr_hetero-{__version__}-py3-none-any.whl[simulation]'" in said.out
     assert "did you mean 'net.width'" in said.err
     with pytest.raises(ZeroDivisionError):  # by the most derived of its rules
         check_run_config(tmp_path, ["lr=2"])
+
+
+def test_hint_names_the_extra_and_the_distribution():
+    assert doctor.hint_for("torch").startswith("pip install torch, or in a checkout")
+    assert doctor.hint_for("torch").endswith("'.[node]'")
+    assert re.match(r"pip install scikit-learn, .*'\.\[task\]'$", doctor.hint_for("sklearn"))
+    assert doctor.hint_for("unknown").endswith("'.[all]'")

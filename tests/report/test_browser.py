@@ -11,6 +11,7 @@ import pytest
 from flwr_hetero.report.compare import compare, read_runs
 from flwr_hetero.report.compare.page import write_page
 from flwr_hetero.report.page import run_data, write_report
+from flwr_hetero.report.page import write_page as page_of
 
 selenium = pytest.importorskip("selenium", reason="selenium is not installed")
 from selenium import webdriver  # noqa: E402
@@ -117,7 +118,7 @@ def test_keyboard_switches_sorts_and_filters(browser, comparison_page, run_page)
 
 def test_page_is_read_again(browser, make_run, rounds_of):
     folder, rounds = make_run("live", rounds_of(6)), rounds_of(20)
-    page = write_page(run_data(folder) | {"refresh": 1}, folder / "report.html")
+    page = page_of(run_data(folder) | {"refresh": 1}, folder / "report.html")
     look(browser, page.as_uri())
     shown = "return [...document.querySelectorAll('.facts .value')].map((x) => x.textContent)"
     (folder / "history.jsonl").write_text("".join(json.dumps(x) + "\n" for x in rounds))

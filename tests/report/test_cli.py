@@ -34,6 +34,8 @@ def test_report_and_compare_say_where(two_runs, capsys, tmp_path):
     ("arguments", "words"),
     [
         ("report {}", "run directory must hold a history.jsonl"),
+        ("watch {}", "run directory must hold a history.jsonl"),
+        ("watch {}/none", "run directory must exist"),
         ("compare {}/slow --out a.png", "--out must end in .html, got 'a.png'"),
         ("compare {}/slow --out {}/no/a.html", "No such file or directory"),
         ("fleet status --dir {}/none", "dir must hold a fleet"),
@@ -56,6 +58,29 @@ def test_errors_are_one_line(arguments, words, capsys, tmp_path, monkeypatch):
     assert said.err.count("\n") == 1
     assert words.replace("{}", str(tmp_path)) in said.err
     assert typed[0] == "fleet" or said.out == ""
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("reprot x", "flwr-hetero: error: unknown: reprot, did you mean report?"),
+        ("xyz", "unknown: xyz (known are run, report, watch,"),
+        ("fleet stat", "flwr-hetero fleet: error: unknown: stat, did you mean status?"),
+        ("compare a --matric=x", "compare: error: unknown: --matric=x, did you mean --metric?"),
+        ("compare a --clock wal", "unknown: wal, did you mean wall?"),
+        ("report a --zzz", "flwr-hetero report: error: unknown: --zzz\n"),
+    ],
+)
+def test_mistyped_words_get_the_nearest(typed, words, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(typed.split())
+    assert words in capsys.readouterr().err
+
+
+def test_bare_command_shows_the_commands(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main([])
+    assert "rebuild report.html" in capsys.readouterr().out
 
 
 HOSTILE = {

@@ -1,18 +1,21 @@
 """``compare.html``: the page of a comparison."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from flwr_hetero.report import page
-from flwr_hetero.report.compare import Comparison
-from flwr_hetero.report.compare.verdict import cost_text, times
-from flwr_hetero.report.curves import Line, curve_data
+from flwr_hetero.report.compare import Comparison, Group
+from flwr_hetero.report.compare.verdict import Judge, cost_text, first_reach, times
+from flwr_hetero.report.curves import SUMS, Line, column_of, curve_data
 from flwr_hetero.report.history import CLOCKS
 from flwr_hetero.report.style import figure, size, words
 from flwr_hetero.report.tables import Cell, Table, number, seconds, tables_of, text
+
+# An axis is logarithmic where the first to the target had less than this part of the last one's.
+LEAST_SHARE = 0.2
 
 
 def write_page(comparison: Comparison, path: str | Path) -> Path:
@@ -38,7 +41,8 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
         "title": " against ".join([*kinds, base]),
         "where": ", ".join(str(run.path) for group in groups for run in group.runs),
         "sentences": list(comparison.sentences),
-        "curves": curve_data(lines, judge.metric, judge.clock, judge.target),
+        "notes": _caveats(groups),
+        "curves": curve_data(lines, judge.metric, judge.clock, judge.target, _wide(groups, judge)),
         "costs": {
             "title": f"{'Rounds' if judge.clock == 'round' else 'Time'} to {goal}",
             "label": CLOCKS[judge.clock] + ("" if judge.clock == "round" else " (s)"),
@@ -46,6 +50,28 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
         },
         "tables": [table.data() for table in tables if table.rows],
     }
+
+
+def _wide(groups: Sequence[Group], judge: Judge) -> list[str]:
+    """Return the axes on which the quickest run would be at the edge of a chart."""
+    runs, found = [run.history for group in groups for run in group.runs], []
+    places = [first_reach(run, judge) for run in runs]
+    for key in CLOCKS | SUMS:
+        columns = [column_of(run, key) for run in runs]
+        ends = [own[-1 if at is None else at] for own, at in zip(columns, places, strict=True)]
+        known = [end for end in ends if end > 0]
+        if known and min(known) < LEAST_SHARE * max(known):
+            found.append(key)
+    return found
+
+
+def _caveats(groups: Sequence[Group]) -> list[str]:
+    """Say which kinds of runs have one seed only."""
+    alone = [group.label for group in groups if len(group.runs) == 1]
+    if len(groups) < 2 or not alone:
+        return []
+    names = "each kind" if len(alone) == len(groups) else ", ".join(alone)
+    return [f"One seed of {names}: another seed may give another ratio. Run more seeds of each."]
 
 
 def _settings(comparison: Comparison) -> Table:

@@ -1,6 +1,7 @@
 """Advice: the fleet of a former run, the judgement of runs, a ranking that repeats itself."""
 
 import json
+import re
 from math import exp, inf
 from pathlib import Path
 
@@ -244,4 +245,11 @@ def test_command_ends_with_lines_for_the_users_app(capsys):
     command = "engine='fedslice' selection='random' concurrency=2"
     assert f'flwr run apps/fleet --run-config "{command}"\n' in said
     assert "1.0x " in said
-    assert " to 1.0)" not in said  # of one run
+    assert "1.0 to 1.0" not in said
+    assert "A setting with one run is ranked by that run alone" in said
+    _print(Advice(list(FLEET), 2, 16, {"mixed": [own._replace(seeds=2, reached=2)]}))
+    said = capsys.readouterr().out
+    assert "1.0 to 1.0" in said
+    assert "one run" not in said
+    _print(Advice(list(FLEET), 2, 16, {"mixed": [own._replace(seeds=3, reached=1)]}))
+    assert re.search(r"never in 2 +3", capsys.readouterr().out)

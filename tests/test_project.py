@@ -1,0 +1,46 @@
+"""Metadata that must agree: of the package, its apps, and the workflows."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+from flwr_hetero import __version__
+from flwr_hetero._flwr import TRIED_WITH
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+FLWR = next(text for text in PROJECT["dependencies"] if Requirement(text).name == "flwr")
+
+
+def test_version_is_the_same_everywhere():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert PROJECT["version"] == cited["version"] == __version__
+
+
+@pytest.mark.parametrize("app", sorted((ROOT / "apps").iterdir()), ids=lambda app: app.name)
+def test_app_has_what_the_hub_asks_for(app):
+    found = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))
+    own, hub = found["project"], found["tool"]["flwr"]["app"]
+    assert (own["name"], own["version"]) == (app.name, PROJECT["version"])
+    assert own["license"] == {"file": "LICENSE"}
+    assert (app / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    assert (hub["fab-format-version"], hub["flwr-version-target"]) == (1, TRIED_WITH)
+    assert own["dependencies"] == [FLWR]
+    # else Flower installs what flwr needs, before each run and in front of ours
+    assert found["tool"]["uv"]["exclude-dependencies"] == ["flwr"]
+
+
+def test_workflows_run_what_people_run():
+    def steps(name, job):
+        text = (ROOT / ".github" / "workflows" / f"{name}.yml").read_text(encoding="utf-8")
+        job = yaml.safe_load(text)["jobs"][job]
+        return [step.get("run") for step in job["steps"]], job
+
+    run, tests = steps("tests", "tests")
+    assert ".ci/run" in run
+    assert "mkdocs build" in steps("docs", "build")[0]
+    known = [text.rpartition(" ")[2] for text in PROJECT["classifiers"] if "Python :: 3." in text]
+    assert tests["strategy"]["matrix"]["python"] == known
