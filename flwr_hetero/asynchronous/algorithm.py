@@ -26,8 +26,10 @@ from flwr_hetero.errors import check_choice, check_number
 Floats = NDArray[np.float64]
 _Item = TypeVar("_Item")
 
-MEMORY, PRIOR = 10, 5
-"""Replies over which a node's means are taken; idle times that the mean of all nodes stands for."""
+MEMORY, PRIOR, USUAL_IDLE = 10, 5, 0.25
+"""Replies over which a node's means are taken; idle times that this quantile of all stands for."""
+IDLE_MEMORY, IDLE_OUTLIER = 20, 3.0
+"""Idle times over which their mean is taken, and what one counts at most, in mean intervals."""
 OUTLIER, SHORTEST_S = 10.0, 1e-3
 """What an interval between two replies counts at most, in mean ones, and at least, in seconds."""
 NODE_LIMIT = 1.5
@@ -204,7 +206,7 @@ def largest_weight(weights: ArrayLike) -> float:
 
 @dataclass
 class ReplyMeans:
-    """Running means of a node's replies: of the last ones, or of all its idle times.
+    """Running means of a node's last replies, and of more idle times.
 
     >>> ReplyMeans(age_s=5.0).interval_s(idle_s=1.0)
     6.0
@@ -228,11 +230,11 @@ class ReplyMeans:
         self.discount += (discount - self.discount) / self.count
         if idle_s is not None:
             self.starts += 1
-            longest_s = OUTLIER * (self.age_s + self.idle_s) if self.starts > MEMORY else inf
-            self.idle_s += (min(idle_s, longest_s) - self.idle_s) / self.starts
+            longest_s = IDLE_OUTLIER * (self.age_s + self.idle_s) if self.starts > MEMORY else inf
+            self.idle_s += (min(idle_s, longest_s) - self.idle_s) / min(self.starts, IDLE_MEMORY)
 
     def interval_s(self, idle_s: float) -> float:
-        """Return the time from reply to reply; ``idle_s`` is the mean of all nodes."""
+        """Return the time from reply to reply; ``idle_s`` is that of a node without any reply."""
         # idle nodes are drawn uniformly: a few of a node's own idle times are but noise
         return self.age_s + (PRIOR * idle_s + self.starts * self.idle_s) / (PRIOR + self.starts)
 
@@ -283,8 +285,9 @@ class RateCorrection:
 
     def _intervals_s(self) -> dict[str, float]:
         """Return the mean time between each node's replies."""
-        starts = sum(means.starts for means in self.means.values())
-        idle_s = sum(m.starts * m.idle_s for m in self.means.values()) / max(1, starts)
+        # fast nodes rest longer than others, which tells nothing of a node with few replies
+        known = [means.idle_s for means in self.means.values() if means.starts]
+        idle_s = float(np.quantile(known, USUAL_IDLE)) if known else 0.0
         every = {node: means.interval_s(idle_s) for node, means in self.means.items()}
         if self.largest_share is None:
             return every

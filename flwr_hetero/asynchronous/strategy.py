@@ -1,5 +1,6 @@
 """Strategies without rounds: the rule that each of them is, and FedBuff."""
 
+from logging import WARNING
 from math import inf
 from typing import Any, ClassVar
 
@@ -8,7 +9,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from flwr_hetero._flwr import trains_trees
+from flwr_hetero._flwr import log, trains_trees
 from flwr_hetero.asynchronous import algorithm
 from flwr_hetero.asynchronous.algorithm import RateCorrection, Shares
 from flwr_hetero.asynchronous.engine import Engine, Update, run_asynchronously
@@ -61,6 +62,7 @@ class Rule(Selection):
         self.chosen: list[int] = []
         self._factors: dict[str, float] | None = None
         self._info: dict[str, Any] = {}
+        self._told_cut = False
 
     # --- the rule: override these ----------------------------------------------
 
@@ -143,6 +145,11 @@ class Rule(Selection):
         ids = [reply.metadata.reply_to_message_id for reply in replies]
         updates = [self.updates[message_id] for message_id in ids]
         shares = self.weigh(updates, super().weights(context, replies))
+        if shares.clipped_share and not self._told_cut:
+            self._told_cut = True
+            text = "%s: %.0f %% of an update's weight is cut: nodes that reply far less often than "
+            text += "all others count less (clipped_share in the history)"
+            log(WARNING, text, self.called or type(self).__name__, 100 * shares.clipped_share)
         # Alg. 1, l. 4 and 7: the wrapped strategy's mean of w + a(s) d_i is w + sum / K
         scales = (shares.step * shares.scales).tolist()
         factors = shares.factors

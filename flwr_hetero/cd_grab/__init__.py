@@ -13,6 +13,9 @@ node visits one after the other::
       z <- g1 - g2;  s <- +1 if <r, z> <= 0 else -1       (greedy form of Balance, appendix B.2)
       r <- r + s z;  return s, -s, r
 
+    Algorithm 5, Balance by a random walk                 algorithm.walk_balance
+      s <- +1 with probability 1/2 - <r, z> / 2c          (of Theorem 1; no experiment has it)
+
     Algorithm 3, worker i, epoch t                        sampler.OrderedSampler
        2: receive the order pi_i                          node_order.ServedOrder.follow
        3: for j = 1..n: visit unit pi_i(j)                node_order.NodeOrder.next_units

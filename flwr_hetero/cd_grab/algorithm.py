@@ -97,6 +97,62 @@ def pair_balance(
     return total, signs
 
 
+def walk_balance(
+    running_sum: ArrayLike,
+    pair_diffs: Iterable[ArrayLike],
+    threshold: float,
+    rng: np.random.Generator,
+) -> tuple[Vectors, Signs]:
+    r"""Give signs at random, the likelier the shorter the sum they lead to (Alg. 5).
+
+    .. math:: P(s = +1) = \frac{1}{2} - \frac{\langle r, z \rangle}{2 c}
+
+    running_sum: (dim,); pair_diffs: (num_pairs, dim), of length at most 1; threshold: c, see
+    :func:`walk_threshold` -> as :func:`pair_balance`. Beyond c, where the paper's walk fails, the
+    probability is cut to [0, 1]. Only the theory has this rule: greedy signs keep sums shorter.
+
+    >>> walk_balance([5.0], [[1.0], [1.0]], threshold=2.0, rng=np.random.default_rng(0))
+    (array([3.]), array([-1, -1], dtype=int8))
+    """
+    total, diffs = np.array(running_sum, np.float64), [np.asarray(diff) for diff in pair_diffs]
+    longest = max((float(np.linalg.norm(diff)) for diff in diffs), default=0.0)
+    if not longest <= 1 + 1e-6:
+        raise invalid("pair_diffs", longest, "have a length of at most 1", "divide by the longest")
+    signs = np.ones(len(diffs), np.int8)
+    for pair, diff in enumerate(diffs):
+        # Alg. 5: p, and a sign drawn with it
+        chance = 0.5 - float(total @ diff) / (2 * threshold)
+        signs[pair] = 1 if rng.random() < chance else -1
+        total += signs[pair] * diff
+    return total, signs
+
+
+def walk_threshold(num_pairs: int, failure: float) -> float:
+    r"""Return a c that the walk passes with at most half of the probability ``failure``.
+
+    .. math:: c = \frac{1}{2} + \log \frac{4 n}{\delta}
+
+    >>> round(walk_threshold(1000, 0.1), 2)
+    11.1
+    """
+    return 0.5 + float(np.log(4 * num_pairs / failure))
+
+
+def walk_bound(num_pairs: int, dim: int, failure: float) -> float:
+    r"""Bound the largest number of a walk's sum, for all but a part ``failure`` of walks (Thm. 1).
+
+    .. math:: \tilde A = \sqrt{2 \log(4 d / \delta) \log(4 n / \delta)}
+
+    The text of the paper at hand has lost the formula: derived, and unverified against the
+    published one. With c of :func:`walk_threshold` a sum is sub-Gaussian with variance at most
+    :math:`c^2 / (2 c - 1) \le \log(4 n / \delta)`; half of the failures pass c, half the bound.
+
+    >>> round(walk_bound(1000, 16, 0.1), 2)
+    11.7
+    """
+    return float(np.sqrt(2 * np.log(4 * dim / failure) * np.log(4 * num_pairs / failure)))
+
+
 def balance_group(
     own_sums: Sequence[Vectors], pair_diffs: Sequence[Vectors], own_weights: ArrayLike
 ) -> tuple[Vectors, list[Signs]]:

@@ -125,6 +125,10 @@ def undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Switch off dropout and fused kernels; put modes and random state back afterwards."""
     kind = nn.modules.dropout._DropoutNd
     modes = {m: m.training for m in model.modules() if isinstance(m, kind)}
+    padded = [
+        m for m in model.modules() if isinstance(m, nn.Embedding) and m.padding_idx is not None
+    ]
+    hooks = [layer.register_forward_hook(_rest_of_padding) for layer in padded]
     fused = torch.backends.mha.get_fastpath_enabled()
     try:
         for module in modes:
@@ -138,9 +142,18 @@ def undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
             warnings.simplefilter("ignore", DeprecationWarning)  # torch's, of its own rules
             yield
     finally:
+        for hook in hooks:
+            hook.remove()
         torch.backends.mha.set_fastpath_enabled(fused)
         for module, mode in modes.items():
             module.training = mode
+
+
+def _rest_of_padding(layer: nn.Embedding, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
+    """Take the tangent of padding away, of which backward has no gradient."""
+    is_padding = (arguments[0] == layer.padding_idx).unsqueeze(-1)
+    still = forward_ad.unpack_dual(output).primal  # type: ignore[no-untyped-call]
+    return torch.where(is_padding, still, output)
 
 
 class LayerPriorities:
@@ -196,6 +209,9 @@ class LayerPriorities:
         }
         with torch.no_grad():
             moved = functional_call(layer, moving | buffers, (inputs,))
+            if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:
+                # a weight that another layer shares moves at the padding too
+                moved = moved.masked_fill((inputs == layer.padding_idx).unsqueeze(-1), 0.0)
         self._sums.append((gradient.flatten(1).to(kind) * moved.flatten(1)).sum(1))
 
     def _on_gradient(self, name: str, gradient: Tensor) -> None:

@@ -20,9 +20,9 @@ def add(commands: Any) -> None:
     add("paper", nargs="?", default="all", help="tifl, biased-local-sgd, cd-grab, mercury, pgd")
     one = "as --list has it, such as figure-3 (default: all)"
     add("figure", nargs="?", default="all", help=one)
-    add("--fast", action="store_true", help="within ten minutes on two cores, with smaller data")
+    add("--fast", action="store_true", help="some minutes on two cores, with smaller data")
     add("--data", default="", help="Parquet folder; by default data that need no download")
-    add("--seed", type=int, default=0)
+    add("--seed", type=int, default=0, help="the first of ten where training is random")
     add("--list", action="store_true", help="print a line per experiment and end")
     parser.set_defaults(run=_reproduce)
 
@@ -70,11 +70,12 @@ def _print(found: "dict[str, Any]") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from flwr_hetero_studies.core.experiment import CLAIMS, Claim
+    from flwr_hetero_studies.core.criteria import Claim
+    from flwr_hetero_studies.core.experiment import CLAIMS
 
     width = None if sys.stdout.isatty() else WIDTH
     console = Console(highlight=False, markup=False, width=width)
-    claims = [Claim(**claim).cells for claim in found["claims"]]
+    claims = [Claim(**claim) for claim in found["claims"]]
     for head, rows in ((found["head"], found["rows"]), (CLAIMS, claims)):
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
         for name in head:

@@ -1,4 +1,4 @@
-"""What an experiment of a paper is, what it claims and what we find."""
+"""What an experiment of a paper is, and what we find."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,32 +6,31 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from flwr_hetero_studies.core.criteria import (
+    CONSTRUCTION,
+    NOT,
+    OLD,
+    PAIRS,
+    REPRODUCED,
+    SIZE,
+    UNTESTED,
+    Claim,
+)
 from flwr_hetero_studies.core.plan import Options
 
 PAPERS = ("tifl", "biased-local-sgd", "cd-grab", "mercury", "pgd")
-CLAIMS = ("claim", "paper", "here", "")
-REPRODUCED, PARTLY, NOT, NOT_RUN = "reproduced", "partly", "not reproduced", "not run"
-ENOUGH = 2 / 3
-"""Share of a paper's factor from which ours counts as that factor."""
+CLAIMS = ("claim", "paper", "here", "verdict")
+PARTLY, NOT_RUN = "partly", "not run"
 
 
-class Claim(NamedTuple):
-    """One sentence of the paper, and whether it holds here."""
-
-    text: str
-    published: str
-    found: str
-    holds: bool
-
-    @property
-    def cells(self) -> tuple[str, str, str, str]:
-        return self.text, self.published, self.found, "holds" if self.holds else "does not hold"
-
-
-def times(text: str, published: float, found: float) -> Claim:
-    """Claim a factor: two thirds of the paper's count, for testbeds differ; 0 stands for never."""
-    holds, value = found >= ENOUGH * published, f"{found:.1f}x" if found else "never"
-    return Claim(f"{text} (at least 2/3 of it)", f"{published:g}x", value, holds)
+def together(verdicts: Sequence[str]) -> str:
+    """Return the verdict of a figure; what cannot fail and what was not tested do not count."""
+    tested = [each for each in verdicts if each not in (CONSTRUCTION, UNTESTED, OLD)]
+    if not tested:
+        return next(each for each in (OLD, UNTESTED, CONSTRUCTION) if each in verdicts)
+    if len({*tested}) == 1:
+        return tested[0]
+    return PARTLY if NOT in tested else SIZE
 
 
 class Curve(NamedTuple):
@@ -54,13 +53,11 @@ class Finding:
 
     @property
     def verdict(self) -> str:
-        # a claim may be a NumPy bool, which adds as a number
-        held = sum(claim.holds for claim in self.claims)
-        return REPRODUCED if held == len(self.claims) else PARTLY if held else NOT
+        return together([claim.verdict for claim in self.claims])
 
     @property
     def parts(self) -> dict[str, Any]:
-        claims = [claim._asdict() | {"holds": bool(claim.holds)} for claim in self.claims]
+        claims = [claim._asdict() for claim in self.claims]
         rows = [[plain(cell) for cell in row] for row in self.rows]
         metrics = {"verdict": self.verdict, "claims": claims, "head": [*self.head], "rows": rows}
         return {"metrics": metrics}
@@ -84,11 +81,13 @@ class Experiment:
     """What ``--fast`` makes smaller besides."""
     why: str = ""
     """Why it is not run, or why a claim does not hold."""
+    seeds: int = PAIRS
+    """Of its runs; one where nothing is drawn."""
 
     def notes(self, verdict: str, *, fast: bool) -> dict[str, str]:
         texts = {
             "differs from the paper": self.differs,
             "--fast": self.cut if fast else "",
-            "why": self.why if verdict != REPRODUCED else "",
+            "why": self.why if verdict not in (REPRODUCED, CONSTRUCTION) else "",
         }
         return {name: text for name, text in texts.items() if text}

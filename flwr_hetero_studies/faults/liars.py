@@ -108,7 +108,7 @@ class LiarsGrid(LocalGrid):
             reply.content["metrics"]["num-examples"] = self.lie.claim
 
 
-class Found(NamedTuple):
+class LastModel(NamedTuple):
     """The last model, and what the run says."""
 
     model: Floats
@@ -117,7 +117,7 @@ class Found(NamedTuple):
     ended: int
 
 
-def train(name: str, lie: Lie, liars: int, rounds: int, seed: int) -> Found:
+def train(name: str, lie: Lie, liars: int, rounds: int, seed: int) -> LastModel:
     """Train among liars, which may be none."""
     app, accuracy = digits_app(seed)
     grid = LiarsGrid(app, profiles_for(lie, liars), seed=seed)
@@ -146,11 +146,11 @@ def train(name: str, lie: Lie, liars: int, rounds: int, seed: int) -> Found:
     with np.errstate(all="ignore"):
         last = fmean(accuracy(each) for each in models[-max(1, rounds // LAST) :])
     flat = np.concatenate([array.numpy().ravel() for array in models[-1].values()])
-    return Found(flat, last, fmean(shares) if shares else None, ended)
+    return LastModel(flat, last, fmean(shares) if shares else None, ended)
 
 
 @lru_cache(maxsize=4)
-def honest(name: str, rounds: int, seed: int) -> Found:
+def honest(name: str, rounds: int, seed: int) -> LastModel:
     return train(name, LIES[HONEST], 0, rounds, seed)
 
 

@@ -42,7 +42,7 @@ def find(paper: str = ALL, name: str = ALL) -> list[Experiment]:
 
 def trial_of(experiment: Experiment, options: Options) -> Trial:
     case = {"experiment": experiment.paper, "name": experiment.name, "form": FORM[options.fast]}
-    return Trial(case, options.seed)
+    return Trial(case | {"seeds": experiment.seeds}, options.seed)
 
 
 def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
@@ -53,4 +53,5 @@ def run(case: Case, seed: int, data: Data) -> dict[str, Any]:
     (experiment,) = (e for e in EXPERIMENTS[case["experiment"]] if e.name == case["name"])
     source = "" if data.source == DIGITS else data.source
     assert experiment.run
-    return experiment.run(Options({}, source, [seed], case["form"] == "fast")).parts
+    seeds = range(seed, seed + case["seeds"])
+    return experiment.run(Options({}, source, [*seeds], case["form"] == "fast")).parts

@@ -68,7 +68,7 @@ def test_idle_time_of_a_node_is_first_that_of_all():
         (1, None, 30.0, 32.0),
         (5, 10.0, 30.0, 2.0 + (5 * 30.0 + 5 * 10.0) / 10),
         (500, 10.0, 30.0, 12.0),
-        (1, 1e9, 10.0, 12.0),  # it was away
+        (1, 1e9, 10.0, 12.0 + (3 * 12.0 - 10.0) / 20),  # it was away
     ):
         for _ in range(times):
             means.add(1.0, 2.0, idle_s, 1.0)

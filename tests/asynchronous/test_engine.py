@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from oracles.fedbuff import fedbuff
-from quadratics import STEPS, Watched, fedavg, models
+from quadratics import STEPS, Watched, fedavg, models, start
 from recording import History
 from toy import toy_app, toy_arrays
 
@@ -106,8 +106,18 @@ def test_a_run_on_another_grid_begins_anew():
     assert len(second) == 7
 
 
-def test_what_clipping_leaves_out_is_in_the_history():
+def test_what_clipping_leaves_out_is_said_once(caplog):
     strategy = History(FedBuff(fedavg()))
-    models(strategy, Watched([*GOALS, 1.0], [5.0] * 5 + [0.5]), 40)
-    shares = [record["fedbuff"]["clipped_share"] for record in strategy.records[5:]]
-    assert 0 < max(shares) < 1
+    strategy.start(Watched([*GOALS, 1.0], [5.0] * 5 + [0.5]), start(), 40)
+    shares = [record["fedbuff"]["clipped_share"] for record in strategy.records[1:]]
+    assert sum(share > 0 for share in shares) > 1
+    first = next(share for share in shares if share > 0)
+    (said,) = (text for text in caplog.messages if "is cut" in text)
+    assert said.startswith(f"FedBuff: {100 * first:.0f} % of an update's weight")
+
+
+def test_nothing_is_cut_where_two_of_ten_are_slow(caplog):
+    strategy = History(FedBuff(fedavg()))
+    strategy.start(Watched(np.ones(10), [5.0] * 8 + [0.2] * 2), start(), 40)
+    assert not any(record["fedbuff"]["clipped_share"] for record in strategy.records[1:])
+    assert "is cut" not in caplog.text

@@ -11,6 +11,9 @@ from flwr_hetero.cd_grab.algorithm import (
     pair_balance,
     reorder,
     unit_signs,
+    walk_balance,
+    walk_bound,
+    walk_threshold,
 )
 
 
@@ -47,6 +50,35 @@ def test_pair_balance_takes_the_shorter_sum(seed, scale):
         assert np.linalg.norm(r + sign * z) <= np.linalg.norm(r - sign * z)
         r = r + sign * z
     np.testing.assert_array_equal(total, r)
+
+
+def sums_of_walks(num_pairs, dim, threshold, runs=40):
+    """Return the largest number in each walk's last sum, over unit vectors."""
+    found, rng = [], np.random.default_rng(0)
+    for _ in range(runs):
+        diffs = rng.normal(size=(num_pairs, dim))
+        diffs /= np.linalg.norm(diffs, axis=1, keepdims=True)
+        total, signs = walk_balance(np.zeros(dim), diffs, threshold, rng)
+        np.testing.assert_allclose(total, signs @ diffs)
+        found.append(np.abs(total).max())
+    return np.array(found)
+
+
+def test_walks_stay_within_the_bound_of_theorem_1():
+    size, failure = (2000, 4), 0.1
+    found = sums_of_walks(*size, walk_threshold(size[0], failure))
+    assert (found > walk_bound(*size, failure)).mean() <= failure
+    # fair coins do not: a sum of n has a deviation of sqrt(n / d), here 22
+    assert (sums_of_walks(*size, 1e9) > walk_bound(*size, failure)).mean() > 0.8
+
+
+def test_walks_sign_follows_the_sum():
+    rng = np.random.default_rng(0)
+    signs = [walk_balance([1.0], [[1.0]], 4.0, rng)[1][0] for _ in range(2000)]
+    assert np.mean(np.array(signs) > 0) == pytest.approx(0.5 - 1 / 8, abs=0.03)
+    assert walk_balance([-9.0], [[1.0]] * 3, 4.0, rng)[1].tolist() == [1, 1, 1]
+    with pytest.raises(ValueError, match="pair_diffs must have a length of at most 1"):
+        walk_balance([0.0], [[2.0]], 4.0, rng)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

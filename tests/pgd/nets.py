@@ -10,9 +10,9 @@ NUM = 24
 class Tied(nn.Module):
     """Embedding and head share one parameter; the embedding is used twice."""
 
-    def __init__(self):
+    def __init__(self, padding_idx=None):
         super().__init__()
-        self.embed, self.head = nn.Embedding(5, 6), nn.Linear(6, 5, bias=False)
+        self.embed, self.head = nn.Embedding(5, 6, padding_idx), nn.Linear(6, 5, bias=False)
         self.head.weight = self.embed.weight
 
     def forward(self, words):

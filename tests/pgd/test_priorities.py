@@ -50,6 +50,8 @@ EXACT = {
     "group norm": lambda: images(nn.GroupNorm(2, 4)),
     "batch norm": lambda: images(nn.BatchNorm2d(4)),
     "embedding": lambda: embedded(nn.Embedding(9, 6)),
+    "tied": lambda: (Tied(), torch.randint(5, (BATCH, 4))),
+    "tied, padded": lambda: (Tied(padding_idx=0), torch.randint(3, (BATCH, 4))),
     "gru": lambda: sequences(nn.GRU(8, 6, batch_first=True)),
     "transformer": lambda: sequences(
         nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)

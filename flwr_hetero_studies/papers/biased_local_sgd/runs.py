@@ -19,9 +19,11 @@ from flwr_hetero.fleet import DeviceProfile
 from flwr_hetero.fleet.local_grid import FIRST_NODE_ID
 from flwr_hetero.sampler import TopLossSampler
 from flwr_hetero.strategy import BiasedLocalSGD
+from flwr_hetero_studies.core.criteria import PAIRS
 from flwr_hetero_studies.core.emulate import emulate
 from flwr_hetero_studies.core.experiment import Curve
 from flwr_hetero_studies.core.plan import Options
+from flwr_hetero_studies.core.tables import spread
 from flwr_hetero_studies.tasks import Examples, Settings, load_partition, open_node
 
 TAU_F, GAPS = 32, (16, 4, 1)
@@ -86,33 +88,31 @@ class Case:
 
 
 class MeanRun(NamedTuple):
-    """Means over seeds, the final accuracy of each, and accuracy by time."""
+    """Rounds, and of each seed the seconds, the final accuracy, and accuracy by time."""
 
     rounds: int
     rounds_per_epoch: float
-    seconds: float
+    times: Sequence[float]
     finals: Sequence[float]
-    by_time: Curve
+    by_time: Sequence[Curve]
 
-    @property
-    def accuracy(self) -> float:
-        return float(np.mean(self.finals))
+    def at(self, seconds: Sequence[float]) -> list[float]:
+        """Return the accuracy of each seed when another run of it had so many seconds."""
+        return [curve.at(s) for curve, s in zip(self.by_time, seconds, strict=True)]
 
     @property
     def percent(self) -> str:
-        return f"{self.accuracy:.2f} ± {np.std(self.finals, ddof=1):.2f}"
+        return spread(self.finals, ".2f", ".2f")
 
 
 def train(options: Options, case: Case) -> MeanRun:
-    runs = [_train(options, case, options.seed + number) for number in range(3)]
-    seconds = np.mean([run["virtual_s"] for run in runs], axis=0)
-    accuracy = np.mean([run["accuracy"] for run in runs], axis=0)
-    finals = [100 * run["accuracy"][-1] for run in runs]
+    runs = [_train(options, case, seed) for seed in options.seeds_or(range(PAIRS))]
+    curves = [Curve(run["virtual_s"], [100 * each for each in run["accuracy"]]) for run in runs]
     rounds = int(runs[0]["round"][-1])
     examples = len(shared_examples(options.dataset("images"), 0))
     epochs = rounds * case.batches * setting(options, case)["batch-size"] / examples
-    curve = Curve(seconds.tolist(), (100 * accuracy).tolist())
-    return MeanRun(rounds, rounds / epochs, float(seconds[-1]), finals, curve)
+    ends, finals = zip(*((curve.x[-1], curve.y[-1]) for curve in curves), strict=True)
+    return MeanRun(rounds, rounds / epochs, ends, finals, curves)
 
 
 def setting(options: Options, case: Case) -> dict[str, Any]:

@@ -12,8 +12,9 @@ from flwr_hetero.client.batch_sampler import UniformSampler
 from flwr_hetero.pgd.algorithm import top_share
 from flwr_hetero.pgd.priorities import all_priorities
 from flwr_hetero_studies.core import alone
+from flwr_hetero_studies.core.criteria import PAIRS, about, made, within
 from flwr_hetero_studies.core.curves import Vector
-from flwr_hetero_studies.core.experiment import ENOUGH, Claim, Finding
+from flwr_hetero_studies.core.experiment import Finding
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.pgd.tasks import Problem, each_loss, of_figure
 from flwr_hetero_studies.papers.pgd.workers import AT_A_TIME
@@ -81,31 +82,37 @@ def decrease(model: nn.Module, examples: Examples, gradient: dict[str, Tensor]) 
 def figure_1(options: Options) -> Finding:
     task = of_figure(options, "mlp-100")
     doubled = Examples(task.examples.inputs.double(), task.examples.targets)
-    looks: dict[int, TopParts] = {}
-    for step, model in while_training(task, LOOKS[-1], options.seed):
-        if step in LOOKS:
-            options.say(f"iteration {step}")
-            # a small step's decrease is lost in single precision
-            looks[step] = look_at(model.double(), doubled)
-            model.float()
+    # seeds, looks
+    every: list[list[TopParts]] = []
+    for seed in options.seeds_or(range(PAIRS)):
+        options.say(f"seed {seed}")
+        every.append([])
+        for step, model in while_training(task, LOOKS[-1], seed):
+            if step in LOOKS:
+                # a small step's decrease is lost in single precision
+                every[-1].append(look_at(model.double(), doubled))
+                model.float()
+    # seeds, looks, tops
+    decrease_, sums = (np.array([[look[n] for look in own] for own in every]) for n in (1, 2))
+    negative = np.mean([[(look.priorities < 0).mean() for look in own] for own in every], axis=0)
     rows = []
-    for step, found in looks.items():
-        both = zip(found.of_decrease, found.of_priorities, strict=True)
-        cells = (f"{part:.1%} ({sums:.1%})" for part, sums in both)
-        rows.append([step, f"{(found.priorities < 0).mean():.0%}", *cells])
+    for number, step in enumerate(LOOKS):
+        both = zip(decrease_[:, number].mean(0), sums[:, number].mean(0), strict=True)
+        cells = (f"{part:.1%} ({whole:.1%})" for part, whole in both)
+        rows.append([step, f"{negative[number]:.0%}", *cells])
     rows.append(["50, paper", "", *(f"{part:.0%}" for part in TOPS.values())])
-    parts, sums = (np.array(each) for each in looks[50][1:])
-    published = np.array(list(TOPS.values()))
-    error = float(np.max(np.abs(parts - sums) / sums))
-    least = min((np.array(found.of_decrease) / list(TOPS)).min() for found in looks.values())
+    parts = decrease_[:, LOOKS.index(50)]
+    error = float(np.max(np.abs(decrease_ / sums - 1)[:, LOOKS.index(50)]))
     claims = [
-        Claim("at iteration 50 the top 0.5, 1, 2, 5 % of the examples account for at least 2/3 of "
-              "the paper's part of the loss decrease", ", ".join(f"{p:.0%}" for p in published),
-              ", ".join(f"{part:.1%}" for part in parts), all(parts >= ENOUGH * published)),
-        Claim("a small top contributes much: at any time at least twice its share of the data",
-              "6.4 to 10 times", f"{least:.1f} times or more", least >= 2),
-        Claim("priorities tell the loss decrease (Eq. 6): within 10 %", "yes",
-              f"off by at most {error:.1%}", error <= 0.1),
+        *(
+            about(f"at iteration 50 the top {top:.1%} make up this part of the loss decrease",
+                  paper, own, ".3f")
+            for (top, paper), own in zip(TOPS.items(), parts.T, strict=True)
+        ),
+        within("a small top contributes much: at any time at least twice its share of the data",
+               "6.4 to 10 times", (decrease_ / [*TOPS]).min(axis=(1, 2)), low=2, form=".2f"),
+        made("priorities tell the loss decrease (Eq. 6): within 10 %", "yes",
+             f"off by at most {error:.1%}", error <= 0.1),
     ]  # fmt: skip
     head = ["iteration", "negative", *(f"top {top:.1%}" for top in TOPS)]
     return Finding(head, rows, claims)
@@ -116,27 +123,25 @@ STEPS, EVERY, FALLING = 100, 2, 5
 
 
 def figure_5(options: Options) -> Finding:
-    falls, rows = list[Fall](), []
+    rows, every = [], []
     for name in ("mlp", "cnn"):
-        options.say(name)
-        task = of_figure(options, name)
-        models = while_training(task, STEPS, options.seed)
-        looks = [priorities_of(m, task.examples)[0] for step, m in models if step % EVERY == 0]
-        falls.append(fall := Fall.of(np.array(looks)))
-        rows.append([name, f"{fall.early:.3f}", f"{fall.late:.3f}", f"{fall.positive:.0%}",
-                     f"{fall.line:.2f}"])  # fmt: skip
-    early, lines, positive = zip(
-        *((f.early / f.late, f.line, f.positive) for f in falls), strict=True
-    )
+        task, falls = of_figure(options, name), []
+        for seed in options.seeds_or(range(PAIRS)):
+            options.say(f"{name}, seed {seed}")
+            models = while_training(task, STEPS, seed)
+            looks = [priorities_of(m, task.examples)[0] for step, m in models if step % EVERY == 0]
+            falls.append(Fall.of(np.array(looks)))
+        every.append(np.array(falls))
+        early, late, positive, line = every[-1].mean(0)
+        rows.append([name, f"{early:.3f}", f"{late:.3f}", f"{positive:.0%}", f"{line:.2f}"])
     claims = [
-        Claim("priorities change drastically in the first iterations: ln |p| at least twice as "
-              "fast before iteration 10 as after", "yes",
-              ", ".join(f"{ratio:.1f}x" for ratio in early), min(early) >= 2),
-        Claim("then they are linear in log scale: a line explains half of the variance of ln |p| "
-              "of the median example", "yes", ", ".join(f"{line:.2f}" for line in lines),
-              min(lines) >= 0.5),
-        Claim("and positive, for Eq. 11 takes their logarithm: 95 % of all", "all",
-              ", ".join(f"{part:.0%}" for part in positive), min(positive) >= 0.95),
+        within("priorities change drastically in the first iterations: ln |p| at least twice as "
+               "fast before iteration 10 as after", "yes", *(f[:, 0] / f[:, 1] for f in every),
+               low=2, form=".1f", unit="x"),
+        within("then they are linear in log scale: a line explains half of the variance of ln |p| "
+               "of the median example", "yes", *(f[:, 3] for f in every), low=0.5, form=".2f"),
+        within("and positive, for Eq. 11 takes their logarithm: 95 % of all", "all",
+               *(f[:, 2] for f in every), low=0.95, form=".2f"),
     ]  # fmt: skip
     head = ["model", "change of ln |p| an iteration, to 10", "after", "positive", "line explains"]
     return Finding(head, rows, claims)

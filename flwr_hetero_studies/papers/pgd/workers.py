@@ -24,6 +24,8 @@ SGD, PGD_A, PGD_S = "SGD", "PGD-A, full first pass", "PGD-S"
 PAPER = (SGD, PGD_A, PGD_S)
 """The paper's; its pass over all data before the first step is in both of PGD."""
 SPREAD, LAST_LAYER, DRAWN = "PGD-A", "PGD-A, last layer", "stochastic"
+AUTHORS = "PGD-A, the authors' step"
+"""The step of the authors' code, the mean of S plus the mean of T: twice the mean of both."""
 METHODS = (*PAPER, SPREAD, LAST_LAYER, DRAWN)
 """And the package's: that pass spread over the first epoch, priorities of the last layer, draws by
 priority without bias."""
@@ -42,8 +44,22 @@ class Ratios:
     """Among whom the data are divided at random; 0: one has them as they are."""
 
 
+class SumOfMeans(PGDSampler):
+    """Weigh S and T so that the mean over a batch is the mean of S plus the mean of T."""
+
+    def next_batch(self) -> Batch:
+        renewed = self.num_renewed
+        indices, _ = super().next_batch()
+        sizes = np.array([renewed, len(indices) - renewed])
+        # in the first pass there is no T
+        return indices, np.repeat(len(indices) / np.maximum(sizes, 1), sizes)
+
+
 class BasicPGD(BatchSampler):
-    """PGD-S: Algorithm 1 without its aggressive lines 11, 20 and 21: steps are on T alone."""
+    """PGD-S: Algorithm 1 without its aggressive lines 11, 20 and 21: steps are on T alone.
+
+    The aggregate has the gradients of S, as in the authors' code.
+    """
 
     learns = True
 
@@ -69,10 +85,14 @@ class BasicPGD(BatchSampler):
         renewed = choose_batch(
             self.trend, self.order, turn, self.iteration, num_renewed=self.num_renewed, num_top=0
         )
+        inputs, targets = self.share.take(renewed)
         # Alg. 1, l. 9: p_i <- gbar . g_i for S alone
-        found = sample_priorities(
-            self.model, each_loss, *self.share.take(renewed), self.gradient.direction
-        )
+        found = sample_priorities(self.model, each_loss, inputs, targets, self.gradient.direction)
+        named = dict(self.model.named_parameters())
+        mean = each_loss(self.model(inputs), targets).mean()
+        parts = torch.autograd.grad(mean, list(named.values()))
+        # Alg. 1, l. 22
+        self.gradient.absorb(len(renewed), dict(zip(named, parts, strict=True)))
         # Alg. 1, l. 10 and 13
         self.trend = learn(self.trend, renewed, found.double().numpy(), self.iteration)
         # Alg. 1, l. 15: T, which may hold examples of S
@@ -83,15 +103,14 @@ class BasicPGD(BatchSampler):
         """Do nothing: the priorities of T are not learnt."""
 
     def on_batch(self, model: nn.Module, indices: NDArray[np.int64], losses: Tensor) -> None:
-        """Add the gradient of T to the aggregate (Alg. 1, l. 22)."""
-        self.gradient.absorb(len(indices), {n: p.grad for n, p in model.named_parameters()})
+        """Do nothing: the gradients of T are not aggregated."""
 
 
 def make_sampler(
     method: str, model: nn.Module, share: Examples, settings: Ratios, seed: int
 ) -> UniformSampler | PriorityFeed | BasicPGD:
     """Make a worker's sampler; the paper's PGD has its first pass over all data behind it."""
-    check_choice("method", method, METHODS)
+    check_choice("method", method, (*METHODS, AUTHORS))
     top, renewed = (max(1, round(x * len(share))) for x in (settings.top, settings.renewal))
     if method == SGD:
         return UniformSampler(len(share), top + renewed, seed=seed)
@@ -99,9 +118,11 @@ def make_sampler(
         return BasicPGD(model, share, renewed, top, seed)
     # S and T of a batch are as large as k and r say
     rule, part = "stochastic" if method == DRAWN else "topk", renewed / (top + renewed)
-    sampler = PGDSampler(len(share), top + renewed, seed=seed, rule=rule, renewal_share=part)
-    feed = PriorityFeed(sampler, model, layers="all" if method in (PGD_A, SPREAD) else "last")
-    if method == PGD_A:
+    kind = SumOfMeans if method == AUTHORS else PGDSampler
+    sampler = kind(len(share), top + renewed, seed=seed, rule=rule, renewal_share=part)
+    whole = method in (PGD_A, AUTHORS)
+    feed = PriorityFeed(sampler, model, layers="all" if whole or method == SPREAD else "last")
+    if whole:
         feed.full_pass(model, each_loss, share.inputs, share.targets, batch_size=AT_A_TIME)
     return feed
 
@@ -137,19 +158,17 @@ def train(task: Problem, method: str, settings: Ratios, seed: int, num_points: i
     every = max(1, settings.steps // num_points)
     curve = alone.train(**started, num_steps=settings.steps, every=every, look=look)
     # the first pass computes each gradient once
-    first = sum(map(len, started["shares"])) if method in (PGD_A, PGD_S) else 0
+    first = sum(map(len, started["shares"])) if method in (PGD_A, PGD_S, AUTHORS) else 0
     # PGD-S computes gradients of S that it does not step on
     a_step = sum(s.batch_size + getattr(s, "num_renewed", 0) for s in started["samplers"])
     return curve | {"work": [first + a_step * step for step in curve["step"]]}
 
 
-def at_best_rate(
-    task: Problem, method: str, settings: Ratios, rates: Sequence[float], seeds: Sequence[int]
-) -> tuple[float, list[Columns]]:
-    tried = {lr: train(task, method, replace(settings, lr=lr), seeds[0]) for lr in rates}
-    best = min(tried, key=lambda lr: final(tried[lr]))
-    others = [train(task, method, replace(settings, lr=best), seed) for seed in seeds[1:]]
-    return best, [tried[best], *others]
+def best_rate(
+    task: Problem, method: str, settings: Ratios, rates: Sequence[float], seed: int
+) -> float:
+    tried = {lr: train(task, method, replace(settings, lr=lr), seed) for lr in rates}
+    return min(tried, key=lambda lr: final(tried[lr]))
 
 
 LAST = 3

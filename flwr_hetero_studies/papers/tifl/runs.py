@@ -11,8 +11,9 @@ from flwr.serverapp.strategy import FedAvg
 from flwr_hetero.fleet import DeviceProfile
 from flwr_hetero.strategy import TiFL
 from flwr_hetero.tifl.algorithm import ALGORITHM_2, VANILLA
+from flwr_hetero_studies.core.criteria import PAIRS, Claim, Values
 from flwr_hetero_studies.core.emulate import Moment, emulate
-from flwr_hetero_studies.core.experiment import Claim, Curve, Finding
+from flwr_hetero_studies.core.experiment import Curve, Finding
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.tasks import Settings, evaluate_node, profile_node, train_node
 
@@ -36,8 +37,8 @@ FLEET = ("CPU shares are emulated: time in proportion to examples and 1 "
 BOTH = f"{FLEET}; {OPTIMIZER}"
 CREDITS = ("the paper does not print ChangeProbs, credits and the interval: ranks, "
            "no limit or half as many credits from tier to tier, and every 10 rounds")  # fmt: skip
-CUT = "the digits of scikit-learn, a small CNN, {} rounds, {}; tiers are measured every 5"
-SMALL = CUT.format(30, "2 seeds")
+CUT = "the digits of scikit-learn, a small CNN, {} rounds; tiers are measured every 5"
+SMALL = CUT.format(30)
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Plan:
     per_round: int = 5
     rounds: int = 500
     fast_rounds: int = 30
-    fast_seeds: int = 2
+    fast_model: str = SHORT_MODEL
     config: Mapping[str, Any] = field(default_factory=lambda: PAPER)
 
     @property
@@ -62,20 +63,23 @@ class Plan:
 
 
 class Trained(NamedTuple):
-    """Means over seeds: seconds of training and in all, final accuracy, and accuracy by time."""
+    """Of each seed: seconds of training and in all, final accuracy, and accuracy by time."""
 
-    seconds: float
-    all_s: float
-    accuracy: float
-    by_time: Curve
+    seconds: Values
+    all_s: Values
+    accuracy: Values
+    by_time: Sequence[Curve]
+
+    def at(self, seconds: Values) -> Values:
+        """Return the accuracy of each seed when another run of it had so many seconds."""
+        return np.array([c.at(s) for c, s in zip(self.by_time, seconds, strict=True)])
 
 
 def train(options: Options, plan: Plan, policy: str) -> Trained:
-    seeds = range(options.seed, options.seed + options.pick(plan.fast_seeds, 5))
-    runs = [_train(options, plan, policy, seed) for seed in seeds]
-    seconds, all_s, percent = (np.mean(rows, axis=0).tolist() for rows in zip(*runs, strict=True))
-    final = float(np.mean(percent[-max(1, len(percent) // 10) :]))
-    return Trained(seconds[-1], all_s[-1], final, Curve(seconds, percent))
+    runs = [_train(options, plan, policy, seed) for seed in options.seeds_or(range(PAIRS))]
+    ends = np.array([(training[-1], whole[-1]) for training, whole, _ in runs]).T
+    finals = np.array([np.mean(each[-max(1, len(each) // 10) :]) for *_, each in runs])
+    return Trained(*ends, finals, [Curve(training, each) for training, _, each in runs])
 
 
 def _train(options: Options, plan: Plan, policy: str, seed: int) -> tuple[list[float], ...]:
@@ -83,7 +87,7 @@ def _train(options: Options, plan: Plan, policy: str, seed: int) -> tuple[list[f
     rounds = options.pick(plan.fast_rounds, plan.rounds)
     config = {"dataset": options.dataset("images"), "num-server-rounds": rounds, "seed": seed}
     config |= {**plan.config, **plan.partition}
-    config["model"] = options.pick(SHORT_MODEL, f"{MODELS}:{plan.model}")
+    config["model"] = options.pick(plan.fast_model, f"{MODELS}:{plan.model}")
     how: dict[str, Any] = {"profiling": "phase", "warmup_rounds": 0, "seed": seed}
     how |= {"policy": ALGORITHM_2 if policy in (ADAPTIVE, CAPPED) else policy}
     if policy == CAPPED:
@@ -127,11 +131,14 @@ def outcome(
     """Make a table of settings and policies; ``paper`` says of "setting, policy" what it prints."""
     rows = []
     for setting, policies in found.items():
-        for policy, one in policies.items():
-            faster = policies[VANILLA].seconds / one.seconds if VANILLA in policies else 1.0
-            cells = f"{one.seconds:.1f}", f"{faster:.2f}x", f"{one.all_s:.1f}"
-            percent = f"{one.accuracy:.2f}"
-            printed = (paper or {}).get(f"{setting}, {policy}", "")
-            rows.append((setting, policy, *cells, percent, printed))
+        for policy, each in policies.items():
+            one = _means(each)
+            faster = _means(policies[VANILLA])[0] / one[0] if VANILLA in policies else 1.0
+            cells = f"{one[0]:.1f}", f"{faster:.2f}x", f"{one[1]:.1f}", f"{one[2]:.2f}"
+            rows.append((setting, policy, *cells, (paper or {}).get(f"{setting}, {policy}", "")))
     head = ("setting", "policy", "training s", "faster", "in all s", "accuracy %", "paper")
     return Finding(head, rows, claims)
+
+
+def _means(one: Trained) -> list[float]:
+    return [float(np.mean(each)) for each in one[:3]]

@@ -15,8 +15,9 @@ QUIET = Options(fast=True)
 
 
 def trained(seconds, percent):
-    ends = Curve([0.0, seconds], [10.0, percent])
-    return MeanRun(10, 1.0, seconds, [percent, percent], ends)
+    percents = percent + np.linspace(-0.01, 0.01, 10)
+    ends = [Curve([0.0, seconds], [10.0, each]) for each in percents]
+    return MeanRun(10, 1.0, [seconds] * 10, percents, ends)
 
 
 def test_cases_count_batches_and_rounds():
@@ -38,10 +39,11 @@ def test_biased_takes_less_time_than_balanced(monkeypatch):
     monkeypatch.setattr(runs, "SHORT_EPOCHS", 1.4)
     both = {"biased": Case(fast=1, slow=1), "balanced": Case(fast=1, slow=1, balanced=True)}
     found = runs.compare(QUIET, both)
-    assert found["biased"].seconds == pytest.approx(found["biased"].rounds * 32 * 16 * 0.01)
-    assert found["biased"].seconds < found["balanced"].seconds / 2
-    assert found["biased"].by_time.y[1] > 15  # as many steps in the first round
-    assert found["biased"].by_time.at(0) == found["biased"].by_time.y[0]
+    (seconds,), (balanced,) = found["biased"].times, found["balanced"].times
+    assert seconds == pytest.approx(found["biased"].rounds * 32 * 16 * 0.01)
+    assert seconds < balanced / 2
+    assert found["biased"].by_time[0].y[1] > 15  # as many steps in the first round
+    assert found["biased"].at([0]) == [found["biased"].by_time[0].y[0]]
 
 
 def test_high_losses_go_to_slow_nodes():
@@ -76,15 +78,18 @@ def test_table_1_holds_on_the_papers_own_numbers(monkeypatch):
 
 
 def test_settings_fail_where_ours_differ(monkeypatch):
-    assert other.table_4(QUIET).verdict == other.table_5(QUIET).verdict == "reproduced"
+    # four of five rows are not had
+    for table in (other.table_4, other.table_5):
+        verdicts = [claim.verdict for claim in table(QUIET).claims]
+        assert verdicts == ["by construction", "scale not tested"]
     monkeypatch.setitem(runs.PAPER[2], "learning-rate", 0.1)
     assert other.table_4(QUIET).verdict == "not reproduced"
 
 
 def test_theorem_1_holds_for_uniform_sampling_alone():
-    uniform, one_sample = other.theorem_1(QUIET).claims
-    assert uniform.holds
-    assert not one_sample.holds
+    uniform, _, one_sample = other.theorem_1(Options(fast=True, seeds=range(10))).claims
+    assert uniform.verdict == "reproduced"
+    assert one_sample.verdict == "not reproduced"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")

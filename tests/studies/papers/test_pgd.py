@@ -9,7 +9,7 @@ from torch import nn
 
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.pgd import cases, costs, figures, gains, priorities, tasks, workers
-from flwr_hetero_studies.papers.pgd.workers import METHODS, PAPER, PGD_A, PGD_S, SGD
+from flwr_hetero_studies.papers.pgd.workers import AUTHORS, METHODS, PGD_A, PGD_S, SGD
 from flwr_hetero_studies.tasks import Examples
 
 QUIET = Options(fast=True)
@@ -22,7 +22,7 @@ def task():
     return tasks.Problem(examples, lambda seed: tasks.make_model("softmax", (4, 1, 1), 2, seed))
 
 
-def test_pgd_s_steps_on_the_top_alone_and_adds_its_gradients(task):
+def test_pgd_s_steps_on_the_top_and_adds_the_gradients_of_s(task):
     model = task.make_model(0)
     sampler = workers.BasicPGD(model, task.examples, num_renewed=10, num_top=8, seed=0)
     exact, _ = priorities.priorities_of(model, task.examples)
@@ -30,27 +30,36 @@ def test_pgd_s_steps_on_the_top_alone_and_adds_its_gradients(task):
     indices, weights = sampler.next_batch()
     assert set(indices.tolist()) == set(np.argsort(-exact)[:8].tolist())
     assert weights.tolist() == [1.0] * 8
-    for p in model.parameters():
-        p.grad = torch.full_like(p, 0.5)
-    sampler.on_batch(model, indices, torch.zeros(8))
-    for name, part in sampler.gradient.total.items():
-        torch.testing.assert_close(part, 0.9 * before[name] + 8 * 0.5)
+    examples = task.examples.take(sampler.order[:10])
+    loss = tasks.each_loss(model(examples[0]), examples[1]).sum()
+    sums = torch.autograd.grad(loss, list(model.parameters()))
+    for (name, part), own in zip(sampler.gradient.total.items(), sums, strict=True):
+        torch.testing.assert_close(part, 70 / 80 * before[name] + own)
 
 
-@pytest.mark.parametrize("method", METHODS)
+def test_the_authors_step_is_mean_of_s_plus_mean_of_t(task):
+    model, settings = task.make_model(0), workers.Ratios(0.3, 0.1, 0.1, steps=1, workers=0)
+    feed = workers.make_sampler(AUTHORS, model, task.examples, settings, seed=0)
+    _, weights = feed.next_batch()
+    assert weights.tolist() == [4.0] * 8 + [4 / 3] * 24
+    losses = np.arange(32.0)
+    assert (weights * losses).mean() == pytest.approx(losses[:8].mean() + losses[8:].mean())
+    feed.close()
+
+
+@pytest.mark.parametrize("method", [*METHODS, AUTHORS])
 def test_work_counts_gradients_and_the_first_pass(task, method):
     settings = workers.Ratios(0.1, 0.1, 0.1, steps=8, workers=4)
     curve = workers.train(task, method, settings, seed=1)
-    first = 80 if method in (PGD_A, PGD_S) else 0
+    first = 80 if method in (PGD_A, PGD_S, AUTHORS) else 0
     assert curve["work"] == [first + 16 * step for step in range(9)]
     assert curve["loss"][-1] < curve["loss"][0]
     assert workers.train(task, method, settings, seed=1) == curve
 
 
-def test_each_method_takes_its_best_rate_and_is_priced_in_steps_of_sgd(task):
+def test_rates_are_sgds_best_and_prices_its_steps(task):
     settings = workers.Ratios(0.1, 0.1, 0.0, steps=8, workers=0)
-    rate, curves = workers.at_best_rate(task, SGD, settings, (1e-4, 0.5), seeds=(0, 1))
-    assert (rate, len(curves)) == (0.5, 2)
+    assert workers.best_rate(task, SGD, settings, (1e-4, 0.5), seed=0) == 0.5
     found = cases.prices(task, settings, (SGD, PGD_A), turns=2)
     assert found[SGD]["price"] == 1.0
     assert found[PGD_A]["start"] > found[SGD]["start"] == 0.0
@@ -72,7 +81,7 @@ def test_what_is_read_off_curves():
     slow = {"work": [0.0, 10.0, 20.0, 30.0, 40.0], "loss": [4.0, 3.0, 2.0, 1.0, 0.0]}
     fast = slow | {"work": [x / 2 for x in slow["work"]]}
     never = slow | {"loss": [4.0, 4.0, 4.0, 4.0, inf]}
-    assert [figures.gain([curve], [slow], 0.5) for curve in (fast, slow, never)] == [2.0, 1.0, 0.0]
+    assert figures.gains([fast, slow, never], [slow] * 3, 0.5).tolist() == [2.0, 1.0, 0.0]
 
 
 def test_time_of_a_step_is_work_and_link():
@@ -104,15 +113,15 @@ def test_fall_tells_a_steep_start_from_an_even_end_and_lines_from_noise():
 def test_convergence_is_decided_by_work(monkeypatch, speed, verdict):
     work = np.linspace(0, 100, 21)
 
-    def found(task, method, settings, rates, seeds):
+    def found(task, method, settings, seed):
         loss = np.exp(-0.03 * work) + 0.2 * (method == PGD_S)
-        spent = (work / (speed if method == PGD_A else 1.0)).tolist()
-        return rates[0], [{"work": spent, "step": spent, "loss": loss.tolist()}]
+        spent = (work / (speed if method == AUTHORS else 1.0)).tolist()
+        return {"work": spent, "step": spent, "loss": loss.tolist()}
 
-    monkeypatch.setattr(figures, "at_best_rate", found)
-    finding = figures.convergence(QUIET, "mlp")
+    monkeypatch.setattr(figures, "train", found)
+    finding = figures.convergence(Options(fast=True, seeds=range(10)), "mlp")
     assert finding.verdict == verdict
-    assert [row[0] for row in finding.rows] == list(PAPER)
+    assert [row[0] for row in finding.rows] == [SGD, AUTHORS, PGD_S]
 
 
 def test_figure_1_of_a_tiny_task(monkeypatch, task):
@@ -120,4 +129,4 @@ def test_figure_1_of_a_tiny_task(monkeypatch, task):
     monkeypatch.setattr(priorities, "of_figure", lambda options, model: small)
     finding = priorities.figure_1(QUIET)
     assert len(finding.rows) == len(priorities.LOOKS) + 1
-    assert finding.claims[2].holds
+    assert finding.claims[-1].verdict == "by construction"

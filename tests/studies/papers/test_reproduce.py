@@ -4,13 +4,31 @@ import numpy as np
 import pytest
 
 from flwr_hetero.cli import main
-from flwr_hetero_studies.core.experiment import Claim, Experiment, Finding, times
+from flwr_hetero_studies.core.criteria import (
+    CONSTRUCTION,
+    NOT,
+    OLD,
+    REPRODUCED,
+    SIZE,
+    UNTESTED,
+    Claim,
+    about,
+    at_scale,
+    falls,
+    higher,
+    interval,
+    made,
+    times,
+    within,
+)
+from flwr_hetero_studies.core.experiment import Experiment, Finding, together
 from flwr_hetero_studies.core.plan import NotHereError
 from flwr_hetero_studies.papers import cases as catalogue
 
 
 def outcome(*held):
-    claims = [Claim(f"claim {i}", "2.0x", "1.9x", np.bool_(own)) for i, own in enumerate(held)]
+    verdicts = (REPRODUCED if each else NOT for each in held)
+    claims = [Claim(f"claim {i}", "2.0x", "1.9x", own) for i, own in enumerate(verdicts)]
     return Finding(["policy", "seconds"], [["fast", 1.0]], claims)
 
 
@@ -26,14 +44,63 @@ def experiments(monkeypatch):
     return run, listed
 
 
-def test_claims_decide():
-    verdicts = [outcome(*held).verdict for held in ((1, 1), (1, 0), (0, 0))]
-    assert verdicts == ["reproduced", "partly", "not reproduced"]
+VERDICTS = [
+    ((REPRODUCED, REPRODUCED), REPRODUCED), ((REPRODUCED, NOT), "partly"), ((NOT, NOT), NOT),
+    ((REPRODUCED, SIZE), SIZE), ((SIZE, NOT), "partly"), ((CONSTRUCTION, NOT), NOT),
+    ((CONSTRUCTION, REPRODUCED), REPRODUCED), ((UNTESTED, CONSTRUCTION), UNTESTED),
+    ((CONSTRUCTION,), CONSTRUCTION), ((OLD, OLD), OLD),
+]  # fmt: skip
 
 
-def test_a_factor_holds_from_two_thirds_of_the_papers():
-    assert times("faster", 6, 4.0) == ("faster (at least 2/3 of it)", "6x", "4.0x", True)
-    assert not times("faster", 6, 3.9).holds
+@pytest.mark.parametrize(("claims", "verdict"), VERDICTS)
+def test_claims_that_could_fail_decide(claims, verdict):
+    assert together(claims) == verdict
+
+
+NOISE = np.random.default_rng(0).normal(size=10)
+
+
+def test_an_interval_is_students():
+    mean, _, high = interval([1.0, 2.0, 3.0])
+    assert (mean, high - mean) == (2.0, pytest.approx(4.303 / 3**0.5, rel=1e-3))
+    assert interval([1.0])[1:] == interval([1.0, np.inf])[1:] == (-np.inf, np.inf)
+
+
+def test_a_gain_must_exclude_zero_and_has_a_size():
+    gain = 1 + 0.5 * NOISE
+    for shift, size, verdict in (
+        (0, None, REPRODUCED), (0, 1.4, REPRODUCED), (0, 0.5, SIZE), (0, 3, SIZE),
+        (-1, None, NOT), (-3, None, NOT),
+    ):  # fmt: skip
+        assert higher("", "", gain + shift, size=size).verdict == verdict
+    assert higher("", "", gain, NOISE).verdict == NOT, "each must be above zero"
+    assert higher("", "", [1.0]).verdict == NOT, "one seed has no interval"
+
+
+def test_a_factor_is_two_sided():
+    ratios = np.exp(1.5 + 0.2 * NOISE)  # 4.5
+    for published, verdict in ((6, REPRODUCED), (3.2, REPRODUCED), (11, SIZE), (1.5, SIZE)):
+        assert times("", published, ratios).verdict == verdict
+    assert times("", 1.2, ratios / 4.5).verdict == NOT
+    assert times("", 6, [*ratios, 0.0]).found == "never in some run"
+    assert times("", 2, ratios, most=5).verdict == REPRODUCED
+    assert times("", 2, ratios * 3, most=5).verdict == SIZE
+    assert about("", 0.5, 0.45 + 0.01 * NOISE).verdict == REPRODUCED
+    assert about("", 0.5, 0.2 + 0.01 * NOISE).verdict == SIZE
+
+
+def test_bounds_hold_for_the_whole_interval():
+    assert within("", "", NOISE, low=-1, high=1).verdict == REPRODUCED
+    assert within("", "", NOISE, low=-1, high=0.5).verdict == NOT
+    columns = {"a": 2 + NOISE, "b": 1 + NOISE, "c": NOISE}
+    assert falls("", "", columns).verdict == REPRODUCED
+    assert falls("", "", columns | {"c": 1 - NOISE}).verdict == NOT
+
+
+def test_checks_and_small_scales_are_verdicts_of_their_own():
+    check = made("", "", "", np.bool_(1))
+    assert (check.verdict, made("", "", "", 0).verdict) == (CONSTRUCTION, NOT)
+    assert [at_scale(check, on).verdict for on in (True, False)] == [CONSTRUCTION, UNTESTED]
 
 
 def test_a_figure_stands_for_its_columns(monkeypatch):
@@ -61,7 +128,7 @@ def test_list_has_a_line_for_each_that_begins_with_the_paper(experiments, capsys
 
 
 def test_a_run_prints_claims_and_why_one_fails_a_fast_one_what_it_cuts(experiments, capsys):
-    full = ("2.0x", "1.9x", "does not hold", "partly", "why: too small")
+    full = ("2.0x", "1.9x", "not reproduced", "partly", "why: too small")
     fast = ("--fast: all of it", "reproduced")
     for form, there, gone in (([], full, "all of it"), (["--fast"], fast, "too small")):
         assert main(["reproduce", "TiFL", "figure 1", *form]) == 0

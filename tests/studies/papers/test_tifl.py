@@ -14,16 +14,14 @@ from flwr_hetero_studies.papers.tifl import figures, models, runs, times
 from flwr_hetero_studies.papers.tifl.runs import ADAPTIVE, CAPPED, CIFAR_CPUS, Plan, Trained
 
 QUIET = Options(fast=True)
-TINY = Plan(CIFAR_CPUS, nodes=10, per_round=2, fast_rounds=3, fast_seeds=2)
+TINY = Plan(CIFAR_CPUS, nodes=10, per_round=2, fast_rounds=3, fast_model="softmax")
+NOISE = np.linspace(-0.1, 0.1, 10)
 
 
-@pytest.fixture(autouse=True)
-def small_model(monkeypatch):
-    monkeypatch.setattr(runs, "SHORT_MODEL", "softmax")
-
-
-def trained(seconds, accuracy):
-    return Trained(seconds, seconds, accuracy, Curve([0.0, seconds], [10.0, accuracy]))
+def trained(seconds, accuracy, start=10.0):
+    """Ten seeds, alike but for a tenth of a point."""
+    curves = [Curve([0.0, seconds], [start + each, accuracy + each]) for each in NOISE]
+    return Trained(np.full(10, seconds), np.full(10, seconds), accuracy + NOISE, curves)
 
 
 def alike_all(options, plans, policies):
@@ -38,18 +36,18 @@ def test_five_groups_of_equal_size():
 
 def test_vanilla_waits_for_slow_nodes_and_fast_does_not():
     vanilla, fast = (runs.train(QUIET, TINY, policy) for policy in ("vanilla", "fast"))
-    assert fast.seconds < vanilla.seconds / 2
-    assert fast.all_s > fast.seconds  # profiling
-    assert len(vanilla.by_time.x) == 4
-    assert vanilla.accuracy == vanilla.by_time.y[-1]
+    assert fast.seconds[0] < vanilla.seconds[0] / 2
+    assert fast.all_s[0] > fast.seconds[0]  # profiling
+    assert len(vanilla.by_time[0].x) == 4
+    assert vanilla.accuracy[0] == vanilla.by_time[0].y[-1] == vanilla.at(vanilla.seconds)[0]
 
 
 def test_adaptive_measures_tiers_and_keeps_to_credits():
-    plan = replace(TINY, fast_rounds=6, fast_seeds=1)
+    plan = replace(TINY, fast_rounds=6)
     free, capped = (runs.train(QUIET, plan, policy) for policy in (ADAPTIVE, CAPPED))
     profiled = runs.train(QUIET, plan, "uniform")
-    assert free.all_s - free.seconds > profiled.all_s - profiled.seconds
-    assert len(capped.by_time.x) == 7
+    assert free.all_s[0] - free.seconds[0] > profiled.all_s[0] - profiled.seconds[0]
+    assert len(capped.by_time[0].x) == 7
 
 
 @pytest.mark.parametrize("name", ["1b", "3a", "3b", "4", "5", "6a", "6b", "7", "8", "9"])
@@ -62,20 +60,26 @@ def test_a_figure_without_differences_is_not_reproduced(name, monkeypatch):
 
 def test_figure_3a_holds_on_the_papers_own_numbers(monkeypatch):
     own = {"vanilla": 110.0, "slow": 150.0, "uniform": 18.0, "random": 14.0, "fast": 10.0}
-    found = {name: trained(seconds, 80.0) for name, seconds in own.items()}
+    # vanilla is 6.19 points lower when fast ends
+    found = {name: trained(s, 80.0, start=73.81 - 0.619) for name, s in own.items()}
     monkeypatch.setattr(figures, "compare", lambda options, plans, policies: {"resource": found})
     assert figures.figure_3a(QUIET).verdict == "reproduced"
 
 
 def test_table_1_fails_on_another_probability(monkeypatch):
-    assert times.table_1(QUIET).verdict == "reproduced"
+    assert times.table_1(QUIET).verdict == "by construction"
     monkeypatch.setattr(times, "policy_probs", lambda policy, num_tiers: np.ones(5) / 5)
     assert times.table_1(QUIET).verdict == "not reproduced"
 
 
-def test_an_idle_run_takes_the_time_of_its_tier():
-    strategy = times.idle_run("slow", rounds=20, seed=0)
-    assert strategy.actual_s == pytest.approx(20 * 10, rel=0.15)
+def test_eq_6_takes_the_tiers_as_they_were_drawn():
+    estimate_s, expected_s, actual_s = times.tier_times("slow", rounds=20, seed=0)
+    assert actual_s == pytest.approx(20 * 10, rel=0.15)
+    assert estimate_s < expected_s == pytest.approx(actual_s, rel=0.03)
+    # of twenty rounds random has one with the slowest tier by chance, or none, or three
+    for seed in range(3):
+        estimate_s, _, actual_s = times.tier_times("random", rounds=20, seed=seed)
+        assert estimate_s == pytest.approx(actual_s, rel=0.15)
 
 
 def test_a_round_with_a_straggler_is_told_by_its_length():
