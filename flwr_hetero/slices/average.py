@@ -29,6 +29,7 @@ class ModelAverage(Wrapper):
     "Acceleration of Stochastic Approximation by Averaging", SICON 1992. ValueError for a setting
     out of range, or a strategy that trains trees.
 
+    >>> from flwr_hetero.asynchronous.strategy import FedBuff
     >>> strategy = ModelAverage(FedBuff(concurrency=3), window=8)
 
     Parameters

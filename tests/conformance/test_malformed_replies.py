@@ -135,7 +135,7 @@ MORE = {
     "CDGraB exact": lambda inner: ours.CDGraB(inner, mode="exact"),
 }
 WRAPPERS = NESTS | RIVAL_NESTS | MORE
-AS_THEY_COME = ("FedAsync", "FedAT", "FedCompass", "TiFL")
+AS_THEY_COME = ("FedAsync", "FedAT", "FedBuff", "FedCompass", "TiFL", "merged")
 """Strategies that do not wait for all nodes."""
 
 

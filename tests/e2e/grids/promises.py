@@ -22,7 +22,8 @@ def check(name, row, found, rounds=None, *, on_nodes=True, by_speed=True):
     assert found["central"] == [*range(rounds + 1)]
     assert not any(record["failures"] for record in records)
     assert isfinite(found["w"])
-    assert found["w"] > 0.1  # where all goals are
+    # towards where all goals are; the first two updates count little, for others are not known yet
+    assert found["w"] > 0.03
     if on_nodes:
         # one a round, or one of the last model at least
         each = [*range(1, rounds + 1)] if row.evaluates_each_round else found["evaluated"]
