@@ -221,8 +221,8 @@ class FedBuff(Rule):
 
     Notes
     -----
-    A server update has one update of a node at most, and K is less than the nodes that are there,
-    so that none can hold it up. No node sends more than :attr:`node_limit`
+    A server update has one update of a node at most, and of five and more nodes it waits for all
+    but one at most, so that none can hold it up. No node sends more than :attr:`node_limit`
     (1.5) even shares of all updates: it rests meanwhile. None is the paper's rule, without a limit.
 
     A node whose reply is bad or does not come is backed off, longer each time; a run ends when all
@@ -262,10 +262,10 @@ class FedBuff(Rule):
         size = self.buffer_size or self.default_size(min(self.concurrency or there, there))
         if self.node_limit is None:
             return algorithm.full_buffer(waiting, size)
-        # one of each node; of three and more none waits for the last one
+        # one of each node; of five and more nobody waits for the last one
         first = {update.pending.node_id: update for update in reversed(waiting)}
         ready = [update for update in waiting if first[update.pending.node_id] is update]
-        return algorithm.full_buffer(ready, max(1, min(size, there, max(2, there - 1))))
+        return algorithm.full_buffer(ready, max(1, min(size, there, max(4, there - 1))))
 
     def default_size(self, in_flight: int) -> int:
         """Return K where it is not given."""
