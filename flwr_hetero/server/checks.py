@@ -94,7 +94,7 @@ def accept(context: Exchange, replies: Sequence[Message], judge: Verdicts) -> li
             _limit_examples(context, good, expected.weight_key)
     if expected.arrays is None or expected.update_limit is None:
         return good
-    return limit_updates(context, good, expected.update_limit)
+    return limit_updates(context, good, expected.update_limit, expected.weight_key)
 
 
 def _answers(context: Exchange, replies: Sequence[Message], judge: Verdicts) -> list[Message]:

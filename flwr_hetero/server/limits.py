@@ -5,16 +5,17 @@ r"""Updates judged by their size: one far longer than those of most nodes counts
           d_i \leftarrow \min\left(1, \frac{\ell_i}{\lVert d_i \rVert}\right)^2 d_i
 
 d_j: the last update of node j; tau_j: its assigned steps, or 1; c: the wrapper's ``update_limit``.
+Of a node that claims far more examples than most, which weigh its update, the limit is shorter.
 More steps may make an update longer, but fewer need not make it shorter: a slow node may hold what
 no other does. By the square a lie counts the less, the larger it is.
 """
 
 from collections.abc import Collection, Sequence
 from logging import INFO
-from math import sqrt
+from math import inf, sqrt
 from statistics import median_low
 
-from flwr.app import ArrayRecord, Message
+from flwr.app import ArrayRecord, Message, MessageType
 
 from flwr_hetero._flwr import log
 from flwr_hetero.errors import check_number
@@ -24,6 +25,8 @@ from flwr_hetero.server.context import QUORUM, Exchange
 
 RECENT_NODES, RECENT_UPDATES = 50, 4
 """Nodes whose last norms count: so many, or so many times those of a server update if more."""
+HEAVY = 4.0
+"""Examples, in medians of the nodes, above which a heavier update has to be shorter."""
 DIVERGED = 100.0
 """An update of so many times its limit is dropped."""
 SMALL = 1.0
@@ -41,7 +44,9 @@ def check_limit(limit: float | None) -> float | None:
     return check_number("update_limit", limit, "[1, inf)", "or None, for no limit")
 
 
-def limit_updates(context: Exchange, good: Sequence[Message], limit: float) -> list[Message]:
+def limit_updates(
+    context: Exchange, good: Sequence[Message], limit: float, weight_key: str | None = None
+) -> list[Message]:
     """Shorten updates that are far longer than the last ones of most nodes; drop diverged ones."""
     nodes = [context.identity(reply.metadata.src_node_id) for reply in good]
     asked = [context.instruction_of(reply) for reply in good]
@@ -60,11 +65,15 @@ def limit_updates(context: Exchange, good: Sequence[Message], limit: float) -> l
     if few and context.quorum < QUORUM:
         return list(good)
     most = {count: longest_update(known.values(), count, limit) for count in {*steps}}
+    claims = context.fleet.examples.get(MessageType.TRAIN, {}) if weight_key else {}
+    heavy = HEAVY * median_low([last for _, last in claims.values() if last] or [inf])
     counted = []
     for reply, node, start, own, count in zip(good, nodes, starts, norms, steps, strict=True):
         # before others are known, the norm of the model stands for the median
         first = Norms(limit * max(model_norms(start).parameters, SMALL), 0.0) if few else None
-        parts = parts_that_count(own, first or most[count])
+        share = min(1.0, heavy / claims[node][1]) if claims.get(node, (0, 0))[1] else 1.0
+        longest = first or most[count]
+        parts = parts_that_count(own, Norms(*(share * norm for norm in longest)))
         if (part := min(parts)) < DIVERGED**-2 and not few:
             context.drop(reply, f"its update is {part**-0.5:.3g} times as long as it may be")
             continue

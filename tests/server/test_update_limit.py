@@ -76,7 +76,7 @@ def test_equal_nodes_are_left_alone(kind):
     assert not any("shortened" in record for record in records)
 
 
-def exchange(norms, fleet=None, steps=None, sent=0.0, nodes=None, quorum=3):
+def exchange(norms, fleet=None, steps=None, sent=0.0, nodes=None, quorum=3, examples=()):
     """Let nodes send updates of these norms; return what is left of them, and the context."""
     be_server_task(1, 1, 1)
     context = Exchange(fleet or Fleet(), quorum=quorum, timeout_s=9.0)
@@ -88,11 +88,13 @@ def exchange(norms, fleet=None, steps=None, sent=0.0, nodes=None, quorum=3):
         message = Message(RecordDict({"arrays": model, "config": config}), node, "train")
         set_message_id(message, f"{i}")
         context.messages.append(message)
-        metrics = MetricRecord({"num-examples": 1, "num-steps": steps[i] if steps else 1})
+        count = examples[i] if examples else 1
+        metrics = MetricRecord({"num-examples": count, "num-steps": steps[i] if steps else 1})
         arrays = ArrayRecord({"w": Array(np.full(4, sent + norm / 2))})
         content = RecordDict({"arrays": arrays, "metrics": metrics})
         replies.append(Message(content, reply_to=message))
-    good = accept(context, replies, Verdicts(context, Expected(model, update_limit=2.0)))
+    wanted = Expected(model, "num-examples" if examples else None, update_limit=2.0)
+    good = accept(context, replies, Verdicts(context, wanted))
     ends = {r.metadata.src_node_id: r.content["arrays"]["w"].numpy() - sent for r in good}
     return {node: float(np.linalg.norm(end)) for node, end in ends.items()}, context
 
@@ -101,6 +103,14 @@ def test_the_longer_an_update_the_less_it_counts():
     found, context = exchange([1.0, 2.0, 3.0, 5.0, 12.0, -30.0])
     assert found == pytest.approx({0: 1, 1: 2, 2: 3, 3: 5, 4: 3, 5: 1.2})
     assert context.shortened == pytest.approx({"id-4": 0.25, "id-5": 0.04})
+
+
+def test_what_is_far_heavier_must_be_shorter():
+    """Eight medians of examples have half of the limit, four all of it."""
+    found, context = exchange([1.0, 1.0, 1.0, 1.0, 2.0], examples=[10, 10, 10, 80, 80])
+    assert found == pytest.approx({0: 1, 1: 1, 2: 1, 3: 1, 4: 0.5})
+    found, context = exchange([1.0, 1.0, 1.0, 1.0, 2.0], examples=[10, 10, 10, 40, 40])
+    assert context.shortened == {}
 
 
 def test_one_that_has_diverged_is_dropped():
