@@ -123,6 +123,8 @@ class Rule(Selection):
     @property
     def loop(self) -> Loop:
         """Without rounds."""
+        if self.node_limit is not None:
+            check_number("node_limit", self.node_limit, "[1, inf)", "or None, for no limit")
         return lambda run: run_asynchronously(run, self)
 
     def begin(self, due: list[Update], version: int) -> None:

@@ -112,6 +112,15 @@ class FedSlice(Wrapper):
         if concurrency is not None:
             check_enough_updates(self.leaf, buffer_size(concurrency), "concurrency")
 
+    @property
+    def node_limit(self) -> float | None:
+        """Largest share of a node in all updates, in even shares; None: any."""
+        return self.rule.node_limit
+
+    @node_limit.setter
+    def node_limit(self, limit: float | None) -> None:
+        self.rule.node_limit = limit
+
     def round_info(self) -> dict[str, Any]:
         """Return the round's server updates, and examples trained on of those wanted."""
         return self.rule.round_facts
@@ -161,7 +170,7 @@ class SliceRule(FedBuff):
     called = "FedSlice"
     unit, evaluates_each_round = "round", True
     # its buffers are small, and nodes of equal pace reply unevenly
-    node_limit = 2.0
+    node_limit: float | None = 2.0
 
     def __init__(
         self, strategy: SliceSteps, concurrency: int | None, rate_correction: float, seed: int

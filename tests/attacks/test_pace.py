@@ -7,7 +7,7 @@ from quadratics import Watched, fedavg, models
 from recording import History
 
 from flwr_hetero.fleet import Fault
-from flwr_hetero.strategy import FedBuff
+from flwr_hetero.strategy import FedBuff, FedSlice
 
 NODES = 8
 GOALS = [100.0] + [0.0] * (NODES - 1)
@@ -78,3 +78,13 @@ def test_an_update_is_made_though_most_nodes_fail():
     failing = [Fault(i, "errs", 2) for i in range(2, NODES)]
     _, nodes = run(goals=[0.0] * NODES, updates=12, faults=failing)
     assert {node for update in nodes[-3:] for node in update} == {"node-0", "node-1"}
+
+
+@pytest.mark.parametrize("kind", [FedBuff, FedSlice])
+def test_limit_of_a_node_is_checked_before_training(kind):
+    strategy = kind(fedavg())
+    strategy.node_limit = 0.5
+    with pytest.raises(ValueError, match=r"node_limit must be .* got 0\.5"):
+        models(strategy, Watched([0.0] * 4, [1.0] * 4), 1)
+    strategy.node_limit = None
+    models(strategy, Watched([0.0] * 4, [1.0] * 4), 1)
