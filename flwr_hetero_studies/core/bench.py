@@ -12,7 +12,7 @@ import platform
 import tempfile
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from fnmatch import fnmatch
 from importlib import import_module
@@ -23,11 +23,13 @@ from typing import Any
 
 from flwr_hetero_studies.core.plan import DIGITS, Data, NotHereError, Options, Trial
 from flwr_hetero_studies.core.record import Line, append, key_of, pack, read
-from flwr_hetero_studies.core.tables import fill
+from flwr_hetero_studies.core.tables import details, fill
 
 HERE = Path(__file__).parents[1]
 CLAIMS = {path.parent.name: path.parent for path in sorted(HERE.glob("**/cases.py"))}
 """Folder of each study, by its name."""
+Write = Callable[[str, Mapping[str, Any]], str]
+"""Makes a text of a template and the parts of a report."""
 
 
 def _part(claim: str, name: str) -> Any:
@@ -117,10 +119,10 @@ def missing(trials: Iterable[Trial], lines: list[Line], patterns: Sequence[str])
     return [trial for key, trial in found.items() if key not in done]
 
 
-def page_of(claim: str, lines: list[Line], folder: Path) -> str:
-    """Fill a study's page, and draw its figures in a folder."""
+def page_of(claim: str, lines: list[Line], folder: Path, write: Write = fill) -> str:
+    """Fill a study's page, and draw its figures in a folder; or write what it leaves out."""
     parts = _part(claim, "report").report(lines, folder)
-    return fill((CLAIMS[claim] / "page.md").read_text(encoding="utf-8"), parts).rstrip() + "\n"
+    return write((CLAIMS[claim] / "page.md").read_text(encoding="utf-8"), parts).rstrip() + "\n"
 
 
 def with_changes(settings: Mapping[str, Any], changes: Iterable[str]) -> dict[str, Any]:
@@ -157,6 +159,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=int, help="processes; 1, and 0 with --fast: this one")
     parser.add_argument("--fast", action="store_true", help="a few small cases: does it work?")
     parser.add_argument("--report", action="store_true", help="run nothing, make the report")
+    left = "run nothing, print the tables that the committed report leaves out"
+    parser.add_argument("--details", action="store_true", help=left)
 
 
 def _run(args: argparse.Namespace) -> None:
@@ -165,6 +169,11 @@ def _run(args: argparse.Namespace) -> None:
         if not (lines := read(out)):
             raise SystemExit(f"--out {out}: no results of the study {args.claim}")
         (out / "report.md").write_text(page_of(args.claim, lines, out), encoding="utf-8")
+        return
+    if args.details:
+        with tempfile.TemporaryDirectory() as scratch:
+            lines = read(args.out or CLAIMS[args.claim])
+            print(page_of(args.claim, lines, Path(scratch), details), end="")
         return
     # before the processes start, which read it when they import NumPy
     os.environ.setdefault("OMP_NUM_THREADS", "1")

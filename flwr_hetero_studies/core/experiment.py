@@ -21,6 +21,8 @@ from flwr_hetero_studies.core.plan import Options
 PAPERS = ("tifl", "biased-local-sgd", "cd-grab", "mercury", "pgd")
 CLAIMS = ("claim", "paper", "here", "verdict")
 PARTLY, NOT_RUN = "partly", "not run"
+DIFFERS, WHY = "differs from the paper", "why"
+"""Kinds of notes."""
 
 
 def together(verdicts: Sequence[str]) -> str:
@@ -86,8 +88,8 @@ class Experiment:
 
     def notes(self, verdict: str, *, fast: bool) -> dict[str, str]:
         texts = {
-            "differs from the paper": self.differs,
+            DIFFERS: self.differs,
             "--fast": self.cut if fast else "",
-            "why": self.why if verdict not in (REPRODUCED, CONSTRUCTION) else "",
+            WHY: self.why if verdict not in (REPRODUCED, CONSTRUCTION) else "",
         }
         return {name: text for name, text in texts.items() if text}

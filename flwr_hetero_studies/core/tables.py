@@ -31,16 +31,28 @@ def percent(share: float) -> str:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     every = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(map(str, row))} |\n" for row in every)
+    cells = ([str(cell).replace("|", r"\|") for cell in row] for row in every)
+    return "".join(f"| {' | '.join(row)} |\n" for row in cells)
+
+
+def only(wanted: Sequence[str], head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Write some columns of a table."""
+    places = [head.index(name) for name in wanted]
+    return table(wanted, ([row[place] for place in places] for row in rows))
+
+
+def fields(page: str) -> set[str]:
+    return {re.split(r"[.[]", field)[0] for _, field, *_ in Formatter().parse(page) if field}
 
 
 def fill(page: str, parts: Mapping[str, object]) -> str:
     """Fill a page's ``{parts}``; a section that names one which is not there is left out."""
-
-    def known(section: str) -> bool:
-        fields = [field for _, field, *_ in Formatter().parse(section) if field]
-        return all(re.split(r"[.[]", field)[0] in parts for field in fields)
-
     # a page of a few cases has only the sections that they fill
     sections = re.split(r"(?m)^(?=## )", page)
-    return "".join(section.format(**parts) for section in sections if known(section))
+    return "".join(each.format(**parts) for each in sections if fields(each) <= parts.keys())
+
+
+def details(page: str, parts: Mapping[str, object]) -> str:
+    """Return the texts among the parts that a page has no place for."""
+    left = {name: text for name, text in parts.items() if name not in fields(page)}
+    return "\n".join(text for text in left.values() if isinstance(text, str))

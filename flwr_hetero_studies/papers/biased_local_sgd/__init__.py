@@ -6,9 +6,8 @@ from flwr_hetero_studies.core.experiment import Experiment
 from flwr_hetero_studies.papers.biased_local_sgd import accuracy, other
 
 DIFFERS = (
-    "CIFAR-10 and ResNet-20 alone, with the data set of --data; devices are emulated and links "
-    "cost nothing, so that synchronous and balanced local SGD take the same time; lambda, which "
-    "the paper does not give, is 0.5"
+    "one data set and model; devices are emulated and links cost nothing, so that synchronous and "
+    "balanced local SGD take the same time; lambda, not in the paper, is 0.5"
 )
 CUT = "the digits of scikit-learn, an MLP, 3 epochs, batches of 4 (of 16 on two nodes)"
 _of = partial(Experiment, "biased-local-sgd")
@@ -26,12 +25,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         cut="the digits of scikit-learn and a small CNN", why="it needs a GPU beside the CPU",
         seeds=1),
     _of("theorem-1", "convergence for any sampling (Lemma 1, Theorem 1)", other.theorem_1,
-        differs="the paper proves it and does not measure it: two parabolas, eta = 1 / (L tau), "
-        "tau = 8",
+        differs="the paper proves it: measured on two parabolas, eta = 1 / (L tau), tau = 8",
         cut="200 rounds instead of 2000",
         why="The proof drops the last term of (11) as negative, but its factor eta (1 - L eta (tau "
-        "- 1)) / 2 is positive where it says so. One sample drawn alone has no variance, and leads "
-        "to its own minimum, where the gradient of F is not 0."),
+        "- 1)) / 2 is positive there. One sample drawn alone leads to its own minimum, where the "
+        "gradient of F is not 0."),
     _trained("table-1", "accuracy and time at equal epochs", accuracy.table_1,
              differs=f"{DIFFERS}; BytePS and DLB are not built"),
     _trained("figure-3", "learning curves", accuracy.figure_3),

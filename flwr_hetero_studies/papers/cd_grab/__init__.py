@@ -14,7 +14,7 @@ _of = partial(Experiment, "cd-grab")
 
 EXPERIMENTS: tuple[Experiment, ...] = (
     _of("theorem-1", "sums of the random walk of Algorithm 5", theory.theorem_1,
-        differs="The bound's constants are derived: they are lost in the text at hand.",
+        differs="The bound's constants are derived.",
         cut="20 walks of each length and seed instead of 100."),
     _of("theorem-2", "how gradients fall with epochs and workers", theory.theorem_2,
         differs="The paper proves it. A drawn table of 32 units a worker; the best of three rates.",
@@ -47,8 +47,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     _of("figure-8", "memory of the order server", vectors.figure_8,
         differs="Memory of the host is counted, not that of a GPU; the orders are those of a run, "
         "the gradients are made up.", cut="Nothing.", seeds=1,
-        why="A pair has its sign when its second gradients are there. Until then the first ones "
-        "are kept, one per worker; the paper counts the accumulator alone."),
+        why="The first gradients of pairs are kept, one per worker, until the second ones are "
+        "there. The paper counts the accumulator alone."),
     _of("figure-9", "LeNet: parallel herding bound in training, by number of workers",
         figures.figure_9, differs=ONE,
         cut=f"{IMAGES}; 12 of the 20 epochs; 4 and 64 workers.",
@@ -71,6 +71,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     _of("figure-12", "LeNet with 64 workers: learning rates", figures.figure_12, differs=ONE,
         cut="20 epochs on 1,437 images of 8x8, with a CNN of two small layers."),
     _of("table-1", "fine-tuning the tiny GPT-2 on GLUE",
-        why="GLUE's four tasks and the model pre-trained for 30 epochs on WikiText-103 are not to "
-        "be had without a download. The paper finds no difference between the orders there."),
+        why="GLUE and the pre-trained model need a download. The paper finds no difference between "
+        "the orders there."),
 )  # fmt: skip

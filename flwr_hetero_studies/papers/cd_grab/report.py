@@ -12,9 +12,13 @@ from flwr_hetero_studies.core.record import Line, by, metric
 from flwr_hetero_studies.core.tables import spread
 from flwr_hetero_studies.papers.cd_grab.fixed import METHODS, OURS, PAPER
 from flwr_hetero_studies.papers.cd_grab.orders import D_RR, EXACT, PAIR_BAL
+from flwr_hetero_studies.papers.report import coverage
 
 LAST = 5
 """Epochs at the end of a run that are averaged."""
+SKETCHED = "CD-GraB, k = 1024"
+SHOWN = (PAIR_BAL, EXACT, SKETCHED)
+"""Beside random orders, in the table of all experiments."""
 TRAINING = ["x D-RR", "test accuracy", "herding bound x D-RR", "order bytes"]
 Groups = Mapping[str, list[Line]]
 Bounds = Mapping[str, list[float]]
@@ -35,7 +39,7 @@ def summary(groups: Groups, least: Least) -> str:
     loss = excess(groups.get("softmax, 8 nodes", []), least)
     for name, what, wanted in (
         (EXACT, "excess loss at the larger step, exact / D-RR", "at most 0.5"),
-        ("CD-GraB, k = 1024", "the same, sketches of 1,024", "at most 0.6"),
+        (SKETCHED, "the same, sketches of 1,024", "at most 0.6"),
     ):
         if name in loss:
             rows.append([what, wanted, ratio(loss[name], loss.get(D_RR, {}))])
@@ -81,11 +85,10 @@ def over_alone(found: Bounds) -> float:
 def fleet(lines: list[Line]) -> str:
     names = (PAIR_BAL, PAPER, OURS)
     rows = [
-        [name, len(found[OURS]), *(spread(found[m], ".2g") for m in names),
-         f"{over_alone(found):.2f}"]
+        [name, *(spread(found[m], ".2g") for m in names)]
         for name, found in relative_bounds(lines, "fleet", OURS).items()
-    ]  # fmt: skip
-    return tables.table(["case", "seeds", *names, f"ours / {PAIR_BAL}"], rows)
+    ]
+    return tables.table(["case", *names], rows)
 
 
 def excess(lines: Sequence[Line], least: Least) -> dict[str, dict[int, float]]:
@@ -99,8 +102,8 @@ def excess(lines: Sequence[Line], least: Least) -> dict[str, dict[int, float]]:
     return found
 
 
-def training(lines: list[Line], least: Least, path: Path) -> str:
-    text, panels = "", {}
+def training(lines: list[Line], least: Least, path: Path) -> dict[str, str]:
+    text, panels, short = "", {}, []
     for name, runs in by(lines, "experiment").items():
         case, methods, rows = runs[0]["case"], by(runs, "name"), []
         units = case["num_examples"] // case["nodes"] // case["batch_size"]
@@ -113,19 +116,22 @@ def training(lines: list[Line], least: Least, path: Path) -> str:
         bounds = {
             n: {x["seed"]: x["metrics"]["herding"] for x in own} for n, own in methods.items()
         }
+        beside = {method: ratio(loss, found.get(D_RR, {})) for method, loss in found.items()}
+        herd = {method: ratio(bound, bounds.get(D_RR, {})) for method, bound in bounds.items()}
         for method, loss in found.items():
-            own, beside = methods[method], ratio(loss, found.get(D_RR, {}))
+            own = methods[method]
             right = f"{100 * np.mean([last(line, 'accuracy', LAST) for line in own]):.1f} %"
             share = sum(metric(own, "order_bytes")) / sum(metric(own, "model_bytes"))
-            cells = [spread(list(loss.values())), beside, right]
-            cells += [ratio(bounds[method], bounds.get(D_RR, {}))]
+            cells = [spread(list(loss.values())), beside[method], right, herd[method]]
             rows.append([method, len(loss), *cells, f"{100 * share:.2g} %" if share else "0"])
+        shown = (f"{beside[m]} ({herd[m]})" if m in found else "" for m in SHOWN)
+        short.append([name, spread(list(found[D_RR].values())), *shown])
         what = "excess of the objective" if case["model"] == "softmax" else "training loss"
         text += tables.table(["order", "seeds", what, *TRAINING], rows) + "\n"
         losses = {n: [line["curve"]["loss"] for line in own] for n, own in methods.items()}
         panels[name] = {n: (range(len(x[0])), np.mean(x, axis=0)) for n, x in losses.items()}
     plots.draw(panels, path, "epoch", "objective", size=(4.0, 2.6), yscale="log")
-    return text
+    return {"training": tables.table(["experiment", D_RR, *SHOWN], short), "orders": text}
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
@@ -134,7 +140,8 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     least = {(c["num_examples"], c["l2"], x["seed"]): x["metrics"]["value"] for x, c in known}
     parts: dict[str, Any] = {"versions": record.software(lines, "flwr", "torch", "numpy")}
     parts["summary"] = summary(groups, least)
+    parts["fleet_seeds"] = len(record.seeds(groups.get("fleet", [])))
     parts |= {f.__name__: f(groups[f.__name__]) for f in (sketch, fleet) if f.__name__ in groups}
     if own := [line for line in lines if "herding" in line["metrics"]]:
-        parts["training"] = training(own, least, folder / "training.png")
-    return parts
+        parts |= training(own, least, folder / "training.png")
+    return parts | coverage("cd-grab")

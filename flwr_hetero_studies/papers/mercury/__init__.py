@@ -11,7 +11,7 @@ RACE = (f"training is real, in one process; {CLOCK}; of groups, 4 of 16 are "
         "drawn from with beta = 1, of which the paper says nothing; a gain "
         "is the geometric mean over targets 0.25, 0.5 and 1 point below "
         "the plateau of standard SGD; ResNet-18 on images wants a GPU")  # fmt: skip
-SAME = "clock, groups, gains and models as in figure-11"
+SAME = "clock, groups and gains as in figure-11"
 SMALL = "digits, an MLP, batches of 8, 300 steps"
 CONDITIONS = ("section-6.2 changes one condition at a time (gains on digits): fewer "
               "iterations need fresh scores that cost nothing and a rate at which noise "
@@ -19,8 +19,8 @@ CONDITIONS = ("section-6.2 changes one condition at a time (gains on digits): fe
               "(1.4x) or five batches per exchange (1.6x), little by plain SGD (1.2x), "
               "nothing at a tenth of the rate; as the study mercury has it, 1.04x")  # fmt: skip
 OLD = "a step of 12 devices sees a fifteenth of the digits, so that its noise is small"
-LOCAL = ("the paper does not say how many local steps its AdaComm takes: here 2 at first, as its "
-         "gains of at most 1.88 say")  # fmt: skip
+LOCAL = ("AdaComm begins with 2 local steps, of which the paper says nothing, as its gains of at "
+         "most 1.88 suggest")  # fmt: skip
 DIGITS = "digits and an MLP"
 _of = partial(Experiment, "mercury")
 

@@ -12,6 +12,7 @@ from flwr_hetero_studies.core import curves, plots, record, tables
 from flwr_hetero_studies.core.record import Line
 from flwr_hetero_studies.core.tables import spread
 from flwr_hetero_studies.papers.mercury.cases import DEFAULT, UNIFORM
+from flwr_hetero_studies.papers.report import coverage
 
 SMOOTHING = 9
 """Points of a curve that are averaged before a target counts as reached."""
@@ -32,6 +33,7 @@ DEFAULT_HEAD = ["task, model, learning rate", "Mbit/s", "data", "nodes", "unifor
                 "end accuracy", f"default: {METHOD[0]}", *METHOD[1:], "not slower",
                 "paper"]  # fmt: skip
 RIVALS_HEAD = ["method", *METHOD, "scoring hidden", "paper"]
+RIVALS_SHOWN = ["method", METHOD[3], METHOD[4]]
 Methods = Mapping[str, list[Line]]
 """The runs of a cell."""
 
@@ -90,7 +92,7 @@ def columns(methods: Methods, name: str) -> list[str]:
 
 
 def default(cells: list[Methods]) -> dict[str, Any]:
-    rows, every = [], []
+    rows, every, links = [], [], defaultdict[Any, dict[int, str]](dict)
     for methods in cells:
         gains, case = pooled_gains(methods, DEFAULT), methods[DEFAULT][0]["case"]
         base, alpha = columns(methods, UNIFORM), case.get("alpha")
@@ -98,16 +100,21 @@ def default(cells: list[Methods]) -> dict[str, Any]:
         task = f"{case['data']}, {case['model']}, {case['learning-rate']:g}"
         split = "IID" if alpha is None else f"Dirichlet {alpha:g}"
         cell = [task, case["fleet"][5:], split, case["nodes"], base[0], base[-1]]
+        links[case["data"], case["nodes"], split][int(case["fleet"][5:])] = spread(gains)
         verdict = "yes" if np.mean(gains) >= SLOWER else "**no**"
         rows.append([*cell, *columns(methods, DEFAULT), verdict, PAPER[alpha or case["fleet"]]])
     figures = {"mean_gain": mean(every), "least_gain": min(every), "most_gain": max(every)}
     figures |= {"gain_deviation": pstdev(every), "num_pairs": len(every), "num_cells": len(rows)}
-    kept = sum(row[-2] == "yes" for row in rows)
-    return figures | {"kept": kept, "default": tables.table(DEFAULT_HEAD, rows)}
+    figures["kept"] = sum(row[-2] == "yes" for row in rows)
+    speeds = sorted({speed for own in links.values() for speed in own})
+    short = [[*key, *(own.get(speed, "") for speed in speeds)] for key, own in links.items()]
+    head = ["task", "nodes", "data", *(f"{speed} Mbit/s" for speed in speeds)]
+    every_column = tables.table(DEFAULT_HEAD, rows)
+    return figures | {"default": tables.table(head, short), "default_in_full": every_column}
 
 
 def rivals(cells: list[Methods]) -> dict[str, Any]:
-    text, parts = "", {}
+    text, full, parts = "", "", {}
     for methods in (methods for methods in cells if len(methods) >= 4):
         rows = []
         for name, runs in methods.items():
@@ -116,11 +123,14 @@ def rivals(cells: list[Methods]) -> dict[str, Any]:
             rows.append([name, *columns(methods, name), share, PAPER_RIVALS.get(name, "")])
         case = methods[UNIFORM][0]["case"]
         title = f"All methods: {case['data']}, {case['experiment']}"
-        text += f"## {title}\n\n{tables.table(RIVALS_HEAD, rows)}\n"
+        text += f"## {title}\n\n{tables.only(RIVALS_SHOWN, RIVALS_HEAD, rows)}\n"
+        full += f"{title}\n\n{tables.table(RIVALS_HEAD, rows)}\n"
         gains = {name: f"{mean(pooled_gains(methods, name)):.2f}x" for name in methods}
         parts = {"gain": defaultdict(lambda: "not run", gains)}
     known = [f"{mean(pooled_gains(methods, DEFAULT)):.2f}x" for methods in cells]
-    return parts | {"rivals": text, "low": min(known), "high": max(known)} if parts else {}
+    if not parts:
+        return {}
+    return parts | {"rivals": text, "rivals_in_full": full, "low": min(known), "high": max(known)}
 
 
 def draw_cells(cells: list[Methods], path: Path) -> None:
@@ -144,4 +154,4 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
         parts |= {"runs": len(lines), "case": lines[0]["case"], "first_seed": seeds[0]}
         parts |= {"last_seed": seeds[-1], **default(cells), **rivals(cells)}
         parts["versions"] = record.software(lines, "flwr", "torch", "numpy")
-    return parts
+    return parts | coverage("mercury")

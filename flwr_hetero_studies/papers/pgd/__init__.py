@@ -55,9 +55,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         why=BIASED),
     _of("step-length", "why PGD-A is published as faster: a longer step, or another direction",
         figures.step_length,
-        differs=f"Not in the paper: a verdict says whether what changes gains its 1.6x. {MNIST} "
-        "Counted in steps to SGD's loss at nine tenths of its run, first passes apart, at a low "
-        "rate and at the best of SGD's.",
+        differs="Not in the paper: a verdict says whether what changes gains its 1.6x, in steps to "
+        f"SGD's loss at nine tenths of its run, at a low rate and at the best of SGD's. {MNIST}",
         cut=f"{DIGITS}, 300 steps; the CNN has kernels of 3x3."),
     _of("figure-11", "scaling to 8 workers", figures.figure_11,
         differs="Synchronous only. Steps to one loss are counted; a step's time is worked out "

@@ -20,6 +20,7 @@ from flwr_hetero_studies.papers.pgd.gains import (
     mean_curve,
 )
 from flwr_hetero_studies.papers.pgd.workers import DRAWN, PGD_A, SGD, SPREAD
+from flwr_hetero_studies.papers.report import coverage
 
 SAME = 0.02
 """Gains that differ from 1 by less are no difference."""
@@ -31,8 +32,6 @@ Races = Mapping[tuple[str, str], Mapping[str, list[Line]]]
 """Runs by experiment and task, and by method."""
 Prices = Mapping[tuple[str, str], Mapping[str, Mapping[str, float]]]
 """What a step and a start cost by experiment and task, and by method."""
-COST = {"way": "{way}", "CPU ms": "{ms:.1f} ({ms_least:.1f} to {ms_most:.1f})",
-        "of forward + backward": "{ratio:.2f}x"}  # fmt: skip
 FREE = {"price": 1.0, "start": 0.0}
 """Of SGD, and where it was not measured."""
 
@@ -50,23 +49,19 @@ def count(lines: Sequence[Line]) -> str:
 
 def in_short(races: Races, prices: Prices) -> str:
     """Give gains in time over SGD, all tasks in one table, and count where the default loses."""
-    rows = []
-    medians: dict[str, dict[str, float]] = {"in_steps": {}, "in_time": {}}
+    rows, medians = [], {"in_steps": list[float](), "in_time": list[float]()}
     for key, runs in races.items():
         found = {name: gains_of(runs, name, prices.get(key, {})) for name in SHORT if name in runs}
         cells = (" / ".join(each.brief() for each in found.get(name, ())) for name in SHORT)
-        rows.append([f"{key[0]}, {key[1]} ({count(runs[SGD])})", *cells])
-        for part, each in zip(PARTS, found.get(DRAWN, ()), strict=False):
-            for field, own in medians.items():
-                own[f"{key[0]}, {key[1]} at {part:.0%}"] = float(np.median(getattr(each, field)))
+        rows.append([f"{key[0]}, {key[1]}", *cells])
+        for field, own in medians.items():
+            own += [float(np.median(getattr(each, field))) for each in found.get(DRAWN, ())]
     text = tables.table(["race", *SHORT.values()], rows) + "\n"
     for words, own in zip(("In steps", "In time"), medians.values(), strict=True):
-        slower = [f"{cell} ({v:.2f}x)" for cell, v in own.items() if v < 1 - SAME]
-        faster = sum(value > 1 + SAME for value in own.values())
+        slower, faster = (sum(s * (v - 1) > SAME for v in own) for s in (-1, 1))
         text += (
             f"{words} the default is more than {SAME:.0%} faster than SGD in {faster} of "
-            f"{len(own)} cells and more than {SAME:.0%} slower in {len(slower)}"
-            f"{': ' + ', '.join(slower) if slower else ''}.\n"
+            f"{len(own)} cells and slower in {slower}.\n"
         )
     return text
 
@@ -114,12 +109,24 @@ def final_loss(runs: Sequence[Line]) -> str:
 
 
 def cost(lines: list[Line]) -> str:
-    rows = []
+    """Give ways by models: CPU time in milliseconds, and in those of forward and backward."""
+    cells: dict[str, dict[str, str]] = {}
     for line in lines:
-        model = "{name}, batch {batch}".format(**line["case"])
-        rows += [[model, *(form.format(**way) for form in COST.values())]
-                 for way in line["metrics"]["ways"]]  # fmt: skip
-    return tables.table(["model", *COST], rows)
+        for way in line["metrics"]["ways"]:
+            own = cells.setdefault(way["way"], {})
+            own[line["case"]["name"]] = "{ms:.1f} ({ratio:.2f}x)".format(**way)
+    models = [line["case"]["name"] for line in lines]
+    rows = [[way, *(own.get(model, "") for model in models)] for way, own in cells.items()]
+    return tables.table(["way", *models], rows)
+
+
+def repeats(lines: list[Line]) -> str:
+    form = "{ms_least:.1f} to {ms_most:.1f}"
+    rows = [
+        [line["case"]["name"], way["way"], form.format(**way)]
+        for line in lines for way in line["metrics"]["ways"]
+    ]  # fmt: skip
+    return tables.table(["model", "way", "CPU ms of the repeats"], rows)
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
@@ -132,11 +139,12 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
         for task, own in by(groups.get(experiment, []), "task").items()
         if record.of(own, method=SGD)
     }
-    parts: dict[str, Any] = {"versions": record.software(lines, "torch")}
+    parts: dict[str, Any] = {"versions": record.software(lines, "torch")} | coverage("pgd")
     if races:
         draw_races(races, prices, folder / "races.png")
         parts["short"] = in_short(races, prices)
+        parts["seeds"] = count([line for runs in races.values() for line in runs[SGD]])
         parts["races"] = "".join(race(name, races, prices) for name in RACES if name in groups)
     if own := groups.get("cost"):
-        parts["cost"] = cost(own)
+        parts |= {"cost": cost(own), "repeats": repeats(own)}
     return parts

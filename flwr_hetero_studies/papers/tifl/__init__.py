@@ -23,14 +23,14 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     _of("table-1", "probabilities of the policies", times.table_1,
         cut="cuts nothing", seeds=1),
     _of("table-2", "estimated and actual training time", times.table_2,
-        differs="nodes report the work of 100 examples without training, which changes no time; "
-        + f"{FLEET}; Eq. 6 has the tiers' shares of the rounds as they were drawn",
+        differs=f"nodes report the work of 100 examples without training; {FLEET}; Eq. 6 has the "
+        "tiers' shares of the rounds as they were drawn",
         cut="cuts nothing",
-        why="Eq. 6 takes a tier's typical latency where a round waits for the slowest of 5 nodes: "
-        "too little by what the devices of a tier differ, 5 % here."),
+        why="Eq. 6 takes a tier's typical latency where a round waits for the slowest of 5 nodes. "
+        "Here the devices of a tier differ by 5 %."),
     _of("figure-3a", "unequal resources", figures.figure_3a, differs=BOTH, cut=SMALL,
-        why="In the paper's Table 2 a round of slow takes 90 s and one of uniform 25 s. By order "
-        "statistics of its CPU shares uniform is 2.7 times faster than vanilla, and fast 30."),
+        why="By order statistics of the paper's CPU shares uniform is 2.7 times faster than "
+        "vanilla, and fast 30."),
     _of("figure-3b", "unequal amounts of data", figures.figure_3b, differs=BOTH, cut=SMALL),
     _of("figure-4", "classes per client", figures.figure_4,
         differs=BOTH,

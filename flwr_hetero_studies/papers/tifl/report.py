@@ -11,6 +11,7 @@ from flwr_hetero_studies.core import curves, plots, record, tables
 from flwr_hetero_studies.core.curves import Vector
 from flwr_hetero_studies.core.record import Line
 from flwr_hetero_studies.core.tables import percent
+from flwr_hetero_studies.papers.report import coverage
 
 VANILLA, PARTITIONS = "vanilla", ("classes-by-speed", "dirichlet")
 SMOOTH, WINDOW_S, FINAL, TOLERANCE, STEPS = 5, 40, 10, 0.01, 4001
@@ -20,6 +21,8 @@ QUARTERS = ["all, second quarter", "all, last quarter", "last two classes, secon
             "last two classes, last quarter"]  # fmt: skip
 MIX = ["policy", "rounds per tier, fastest first", "time to the target over paced's",
        "the same, by rounds", *QUARTERS]  # fmt: skip
+SHOWN = [MIX[0], MIX[2], QUARTERS[1], QUARTERS[3]]
+RACE_SHOWN = ["policy", "virtual time", *RACE[4:]]
 
 
 def final_accuracy(lines: Sequence[Line]) -> float:
@@ -50,7 +53,7 @@ def lengths(lines: Sequence[Line]) -> dict[int, float]:
     return {line["seed"]: line["curve"]["clock_s"][-1] for line in lines}
 
 
-def race(lines: Sequence[Line]) -> str:
+def race(lines: Sequence[Line]) -> list[list[str]]:
     vanilla, rows = record.of(lines, name=VANILLA), []
     target, unit_s = final_accuracy(vanilla) - TOLERANCE, lengths(vanilla)
     for name, mine in record.by(lines, "name").items():
@@ -60,7 +63,7 @@ def race(lines: Sequence[Line]) -> str:
         times = [time_to(target, *mean_curve(mine, unit_s, profiling=p)) for p in (False, True)]
         cells = [name, f"{rounds:.0f}", f"{np.mean(list(took.values())):.0f} s", f"{faster:.1f}x"]
         rows.append([*cells, percent(final_accuracy(mine)), *times])
-    return tables.table(RACE, rows)
+    return rows
 
 
 def draw_race(lines: Sequence[Line], path: Path) -> None:
@@ -92,7 +95,7 @@ def target_s(line: Line, base: Line, *, by_time: bool) -> float:
     return curves.time_to(clock, curves.smooth(column, window), target, between=False)
 
 
-def mixes(lines: Sequence[Line]) -> str:
+def mixes(lines: Sequence[Line]) -> list[list[str]]:
     base, rows = record.of(lines, name="paced"), []
     for name, mine in record.by(lines, "name").items():
         tiers = np.mean([line["metrics"]["rounds"] for line in mine], axis=0)
@@ -104,10 +107,11 @@ def mixes(lines: Sequence[Line]) -> str:
             ]
             known = [share for share in found if share < inf]
             missed = len(found) - len(known)
-            text = f"; {missed} of {len(found)} never" if missed else ""
-            cells.append((tables.extent(known) if known else "") + text)
+            texts = [tables.extent(known)] if known else []
+            texts += [f"{missed} of {len(found)} never"] if missed else []
+            cells.append("; ".join(texts))
         rows.append([name, *cells, *quarters(mine)])
-    return tables.table(MIX, rows)
+    return rows
 
 
 def quarters(lines: Sequence[Line]) -> list[str]:
@@ -119,13 +123,20 @@ def quarters(lines: Sequence[Line]) -> list[str]:
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     groups = record.by(lines, "experiment")
     parts: dict[str, Any] = {"versions": record.software(lines, "flwr", "torch", "numpy")}
+    parts |= coverage("tifl")
     if digits := groups.get("digits"):
         draw_race(digits, folder / "digits.png")
-        parts |= {"digits": race(digits), "digits_case": digits[0]["case"]}
+        found = race(digits)
+        parts |= {"digits": tables.only(RACE_SHOWN, RACE, found), "digits_case": digits[0]["case"]}
+        parts["digits_in_full"] = tables.table(RACE, found)
         parts["digits_seeds"] = len(record.seeds(digits))
-    found = {p: groups[f"mix, {p}"] for p in PARTITIONS if f"mix, {p}" in groups}
-    if found:
-        parts["mixes"] = "".join(f"### {name}\n\n{mixes(mine)}\n" for name, mine in found.items())
-        first = next(iter(found.values()))
+    mixed = {p: groups[f"mix, {p}"] for p in PARTITIONS if f"mix, {p}" in groups}
+    if mixed:
+        rows = {name: mixes(mine) for name, mine in mixed.items()}
+        parts["mixes"] = "".join(
+            f"### {name}\n\n{tables.only(SHOWN, MIX, own)}\n" for name, own in rows.items()
+        )
+        parts["every_mix"] = "\n".join(tables.table(MIX, own) for own in rows.values())
+        first = next(iter(mixed.values()))
         parts |= {"mix_case": first[0]["case"], "mix_seeds": len(record.seeds(first))}
     return parts

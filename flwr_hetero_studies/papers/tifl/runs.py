@@ -28,12 +28,10 @@ SHORT_MODEL, MODELS = "cnn", "flwr_hetero_studies.papers.tifl.models"
 PAPER: dict[str, Any] = {"optimizer": "rmsprop", "learning-rate": 0.001, "lr-decay": 0.995,
                          "batch-size": 10}  # fmt: skip
 """With the paper's 0.01, RMSprop without state in each round leaves the models at chance."""
-OPTIMIZER = ("torch's RMSprop starts without state in each round and "
-             "has a learning rate of 0.001, for with the paper's 0.01 "
-             "the models stay at chance; --data gives the data set")  # fmt: skip
-FLEET = ("CPU shares are emulated: time in proportion to examples and 1 "
-         "/ share, 5 % spread, 3 % jitter; as in the paper, profiling "
-         "and evaluation do not count, but in the column 'in all'")  # fmt: skip
+OPTIMIZER = ("torch's RMSprop starts without state in each round, at 0.001, for "
+             "with the paper's 0.01 the models stay at chance")  # fmt: skip
+FLEET = ("CPU shares are emulated: time in proportion to examples and 1 / share, 5 % spread, "
+         "3 % jitter; profiling and evaluation count in the column 'in all' only")  # fmt: skip
 BOTH = f"{FLEET}; {OPTIMIZER}"
 CREDITS = ("the paper does not print ChangeProbs, credits and the interval: ranks, "
            "no limit or half as many credits from tier to tier, and every 10 rounds")  # fmt: skip

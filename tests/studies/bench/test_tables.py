@@ -61,4 +61,12 @@ def test_figures_are_written_with_their_spread():
     assert tables.spread([float("nan")]) == "never"
     assert tables.extent([1.0, 3.0]) == "2.00 (1.00 to 3.00)"
     assert tables.extent([2.0], "{:.1f}x") == "2.0x"
-    assert tables.table(["a", "b"], [[1, "x"]]) == "| a | b |\n| --- | --- |\n| 1 | x |\n"
+    text = "| a | b |\n| --- | --- |\n| 1 | x\\|y |\n"
+    assert tables.table(["a", "b"], [[1, "x|y"]]) == text
+    assert tables.only(["a", "b"], ["a", "c", "b"], [[1, 2, "x|y"]]) == text
+
+
+def test_what_a_page_has_no_place_for_is_its_details():
+    page, parts = "{case[lr]:g}, {a}\n## more\n{b}\n", {"a": "x", "left": "y", "case": {"lr": 1}}
+    assert tables.fill(page, parts) == "1, x\n"
+    assert tables.details(page, parts) == "y"
