@@ -1,5 +1,6 @@
 """What runs took to their targets, beside FedAvg and against the best rival."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from math import exp, inf, isfinite, log
 from statistics import mean
@@ -48,6 +49,11 @@ def sooner(pairs: Sequence[tuple[float, float]], last_s: Sequence[float]) -> str
     at_least = any(isfinite(own) and not isfinite(theirs) for own, theirs in pairs)
     missed = f"; {len(pairs) - len(ratios)} of {len(pairs)} not" if len(ratios) < len(pairs) else ""
     return ("> " if at_least else "") + extent(ratios, "{:.1f}x") + missed
+
+
+def brief(row: Sequence[str]) -> list[str]:
+    """Leave out extremes: "2.0x (1.0x to 3.0x); 1 of 5 not" is "2.0x; 1 of 5 not"."""
+    return [re.sub(r" \([^)]* to [^)]*\)", "", text) for text in row]
 
 
 class Contest(NamedTuple):
@@ -128,6 +134,8 @@ class Duel(NamedTuple):
 
     @property
     def cells(self) -> list[str]:
-        ratio = f"{self.ratio:.2f} ({min(self.ratios):.2f} to {max(self.ratios):.2f})"
+        ratio = f"{self.ratio:.2f}"
+        if len(self.ratios) > 1:
+            ratio += f" ({min(self.ratios):.2f} to {max(self.ratios):.2f})"
         points = [f"{100 * value:+.1f}" for value in (self.more, self.more_slow)]
         return [self.rival, ratio if self.reached else "neither gets there", *points]

@@ -10,7 +10,7 @@ from flwr_hetero_studies.core.record import Line
 from flwr_hetero_studies.race.cases import BITS
 from flwr_hetero_studies.race.cells import MAIN, PACKED, PAIR
 from flwr_hetero_studies.race.methods import OURS
-from flwr_hetero_studies.race.outcomes import TARGETS, Contest, Duel
+from flwr_hetero_studies.race.outcomes import TARGETS, Contest, Duel, brief
 
 HEAD = ["cell", "method", "times sooner", "than FedAvg: whole", f"{BITS} bits",
         "bytes: whole", f"{BITS} bits", "end: whole", f"{BITS} bits"]  # fmt: skip
@@ -92,7 +92,8 @@ def section(found: Sequence[Contest], lines: Sequence[Line]) -> dict[str, str]:
     missed = [text for pair in both if OURS in pair.bits.runs for text in pair.missed()]
     cells = [[where, *duel.cells] for where, duel in duels if duel is not None]
     return {
-        "packed": tables.table(HEAD, rows),
+        "packed": tables.table(HEAD, [[*row[:3], *brief(row[3:])] for row in rows]),
+        "packed_in_full": tables.table(HEAD, rows),
         "packed_duels": tables.table(HEAD_RIVALS, cells),
         "packed_missed": "; ".join(missed) or "nothing",
     }

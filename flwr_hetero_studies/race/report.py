@@ -14,14 +14,27 @@ from flwr_hetero_studies.core.record import Line
 from flwr_hetero_studies.race import packed, wide_report
 from flwr_hetero_studies.race.cases import BITS, ROUNDS, SETTINGS
 from flwr_hetero_studies.race.cells import CELLS, MAIN, PAIR
-from flwr_hetero_studies.race.methods import BASE, METHODS, OURS, OWN
-from flwr_hetero_studies.race.outcomes import HEAD, LESS, LESS_SLOW, TARGETS, Contest, smooth
+from flwr_hetero_studies.race.methods import BASE, FAIR, METHODS, OURS, OWN
+from flwr_hetero_studies.race.outcomes import (
+    HEAD,
+    LESS,
+    LESS_SLOW,
+    TARGETS,
+    Contest,
+    Duel,
+    brief,
+    smooth,
+)
 from flwr_hetero_studies.race.tuning import TUNED, TUNED_AT, YARDSTICK, Tuning
 from flwr_hetero_studies.race.watch import SMOOTHED
 
 TUNING, PARTS, PACKED = "tuning: ", "parts: ", f"{BITS} bits: "
 ENOUGH, LEAST = 1.5, 0.9
 """Ratio wanted of two thirds of the cells, and of all."""
+HEAD_DUELS = ["cell", "FedSlice: sooner", "best rival: sooner", "over it", "points",
+              "best to 2 points above", "over it"]  # fmt: skip
+HEAD_COSTS = ["cell", "bytes", "device-seconds", "examples", "FedSlice's end", "FedAvg's end",
+              "fair's end", "fair: sooner"]  # fmt: skip
 HEAD_TUNED = ["cell", "at work", "method", "trials", "rate", "own settings", "models averaged"]
 
 
@@ -84,14 +97,17 @@ def section(cell: str, group: Sequence[Contest]) -> str:
 
 def duels(found: Sequence[Contest]) -> dict[str, str]:
     """Write our best against the best rival in each table, and how many hold what is wanted."""
-    head = ["cell", "best rival", "times sooner", "points more", "slowest tier's"]
-    text, known = "", {}
-    for shift, title in zip(TARGETS, ("a point less", "2 points above"), strict=True):
-        pairs = [(each.where, each.duel(shift)) for each in found]
-        known[shift] = {where: duel for where, duel in pairs if duel is not None}
-        body = tables.table(head, [[where, *duel.cells] for where, duel in known[shift].items()])
-        text += f"To FedAvg's end, {title}:\n\n{body}\n"
-    first = known[TARGETS[0]]
+    rows = []
+    first: dict[str, Duel] = {}
+    for each in found:
+        duel, late = (each.duel(shift) for shift in TARGETS)
+        if duel is None or late is None:
+            continue
+        first[each.where] = duel
+        rival, over, *points = duel.cells
+        theirs = f"{rival}: {brief(each.row(rival))[1]}"
+        both = [each.row(OURS)[1], theirs, over, " / ".join(points)]
+        rows.append([each.where, *both, *late.cells[:2]])
     ahead = sum(duel.ratio >= ENOUGH for duel in first.values())
     behind = [where for where, duel in first.items() if duel.ratio < LEAST]
     lost = [where for where, duel in first.items() if not duel.holds]
@@ -101,7 +117,18 @@ def duels(found: Sequence[Contest]) -> dict[str, str]:
         f"{100 * LESS:g} points, or {100 * LESS_SLOW:g} on the slowest tier's data, in "
         f"{listed(lost)}."
     )
-    return {"duels": text, "summary": summary, "ahead": f"{ahead} of {len(first)}"}
+    table = tables.table(HEAD_DUELS, rows)
+    return {"duels": table, "summary": summary, "ahead": f"{ahead} of {len(first)}"}
+
+
+def costs(found: Sequence[Contest]) -> str:
+    """Write what ours takes besides time, where it ends, and what its fair form gives."""
+    rows = []
+    for each in found:
+        ours, fair, base = (brief(each.row(name)) for name in (OURS, FAIR, BASE))
+        ends = (f"{row[-2]} ({row[-1]})" for row in (ours, base, fair))
+        rows.append([each.where, *ours[4:7], *ends, fair[1]])
+    return tables.table(HEAD_COSTS, rows)
 
 
 def listed(names: Sequence[str]) -> str:
@@ -146,7 +173,11 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     picture(found, folder / "race.png")
     cells = dict.fromkeys(each.cell for each in found)
     sections = [section(cell, [each for each in found if each.cell == cell]) for cell in cells]
-    parts |= duels(found) | {"cells": "".join(sections), "tuned": tuned(lines)}
+    parts |= duels(found) | {"costs": costs(found)}
+    parts |= {"cells": "".join(sections), "tuned": tuned(lines)}
+    (main,) = (each for each in found if (each.cell, each.at_work) == (MAIN, 5))
+    rows = [brief(main.row(name)) for name in main.ranked()]
+    parts["methods"] = tables.only([HEAD[0], HEAD[1], *HEAD[4:]], HEAD, rows)
     parts |= packed.section(compared, [line for line in race if is_of(line, PACKED)])
     parts |= wide_report.section(every)
     if shared := [line for line in race if is_of(line, PARTS)]:

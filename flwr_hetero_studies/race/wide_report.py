@@ -23,10 +23,9 @@ from flwr_hetero_studies.race.wide import (
 
 AHEAD, LEAST, AT_ITS_RATE, MOST_EXAMPLES = 1.3, 1.0, 0.9, 2.2
 """Wanted: ratios of three quarters of the cells and of all; of the tuned rate; of pooled SGD's."""
-HEAD_CELLS = ["cell", "s: FedSlice, FedAvg's rate", "its own rate", "best rival", "its s",
-              "times sooner: FedAvg's rate", "its own rate", "to the late target: FedAvg's rate",
-              "its own rate", "points more than FedAvg: FedAvg's rate", "slowest tier's",
-              "its own rate", "slowest tier's"]  # fmt: skip
+HEAD_CELLS = ["cell", "seeds", "rate", "s", "best rival: its s", "times sooner",
+              "to the late target", "points more than FedAvg, slowest tier's"]  # fmt: skip
+RATES = {UNTOUCHED: "FedAvg's rate", OURS: "its own"}
 
 
 def is_wide(line: Line) -> bool:
@@ -58,19 +57,19 @@ class Found(NamedTuple):
     def at_its_rate(self) -> float:
         return self.duel(UNTOUCHED, OURS).ratio
 
-    def row(self) -> list[str]:
+    def rows(self) -> list[list[str]]:
+        cell, seeds = self.first.cell, str(len(self.first.yard))
         seconds = {name: f"{self.first.rank(name, TARGETS[0]):.0f}" for name in self.first.runs}
-        both = (UNTOUCHED, OURS)
-        late, ends = map(self.late_duel, both), [self.duel(name, BASE) for name in both]
+        rival = f"{self.rival}: {seconds[self.rival]}"
         return [
-            self.first.cell, *(seconds[name] for name in both), self.rival, seconds[self.rival],
-            *(self.duel(name).cells[1] for name in both), *(duel.cells[1] for duel in late),
-            *(text for duel in ends for text in duel.cells[2:]),
+            [cell, seeds, rate, seconds[name], rival, self.duel(name).cells[1],
+             self.late_duel(name).cells[1], ", ".join(self.duel(name, BASE).cells[2:])]
+            for name, rate in RATES.items()
         ]  # fmt: skip
 
     def missed(self) -> list[str]:
         cell, texts = self.first.cell, list[str]()
-        for name, rate in ((UNTOUCHED, "FedAvg's rate"), (OURS, "its own")):
+        for name, rate in RATES.items():
             ratio, late, ends = self.duel(name).ratio, self.late_duel(name), self.duel(name, BASE)
             if ratio < LEAST:
                 texts.append(f"{ratio:.2f} times as soon ({cell}, {rate})")
@@ -130,7 +129,6 @@ def limit(main: Contest) -> tuple[str, list[str]]:
 def details(each: Found) -> str:
     contest, seeds = each.first, sorted(each.first.yard)
     names = [name for name in contest.runs if name != POOLED]
-    left = [name for name in names_in(contest.cell) if name not in names]
     names.sort(key=lambda name: contest.rank(name, TARGETS[0]))
     rows = []
     for name in names:
@@ -139,8 +137,11 @@ def details(each: Found) -> str:
         rows.append([*contest.row(name), f"{case['rate']:g}", models])
     head = [*HEAD, "rate", "models averaged"]
     text = f"### {contest.cell}\n\nSeeds {', '.join(map(str, seeds))}."
-    text += f" Not run yet: {'; '.join(left)}." if left else ""
     return f"{text}\n\n{tables.table(head, rows)}\n"
+
+
+def unrun(contest: Contest) -> list[str]:
+    return [f"{n} ({contest.cell})" for n in names_in(contest.cell) if n not in contest.runs]
 
 
 def section(lines: Sequence[Line]) -> dict[str, str]:
@@ -149,17 +150,18 @@ def section(lines: Sequence[Line]) -> dict[str, str]:
         return {}
     known = [each.first.cell for each in found]
     left = [cell for cell in WIDE if cell not in known]
+    left += [text for each in found for text in unrun(each.first)]
     missed = [text for each in found for text in each.missed()]
     ahead = sum(each.duel(UNTOUCHED).ratio >= AHEAD for each in found)
     if ahead < 0.75 * len(found):
         missed.insert(0, f"{AHEAD} times as soon in {ahead} of {len(found)} cells")
-    text = tables.table(HEAD_CELLS, [each.row() for each in found])
+    text = tables.table(HEAD_CELLS, [row for each in found for row in each.rows()])
     for each in (each for each in found if each.first.cell == "main"):
         row, too_many = limit(each.first)
         text, missed = f"{text}\n{row}", [*missed, *too_many]
     text += f"\nAt least {AHEAD} times as soon in {ahead} of {len(found)} cells, at FedAvg's rate. "
     text += f"**Missed**: {'; '.join(missed) or 'nothing'}.\n\n"
     text += (
-        f"Planned, **not run yet**: {', '.join(left)}; texts; other seeds of a cell than named.\n\n"
+        f"Planned, **not run yet**: {'; '.join(left)}; texts; more seeds, to three in each cell.\n"
     )
-    return {"wide": text + "".join(map(details, found))}
+    return {"wide": text, "wide_cells": "".join(map(details, found))}
