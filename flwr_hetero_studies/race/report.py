@@ -124,7 +124,7 @@ def duels(found: Sequence[Contest]) -> dict[str, str]:
 def costs(found: Sequence[Contest]) -> str:
     """Write what ours takes besides time, where it ends, and what its fair form gives."""
     rows = []
-    for each in found:
+    for each in (each for each in found if each.runs.keys() >= {OURS, FAIR, BASE}):
         ours, fair, base = (brief(each.row(name)) for name in (OURS, FAIR, BASE))
         ends = (f"{row[-2]} ({row[-1]})" for row in (ours, base, fair))
         rows.append([each.where, *ours[4:7], *ends, fair[1]])
@@ -175,9 +175,9 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     sections = [section(cell, [each for each in found if each.cell == cell]) for cell in cells]
     parts |= duels(found) | {"costs": costs(found)}
     parts |= {"cells": "".join(sections), "tuned": tuned(lines)}
-    (main,) = (each for each in found if (each.cell, each.at_work) == (MAIN, 5))
-    rows = [brief(main.row(name)) for name in main.ranked()]
-    parts["methods"] = tables.only([HEAD[0], HEAD[1], *HEAD[4:]], HEAD, rows)
+    for main in (each for each in found if (each.cell, each.at_work) == (MAIN, 5)):
+        rows = [brief(main.row(name)) for name in main.ranked()]
+        parts["methods"] = tables.only([HEAD[0], HEAD[1], *HEAD[4:]], HEAD, rows)
     parts |= packed.section(compared, [line for line in race if is_of(line, PACKED)])
     parts |= wide_report.section(every)
     if shared := [line for line in race if is_of(line, PARTS)]:

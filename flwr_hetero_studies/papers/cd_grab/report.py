@@ -125,7 +125,7 @@ def training(lines: list[Line], least: Least, path: Path) -> dict[str, str]:
             cells = [spread(list(loss.values())), beside[method], right, herd[method]]
             rows.append([method, len(loss), *cells, f"{100 * share:.2g} %" if share else "0"])
         shown = (f"{beside[m]} ({herd[m]})" if m in found else "" for m in SHOWN)
-        short.append([name, spread(list(found[D_RR].values())), *shown])
+        short.append([name, spread(list(found.get(D_RR, {}).values())), *shown])
         what = "excess of the objective" if case["model"] == "softmax" else "training loss"
         text += tables.table(["order", "seeds", what, *TRAINING], rows) + "\n"
         losses = {n: [line["curve"]["loss"] for line in own] for n, own in methods.items()}

@@ -11,7 +11,6 @@ from flwr_hetero_studies.core import bench
 from flwr_hetero_studies.core.criteria import OLD
 from flwr_hetero_studies.core.experiment import PAPERS
 from flwr_hetero_studies.core.record import read
-from flwr_hetero_studies.core.tables import details
 from flwr_hetero_studies.objectives import report as objectives
 from flwr_hetero_studies.papers import report as papers
 from flwr_hetero_studies.papers.mercury import report as mercury
@@ -30,13 +29,14 @@ def test_committed_page_is_what_its_results_say(claim, tmp_path, monkeypatch):
     assert all(f"({name})" in text for name in drawn)
 
 
-def test_every_claim_is_counted_and_listed(tmp_path):
+def test_every_claim_is_counted_and_listed(capsys):
     found = papers.best(read(bench.CLAIMS["papers"]))
     rows = {paper: papers.rows_of(paper, found) for paper in PAPERS}
     count = sum(map(len, rows.values()))
     page = (bench.CLAIMS["papers"] / "report.md").read_text(encoding="utf-8")
     assert f"Of {count} claims: " in page
-    left = bench.page_of("papers", read(bench.CLAIMS["papers"]), tmp_path, details)
+    bench.main(["papers", "--details"])
+    left = capsys.readouterr().out
     for paper, own in rows.items():
         page = bench.CLAIMS[paper.replace("-", "_")] / "report.md"
         first, _, text = page.read_text(encoding="utf-8").partition("## Claims of the paper")
