@@ -14,18 +14,17 @@ GOALS = (0.005, 0.01, 0.02)
 READOUTS = ("accuracy", "averaged")
 MERCURY, BATCHES = "mercury", ("half batches", "double batches")
 ENOUGH, LEAST, LOWER = 1.3, 0.97, 0.3
-HEAD = ["task", "sampler", "rate", "gain, last model", "final accuracy",
-        "gain, averaged model", "final accuracy", "examples a step"]  # fmt: skip
-AVERAGING = ["task", "rate, last model", "rate, averaged", "final accuracy, last model",
-             "final accuracy, averaged", "gain"]  # fmt: skip
+SHOWN = (*BATCHES, MERCURY, AGAIN)
+HEAD = ["task", "uniform's accuracy", *SHOWN]
+AVERAGING = ["task", "rate, last model", "rate, averaged", "accuracy, last model",
+             "accuracy, averaged", "gain"]  # fmt: skip
 SUMMARY = {AGAIN: (AGAIN,), "best other batch size, picked afterwards": BATCHES,
            MERCURY: (MERCURY,)}  # fmt: skip
 SUMMARY_HEAD = ["method", "tasks", "mean gain", "extent", f"{ENOUGH} or more", f"{LEAST} or more",
                 f"ends {LOWER} points lower or more"]  # fmt: skip
-PRICES = {"step_ms": "{:.2f} ms", "half_step_ms": "{:.2f} ms", "forward_ms": "{:.2f} ms",
-          "fixed": "{:.0%}", "bound": "{:.2f}", MERCURY: "{:.1%}"}  # fmt: skip
-PRICES_HEAD = ["task", "model, batch", "step", "half a batch", "forward pass", "fixed part",
-               "most gained by half the examples", "Mercury's own"]  # fmt: skip
+PRICES = {"step_ms": "{:.2f}", "fixed": "{:.0%}", "bound": "{:.2f}", MERCURY: "{:.1%}"}
+PRICES_HEAD = ["task", "model, batch", "step, ms", "fixed part", "half the examples, at most",
+               "Mercury's own"]  # fmt: skip
 
 
 def smooth(line: Line, readout: str) -> curves.Vector:
@@ -62,16 +61,19 @@ def count(found: Sequence[float], level: float) -> int:
     return sum(gain >= level for gain in found)
 
 
-def rows(lines: list[Line]) -> list[list[Any]]:
-    found = []
+def race_table(lines: list[Line], readout: str) -> str:
+    """Tabulate gains over uniform sampling, and accuracy at the end less uniform sampling's."""
+    rows = []
     for task, methods in methods_by_task(lines).items():
-        for name, own in methods.items():
-            cells: list[Any] = [task, name, own[0]["case"]["rate"]]
-            for readout in READOUTS:
-                cells += [tables.extent(gains(own, methods[BASE], readout), "{:.2f}")]
-                cells += [tables.extent(ends(own, readout), "{:.1f}")]
-            found.append([*cells, f"{mean(record.metric(own, 'examples_a_step')):.1f}"])
-    return found
+        base = methods[BASE]
+        cells = [cell(methods[n], base, readout) if n in methods else "" for n in SHOWN]
+        rows.append([task, f"{mean(ends(base, readout)):.1f}", *cells])
+    return tables.table(HEAD, rows)
+
+
+def cell(own: list[Line], base: list[Line], readout: str) -> str:
+    more = mean(ends(own, readout)) - mean(ends(base, readout))
+    return f"{tables.extent(gains(own, base, readout))}, {more:+.1f}"
 
 
 def gained_by(own: list[Line], base: list[Line]) -> tuple[float, float]:
@@ -109,7 +111,7 @@ def averaging(lines: list[Line]) -> dict[str, Any]:
         found.append(geometric_mean(gained))
         rates = [side[0]["case"]["rate"] for side in (base, own)]
         accuracies = ends(base, "accuracy"), ends(own, "averaged")
-        right = [tables.extent(each, "{:.1f}") for each in accuracies]
+        right = [f"{mean(each):.1f}" for each in accuracies]
         cells.append([task, *rates, *right, tables.extent(gained)])
     parts = {"enough": count(found, ENOUGH), "least": count(found, LEAST), "tasks": len(found)}
     made = {"table": tables.table(AVERAGING, cells), "mean": f"{geometric_mean(found):.1f}"}
@@ -125,7 +127,7 @@ def last_models(lines: list[Line]) -> dict[str, str]:
         if usual - own >= 1.0:
             lower.append(f"{usual - own:.1f} ({task})")
     mean_gain, extent = f"{geometric_mean(gained):.2f}", f"{min(gained):.2f} to {max(gained):.2f}"
-    return {"last_extent": extent, "last_lower": "; ".join(lower) or "0", "last_mean": mean_gain}
+    return {"last_extent": extent, "last_lower": ", ".join(lower) or "0", "last_mean": mean_gain}
 
 
 def prices(lines: list[Line]) -> str:
@@ -149,7 +151,7 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
         # others are in the table only
         raced = by(record.of(own, name=MERCURY), "task")
         parts |= summary([x for x in own if x["case"]["task"] in raced])
-        parts["race"] = tables.table(HEAD, rows(own))
+        parts |= {readout: race_table(own, readout) for readout in READOUTS}
         # rates of other tasks are not fair
         alike = by(groups.get("grid", []), "task")
         if alike:
