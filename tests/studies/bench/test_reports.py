@@ -66,14 +66,13 @@ def test_time_to_target_counts_whole_windows_only():
 # --- objectives -----------------------------------------------------------------------------
 
 
-def test_settings_that_lose_slow_classes_are_named():
+def test_settings_that_lose_slow_classes_are_in_bold():
     lines = {}
     for name, slow in (("FedAvg", 0.5), ("TiFL, paced", 0.47), ("biased, sqrt", 0.49)):
         lines[name] = rising(name, 0, rise=0.04)
         lines[name]["curve"]["slow"] = [slow] * len(lines[name]["curve"]["accuracy"])
-    base = [lines["FedAvg"]]
-    assert objectives.losers({n: [each] for n, each in lines.items()}) == "TiFL, paced"
-    assert objectives.row("biased, sqrt", [lines["biased, sqrt"]], base)[2:4] == ["49.0", "-1.0"]
+    rows = [objectives.row(n, [each], [lines["FedAvg"]])[2:4] for n, each in lines.items()]
+    assert rows == [["50.0", ""], ["47.0", "**-3.0**"], ["49.0", "-1.0"]]
 
 
 # --- tifl -----------------------------------------------------------------------------------
