@@ -68,25 +68,22 @@ def sooner(base: Reached, own: Reached) -> str:
     return tables.extent(found, "{:.1f}") + (f", {missed} of {len(own)} not" if missed else "")
 
 
-def shown_ends(lines: Sequence[Line]) -> str:
-    ends = [100 * mean(end(line, key) for line in lines) for key in ("accuracy", "slow")]
-    return f"{ends[0]:.1f} / {ends[1]:.1f}"
+def took(lines: Sequence[Line], base: Sequence[Line]) -> Reached:
+    # each seed has its own target: FedAvg's end in it
+    return {own["seed"]: reach(own, end(its) - MARGIN) for own, its in record.pairs(lines, base)}
 
 
 def row(name: str, runs: Mapping[str, Sequence[Line]]) -> list[str]:
-    # each seed has its own target: FedAvg's end in it
-    targets = {line["seed"]: end(line) - MARGIN for line in runs[BASE]}
-
-    def reached(view: str) -> Reached:
-        return {x["seed"]: reach(x, targets[x["seed"]]) for x in runs[view] if x["seed"] in targets}
-
-    base, own = reached(BASE), reached(name + AVERAGED)
-    second = ratios(reached(BASE + AVERAGED), own, "virtual_s")
-    shares = [ratios(own, base, key) for key in COSTS[1:]]
-    means = [f"{mean(second):.1f}" if second else ""]
-    means += [f"{mean(share):.2f}" if share else "" for share in shares]
-    ends = [shown_ends(runs[view]) for view in (name, name + AVERAGED)]
-    return [name, sooner(base, reached(name)), sooner(base, own), *means, *ends]
+    base, second, newest, own = (
+        took(runs[view], runs[BASE]) for view in (BASE, BASE + AVERAGED, name, name + AVERAGED)
+    )
+    means = [(ratios(second, own, "virtual_s"), ".1f")]
+    means += [(ratios(own, base, key), ".2f") for key in COSTS[1:]]
+    cells = [f"{mean(found):{form}}" if found else "" for found, form in means]
+    for view in (name, name + AVERAGED):
+        ends = (100 * mean(end(x, key) for x in runs[view]) for key in ("accuracy", "slow"))
+        cells.append(" / ".join(f"{each:.1f}" for each in ends))
+    return [name, sooner(base, newest), sooner(base, own), *cells]
 
 
 def drawn(lines: Sequence[Line], name: str) -> tuple[Vector, Vector]:

@@ -71,20 +71,25 @@ def race_table(lines: list[Line], readout: str) -> str:
     return tables.table(HEAD, rows)
 
 
-def cell(own: list[Line], base: list[Line], readout: str) -> str:
+def against(own: list[Line], base: list[Line], readout: str) -> tuple[list[float], float]:
+    """Return the gains, and accuracy at the end less the base's in points."""
     more = mean(ends(own, readout)) - mean(ends(base, readout))
-    return f"{tables.extent(gains(own, base, readout))}, {more:+.1f}"
+    return gains(own, base, readout), more
 
 
-def gained_by(own: list[Line], base: list[Line]) -> tuple[float, float]:
-    """Return the gain by the averaged model, and final accuracy less the base's in points."""
-    more = mean(ends(own, "averaged")) - mean(ends(base, "averaged"))
-    return geometric_mean(gains(own, base, "averaged")), more
+def cell(own: list[Line], base: list[Line], readout: str) -> str:
+    gained, more = against(own, base, readout)
+    return f"{tables.extent(gained)}, {more:+.1f}"
+
+
+def gained_by(own: list[Line], base: list[Line], readout: str) -> tuple[float, float]:
+    gained, more = against(own, base, readout)
+    return geometric_mean(gained), more
 
 
 def summary(lines: list[Line]) -> dict[str, Any]:
     tasks = methods_by_task(lines).values()
-    found = [{name: gained_by(own, t[BASE]) for name, own in t.items()} for t in tasks]
+    found = [{n: gained_by(own, t[BASE], "averaged") for n, own in t.items()} for t in tasks]
     cells: list[list[Any]] = []
     for name, methods in SUMMARY.items():
         best = [max(t[m] for m in methods if m in t) for t in found if {*methods} & {*t}]
@@ -120,12 +125,10 @@ def averaging(lines: list[Line]) -> dict[str, Any]:
 
 def last_models(lines: list[Line]) -> dict[str, str]:
     """Return what Mercury gains by the last model, and on which tasks that ends a point lower."""
-    gained, lower = [], []
-    for task, methods in methods_by_task(lines).items():
-        gained.append(geometric_mean(gains(methods[MERCURY], methods[BASE], "accuracy")))
-        usual, own = (mean(ends(methods[name], "accuracy")) for name in (BASE, MERCURY))
-        if usual - own >= 1.0:
-            lower.append(f"{usual - own:.1f} ({task})")
+    tasks = methods_by_task(lines).items()
+    found = {task: gained_by(own[MERCURY], own[BASE], "accuracy") for task, own in tasks}
+    gained = [gain for gain, _ in found.values()]
+    lower = [f"{-more:.1f} ({task})" for task, (_, more) in found.items() if more <= -1.0]
     mean_gain, extent = f"{geometric_mean(gained):.2f}", f"{min(gained):.2f} to {max(gained):.2f}"
     return {"last_extent": extent, "last_lower": ", ".join(lower) or "0", "last_mean": mean_gain}
 
