@@ -14,38 +14,45 @@ from flwr_hetero_studies.core.record import Line
 from flwr_hetero_studies.race.methods import BASE
 
 WANTED = 0.7
-HEAD = ["setting", "advised", "found", "not reached"]
+NAMES = dict(zip(PARTITIONS, ("mixed", "slow alone"), strict=True))
+HEAD = ["setting", *(f"{how}, {data}" for data in NAMES.values() for how in ("advised", "found"))]
+SUMMARY = ["fleet", "data", "Kendall's tau", "advised first", "sooner", "best", "sooner"]
 
 
-def found_rows(lines: list[Line]) -> list[Row]:
+def found_rows(lines: list[Line]) -> dict[str, Row]:
     bases = {line["seed"]: looks(line) for line in record.of(lines, name=BASE)}
     choices = {choice.name: choice for choice in candidates(NODES, PER_ROUND, limited=True)}
-    rows = [
-        row(choices[name], [judge(looks(line), bases[line["seed"]]) for line in own])
+    return {
+        name: row(choices[name], [judge(looks(line), bases[line["seed"]]) for line in own])
         for name, own in record.by(lines, "name").items()
-    ]
-    return sorted(rows, key=lambda row: -row.speedup)
+    }
 
 
 def section(fleet: str, lines: list[Line]) -> tuple[str, list[list[Any]]]:
+    """Tabulate a fleet's settings, the best by both ways that data may lie first."""
     (advice,) = record.of(lines, name="advice")
-    text, sums = f"### {fleet}\n", list[list[Any]]()
-    both = [dict[str, float](), dict[str, float]()]
+    sums, both = list[list[Any]](), [dict[str, float](), dict[str, float]()]
+    cells: dict[str, list[str]] = {}
     for meaning, partition in PARTITIONS.items():
         judged = advice["metrics"]["settings"][meaning]
-        advised = {each["candidate"]: each["speedup"] for each in judged}
         rows = found_rows(record.of(lines, partition=partition))
-        found = {each.candidate.name: each.speedup for each in rows}
+        advised = {each["candidate"]: each["speedup"] for each in judged}
+        found = {name: own.speedup for name, own in rows.items()}
+        sums.append([fleet, NAMES[meaning], *ranked(advised, found, 1.0)])
+        for name, own in rows.items():
+            cells.setdefault(name, [name]).extend([f"{advised[name]:.1f}", shown(own)])
         for product, speeds in zip(both, (advised, found), strict=True):
             product |= {name: product.get(name, 1.0) * speed for name, speed in speeds.items()}
-        sums.append([fleet, meaning, *ranked(advised, found, 1.0)])
-        cells = [
-            [name, f"{advised[name]:.1f}x",
-             f"{own.speedup:.1f}x ({own.least:.1f} to {own.most:.1f})", own.seeds - own.reached]
-            for name, own in zip(found, rows, strict=True)
-        ]  # fmt: skip
-        text += f"\n{meaning[0].upper()}{meaning[1:]}:\n\n{tables.table(HEAD, cells)}"
-    return text, [*sums, [fleet, "both", *ranked(both[0], both[1], 1 / len(PARTITIONS))]]
+    names = sorted({*cells} - {BASE}, key=lambda name: -both[1][name])
+    ordered = [cells[name] for name in names]
+    sums.append([fleet, "both", *ranked(both[0], both[1], 1 / len(PARTITIONS))])
+    return f"### {fleet}\n\n{tables.table(HEAD, ordered)}", sums
+
+
+def shown(own: Row) -> str:
+    missed = own.seeds - own.reached
+    text = f"{own.speedup:.1f} ({own.least:.1f} to {own.most:.1f})"
+    return text + (f", {missed} of {own.seeds} not" if missed else "")
 
 
 def ranked(advised: dict[str, float], found: dict[str, float], power: float) -> list[str]:
@@ -53,7 +60,7 @@ def ranked(advised: dict[str, float], found: dict[str, float], power: float) -> 
     names = list(found)
     tau = kendalltau([advised[n] for n in names], [found[n] for n in names]).statistic
     first, best = max(names, key=lambda n: advised[n]), max(names, key=lambda n: found[n])
-    texts = (text for n in (first, best) for text in (n, f"{found[n] ** power:.1f}x"))
+    texts = (text for n in (first, best) for text in (n, f"{found[n] ** power:.1f}"))
     return [f"{tau:.3f}", *texts]
 
 
@@ -63,8 +70,7 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
         text, rows = section(fleet, own)
         texts.append(text)
         sums += rows
-    head = ["fleet", "data", "Kendall's tau", "advised first", "it is", "best", "it is"]
     taus = [float(row[2]) for row in sums if row[1] == "both"]
     parts = {"software": record.software(lines), "sections": "\n".join(texts)}
     reached = f"{sum(tau >= WANTED for tau in taus)} of {len(taus)}"
-    return parts | {"summary": tables.table(head, sums), "reached": reached}
+    return parts | {"summary": tables.table(SUMMARY, sums), "reached": reached}

@@ -13,14 +13,16 @@ from flwr_hetero_studies.core.record import Line
 
 BASE, AVERAGED = "FedAvg", ", averaged"
 MARGIN, LAST, WINDOW = 0.01, 10, 5
-COSTS = {"bytes": "bytes", "device_s": "device-seconds"}
-HEAD = ["setting", "sooner than FedAvg", "than FedAvg, averaged", "s to the target",
-        *COSTS.values(), "end: all", "end: last two"]  # fmt: skip
+COSTS = ("virtual_s", "bytes", "device_s")
+HEAD = ["setting", "sooner, newest", "sooner, averaged", "than FedAvg averaged", "bytes",
+        "device-seconds", "newest ends", "averaged ends"]  # fmt: skip
 DRAWN = ("FedAvg", *(name + AVERAGED for name in ("FedAvg", "all, fair", "3, fair")))
+Reached = Mapping[int, Mapping[str, float] | None]
+"""What the target took, by seed; None where it was not reached."""
 
 
 def views(lines: Sequence[Line]) -> dict[str, list[Line]]:
-    """Give each setting two rows: its newest model and the average of the last ones."""
+    """Give each setting two views: its newest model and the average of the last ones."""
     found: dict[str, list[Line]] = {}
     for name, own in record.by(lines, "name").items():
         found[name] = []
@@ -49,29 +51,39 @@ def reach(line: Line, target: float) -> dict[str, float] | None:
     place = curves.reached(smooth(line, "accuracy"), target)
     if np.isnan(place):
         return None
-    return {key: float(column(line, key)[int(place)]) for key in ("virtual_s", *COSTS)}
+    return {key: float(column(line, key)[int(place)]) for key in COSTS}
 
 
-def row(name: str, lines: Sequence[Line], runs: Mapping[str, Sequence[Line]]) -> list[str]:
-    averaged, found = record.by_seed(runs[BASE + AVERAGED]), []
-    for line, base in record.pairs(lines, runs[BASE]):
-        # each seed has its own target: FedAvg's end in it
-        target = end(base) - MARGIN
-        own, theirs = reach(line, target), reach(base, target)
-        if own is not None and theirs is not None:
-            found.append((own, theirs, reach(averaged[line["seed"]], target)))
-    ends = [f"{100 * mean(end(line, key) for line in lines):.1f}" for key in ("accuracy", "slow")]
-    missed = len(lines) - len(found)
-    text = f"; {missed} of {len(lines)} not" if missed else ""
-    # a mean over no run is no figure
+def ratios(own: Reached, base: Reached, key: str) -> list[float]:
+    """Return one run's cost over another's for the seeds in which both reached the target."""
+    both = [(mine, its) for s, mine in own.items() if mine and (its := base.get(s))]
+    return [mine[key] / its[key] for mine, its in both]
+
+
+def sooner(base: Reached, own: Reached) -> str:
+    found = ratios(base, own, "virtual_s")
+    missed = len(own) - len(found)
     if not found:
-        return [name, f"not reached in {missed} of {len(lines)}", *[""] * 4, *ends]
-    speed = [theirs["virtual_s"] / own["virtual_s"] for own, theirs, _ in found]
-    second = [its["virtual_s"] / own["virtual_s"] for own, _, its in found if its is not None]
-    shares = [tables.extent([own[key] / theirs[key] for own, theirs, _ in found]) for key in COSTS]
-    seconds = tables.extent([own["virtual_s"] for own, *_ in found], "{:.1f}")
-    speeds = [tables.extent(speed, "{:.1f}x") + text, tables.extent(second, "{:.1f}x")]
-    return [name, *speeds, seconds, *shares, *ends]
+        return "never"
+    return tables.extent(found, "{:.1f}") + (f", {missed} of {len(own)} not" if missed else "")
+
+
+def took(lines: Sequence[Line], base: Sequence[Line]) -> Reached:
+    # each seed has its own target: FedAvg's end in it
+    return {own["seed"]: reach(own, end(its) - MARGIN) for own, its in record.pairs(lines, base)}
+
+
+def row(name: str, runs: Mapping[str, Sequence[Line]]) -> list[str]:
+    base, second, newest, own = (
+        took(runs[view], runs[BASE]) for view in (BASE, BASE + AVERAGED, name, name + AVERAGED)
+    )
+    means = [(ratios(second, own, "virtual_s"), ".1f")]
+    means += [(ratios(own, base, key), ".2f") for key in COSTS[1:]]
+    cells = [f"{mean(found):{form}}" if found else "" for found, form in means]
+    for view in (name, name + AVERAGED):
+        ends = (100 * mean(end(x, key) for x in runs[view]) for key in ("accuracy", "slow"))
+        cells.append(" / ".join(f"{each:.1f}" for each in ends))
+    return [name, sooner(base, newest), sooner(base, own), *cells]
 
 
 def drawn(lines: Sequence[Line], name: str) -> tuple[Vector, Vector]:
@@ -81,10 +93,9 @@ def drawn(lines: Sequence[Line], name: str) -> tuple[Vector, Vector]:
 
 def section(name: str, lines: list[Line]) -> str:
     runs = views(lines)
-    counts = {each: len(own) for each, own in record.by(lines, "name").items()}
-    seeds = ", ".join(f"{each}: {count}" for each, count in counts.items())
-    table = tables.table(HEAD, [row(each, own, runs) for each, own in runs.items()])
-    return f"## {name}\n\nSeeds: {seeds}; {record.software(lines)}.\n\n{table}\n"
+    names = [each for each in runs if not each.endswith(AVERAGED)]
+    table = tables.table(HEAD, [row(each, runs) for each in names])
+    return f"## {name}\n\n{len(record.seeds(lines))} seeds.\n\n{table}\n"
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
@@ -95,5 +106,5 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     panels = {title: {name: drawn(runs[name], key) for name in known} for title, key in both}
     labels = ("virtual time in seconds", "test accuracy in %")
     plots.draw(panels, folder / "curves.png", *labels, xscale="log")
-    sections = [section(name, own) for name, own in groups.items()]
-    return {**lines[0]["case"], "sections": "".join(sections)}
+    sections = "".join(section(name, own) for name, own in groups.items())
+    return {**lines[0]["case"], "sections": sections, "software": record.software(lines)}

@@ -27,17 +27,16 @@ def scale_table(groups: dict[str, list[Line]]) -> tuple[str, float]:
     for name, lines in groups.items():
         sizes = [f"{line['case']['nodes']:,} nodes" for line in lines]
         metrics = [line["metrics"] for line in lines]
-        ms = [[1e3 * m[f"round_s{end}"] for end in ("", "_least", "_most")] for m in metrics]
-        times = ["{:.1f} ({:.1f} to {:.1f})".format(*each) for each in ms]
+        times = [f"{1e3 * m['round_s']:.1f}" for m in metrics]
         exponents.append(growth(lines, "round_s"))
-        rows.append([name, "ms a round (least to most)", *times, f"{exponents[-1]:.2f}"])
+        rows.append([name, "ms a round", *times, f"{exponents[-1]:.2f}"])
         memory = [f"{m['grid_mb'] + m['run_mb']:.1f}" for m in metrics]
-        rows.append(["", "MB for grid and run", *memory, ""])
+        rows.append(["", "MB", *memory, ""])
         # only a strategy that profiles takes any time before its first round
         if metrics[-1]["start_s"] > 0.05:
             exponents.append(growth(lines, "start_s"))
             start = [f"{m['start_s']:.2f}" for m in metrics]
-            rows.append(["", "s once, to profile all nodes", *start, f"{exponents[-1]:.2f}"])
+            rows.append(["", "s to profile all", *start, f"{exponents[-1]:.2f}"])
     head = ["strategies", "figure", *sizes, "growth e"]
     return tables.table(head, rows) + "\n", max(exponents)
 
@@ -45,10 +44,10 @@ def scale_table(groups: dict[str, list[Line]]) -> tuple[str, float]:
 def drift(groups: dict[str, list[Line]]) -> str:
     """Say whether late rounds cost more than early ones in the largest fleet."""
     largest = {name: lines[-1]["metrics"] for name, lines in groups.items()}
-    parts = [f"{name}: {m['second_half_s'] / m['first_half_s']:.2f} times the CPU time and "
-             f"{1e3 * m['mb_per_round']:.0f} kB more a round"
-             for name, m in largest.items()]  # fmt: skip
-    return f"Second half of the rounds against the first, largest fleet: {'; '.join(parts)}.\n\n"
+    parts = [f"{name} {m['second_half_s'] / m['first_half_s']:.2f}, "
+             f"{1e3 * m['mb_per_round']:.0f} kB" for name, m in largest.items()]  # fmt: skip
+    text = "CPU time of late rounds over early ones, and more memory a round, largest fleet"
+    return f"{text}: {'; '.join(parts)}.\n\n"
 
 
 def scale(lines: list[Line]) -> dict[str, Any]:
@@ -92,7 +91,8 @@ def engines(lines: list[Line]) -> str:
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     groups = record.by(lines, "experiment")
-    parts: dict[str, Any] = {f"{k}_versions": record.software(own) for k, own in groups.items()}
+    software = record.software(lines, "flwr", "torch", "python", "machine")
+    parts: dict[str, Any] = {"software": software}
     if "scale" in groups:
         parts |= scale(groups["scale"])
     if "memory" in groups:
@@ -103,7 +103,6 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
         parts["memory"] = tables.table(["process", *MEMORY.values()], rows)
     if simulated := [*groups.get("ray", []), *groups.get("speed", [])]:
         parts["engines"] = engines(simulated)
-        parts["engines_versions"] = record.software(simulated)
     if "codec" in groups:
         rows = [
             [line["case"]["name"], f"{own['share']:.3f}", *(f"{own[k]:.1f}" for k in MS)]

@@ -14,18 +14,17 @@ GOALS = (0.005, 0.01, 0.02)
 READOUTS = ("accuracy", "averaged")
 MERCURY, BATCHES = "mercury", ("half batches", "double batches")
 ENOUGH, LEAST, LOWER = 1.3, 0.97, 0.3
-HEAD = ["task", "sampler", "rate", "gain, last model", "final accuracy",
-        "gain, averaged model", "final accuracy", "examples a step"]  # fmt: skip
-AVERAGING = ["task", "rate, last model", "rate, averaged", "final accuracy, last model",
-             "final accuracy, averaged", "gain"]  # fmt: skip
+SHOWN = (*BATCHES, MERCURY, AGAIN)
+HEAD = ["task", "uniform's accuracy", *SHOWN]
+AVERAGING = ["task", "rate, last model", "rate, averaged", "accuracy, last model",
+             "accuracy, averaged", "gain"]  # fmt: skip
 SUMMARY = {AGAIN: (AGAIN,), "best other batch size, picked afterwards": BATCHES,
            MERCURY: (MERCURY,)}  # fmt: skip
 SUMMARY_HEAD = ["method", "tasks", "mean gain", "extent", f"{ENOUGH} or more", f"{LEAST} or more",
                 f"ends {LOWER} points lower or more"]  # fmt: skip
-PRICES = {"step_ms": "{:.2f} ms", "half_step_ms": "{:.2f} ms", "forward_ms": "{:.2f} ms",
-          "fixed": "{:.0%}", "bound": "{:.2f}", MERCURY: "{:.1%}"}  # fmt: skip
-PRICES_HEAD = ["task", "model, batch", "step", "half a batch", "forward pass", "fixed part",
-               "most gained by half the examples", "Mercury's own"]  # fmt: skip
+PRICES = {"step_ms": "{:.2f}", "fixed": "{:.0%}", "bound": "{:.2f}", MERCURY: "{:.1%}"}
+PRICES_HEAD = ["task", "model, batch", "step, ms", "fixed part", "half the examples, at most",
+               "Mercury's own"]  # fmt: skip
 
 
 def smooth(line: Line, readout: str) -> curves.Vector:
@@ -62,27 +61,35 @@ def count(found: Sequence[float], level: float) -> int:
     return sum(gain >= level for gain in found)
 
 
-def rows(lines: list[Line]) -> list[list[Any]]:
-    found = []
+def race_table(lines: list[Line], readout: str) -> str:
+    """Tabulate gains over uniform sampling, and accuracy at the end less uniform sampling's."""
+    rows = []
     for task, methods in methods_by_task(lines).items():
-        for name, own in methods.items():
-            cells: list[Any] = [task, name, own[0]["case"]["rate"]]
-            for readout in READOUTS:
-                cells += [tables.extent(gains(own, methods[BASE], readout), "{:.2f}")]
-                cells += [tables.extent(ends(own, readout), "{:.1f}")]
-            found.append([*cells, f"{mean(record.metric(own, 'examples_a_step')):.1f}"])
-    return found
+        base = methods[BASE]
+        cells = [cell(methods[n], base, readout) if n in methods else "" for n in SHOWN]
+        rows.append([task, f"{mean(ends(base, readout)):.1f}", *cells])
+    return tables.table(HEAD, rows)
 
 
-def gained_by(own: list[Line], base: list[Line]) -> tuple[float, float]:
-    """Return the gain by the averaged model, and final accuracy less the base's in points."""
-    more = mean(ends(own, "averaged")) - mean(ends(base, "averaged"))
-    return geometric_mean(gains(own, base, "averaged")), more
+def against(own: list[Line], base: list[Line], readout: str) -> tuple[list[float], float]:
+    """Return the gains, and accuracy at the end less the base's in points."""
+    more = mean(ends(own, readout)) - mean(ends(base, readout))
+    return gains(own, base, readout), more
+
+
+def cell(own: list[Line], base: list[Line], readout: str) -> str:
+    gained, more = against(own, base, readout)
+    return f"{tables.extent(gained)}, {more:+.1f}"
+
+
+def gained_by(own: list[Line], base: list[Line], readout: str) -> tuple[float, float]:
+    gained, more = against(own, base, readout)
+    return geometric_mean(gained), more
 
 
 def summary(lines: list[Line]) -> dict[str, Any]:
     tasks = methods_by_task(lines).values()
-    found = [{name: gained_by(own, t[BASE]) for name, own in t.items()} for t in tasks]
+    found = [{n: gained_by(own, t[BASE], "averaged") for n, own in t.items()} for t in tasks]
     cells: list[list[Any]] = []
     for name, methods in SUMMARY.items():
         best = [max(t[m] for m in methods if m in t) for t in found if {*methods} & {*t}]
@@ -109,7 +116,7 @@ def averaging(lines: list[Line]) -> dict[str, Any]:
         found.append(geometric_mean(gained))
         rates = [side[0]["case"]["rate"] for side in (base, own)]
         accuracies = ends(base, "accuracy"), ends(own, "averaged")
-        right = [tables.extent(each, "{:.1f}") for each in accuracies]
+        right = [f"{mean(each):.1f}" for each in accuracies]
         cells.append([task, *rates, *right, tables.extent(gained)])
     parts = {"enough": count(found, ENOUGH), "least": count(found, LEAST), "tasks": len(found)}
     made = {"table": tables.table(AVERAGING, cells), "mean": f"{geometric_mean(found):.1f}"}
@@ -118,14 +125,12 @@ def averaging(lines: list[Line]) -> dict[str, Any]:
 
 def last_models(lines: list[Line]) -> dict[str, str]:
     """Return what Mercury gains by the last model, and on which tasks that ends a point lower."""
-    gained, lower = [], []
-    for task, methods in methods_by_task(lines).items():
-        gained.append(geometric_mean(gains(methods[MERCURY], methods[BASE], "accuracy")))
-        usual, own = (mean(ends(methods[name], "accuracy")) for name in (BASE, MERCURY))
-        if usual - own >= 1.0:
-            lower.append(f"{usual - own:.1f} ({task})")
+    tasks = methods_by_task(lines).items()
+    found = {task: gained_by(own[MERCURY], own[BASE], "accuracy") for task, own in tasks}
+    gained = [gain for gain, _ in found.values()]
+    lower = [f"{-more:.1f} ({task})" for task, (_, more) in found.items() if more <= -1.0]
     mean_gain, extent = f"{geometric_mean(gained):.2f}", f"{min(gained):.2f} to {max(gained):.2f}"
-    return {"last_extent": extent, "last_lower": "; ".join(lower) or "0", "last_mean": mean_gain}
+    return {"last_extent": extent, "last_lower": ", ".join(lower) or "0", "last_mean": mean_gain}
 
 
 def prices(lines: list[Line]) -> str:
@@ -149,7 +154,7 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
         # others are in the table only
         raced = by(record.of(own, name=MERCURY), "task")
         parts |= summary([x for x in own if x["case"]["task"] in raced])
-        parts["race"] = tables.table(HEAD, rows(own))
+        parts |= {readout: race_table(own, readout) for readout in READOUTS}
         # rates of other tasks are not fair
         alike = by(groups.get("grid", []), "task")
         if alike:
