@@ -28,7 +28,7 @@ from flwr_hetero.records import (
 from flwr_hetero.server.aggregate import check_arrays, holds_trees, weight_of
 from flwr_hetero.server.arrivals import is_enough
 from flwr_hetero.server.context import QUORUM, Exchange
-from flwr_hetero.server.limits import limit_updates
+from flwr_hetero.server.limits import limit_updates, usual_of
 
 MAX_WEIGHT = 2.0**53
 """Weights above this are nonsense, and sums of them could be infinite."""
@@ -270,9 +270,10 @@ def _limit_examples(context: Exchange, good: list[Message], weight_key: str) -> 
     for reply, name in zip(good, names, strict=True):
         claim = weight_of(reply, weight_key)
         known[name] = known.get(name, (claim, claim))[0], claim
-    claims = sorted(last for _, last in known.values() if last)
+    claims = [last for _, last in known.values() if last]
     # one claim has none to compare with
-    usual = claims[(len(claims) - 1) // 2] if len(claims) > 1 else math.inf
+    early = context.fleet.is_early(len(known), kind)
+    usual = usual_of(claims, early) if len(claims) > 1 else math.inf
     for reply, name in zip(good, names, strict=True):
         # a server update may hold several replies of a node
         said, claim = known[name][0], weight_of(reply, weight_key)

@@ -319,6 +319,10 @@ class Fleet:
         """Return how many nodes were asked so far for a type; of a resumed run, have answered."""
         return len({*map(self.nodes.identity, self.asked[kind]), *self.examples.get(kind, ())})
 
+    def is_early(self, known: int, kind: str) -> bool:
+        """Return whether so many nodes are less than half of those that were asked."""
+        return 2 * known < self.num_asked(kind)
+
     @property
     def begun(self) -> bool:
         """Whether a reply to training has counted."""

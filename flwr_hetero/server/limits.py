@@ -64,9 +64,10 @@ def limit_updates(
     # a fleet of one or two has none to compare with
     if few and context.quorum < QUORUM:
         return list(good)
-    most = {count: longest_update(known.values(), count, limit) for count in {*steps}}
+    early = context.fleet.is_early(len(known), MessageType.TRAIN)
+    most = {count: longest_update(known.values(), count, limit, early) for count in {*steps}}
     claims = context.fleet.examples.get(MessageType.TRAIN, {}) if weight_key else {}
-    heavy = HEAVY * median_low([last for _, last in claims.values() if last] or [inf])
+    heavy = HEAVY * usual_of([last for _, last in claims.values() if last] or [inf], early)
     counted = []
     for reply, node, start, own, count in zip(good, nodes, starts, norms, steps, strict=True):
         # before others are known, the norm of the model stands for the median
@@ -85,7 +86,19 @@ def limit_updates(
     return counted
 
 
-def longest_update(known: Collection[Known], steps: float, limit: float) -> Norms:
+def usual_of(values: Sequence[float], early: bool = False) -> float:
+    """Return the median; early, as most of the first few may lie, at most twice the low quartile.
+
+    >>> usual_of([1.0, 2.0, 9.0, 9.0, 9.0]), usual_of([1.0, 2.0, 9.0, 9.0, 9.0], early=True)
+    (9.0, 4.0)
+    """
+    most = 2 * sorted(values)[(len(values) - 1) // 4] if early else inf
+    return min(median_low(values), most)
+
+
+def longest_update(
+    known: Collection[Known], steps: float, limit: float, early: bool = False
+) -> Norms:
     """Return the longest that an update of so many steps may be; 0 where that is unknown.
 
     >>> longest_update([(1.0, 0.0, 1), (2.0, 0.0, 4), (3.0, 0.0, 9)], steps=4, limit=2)
@@ -95,7 +108,7 @@ def longest_update(known: Collection[Known], steps: float, limit: float) -> Norm
     for part in range(2):
         # those that did not move at all say nothing of how far others may
         each = [own[part] * max(1.0, sqrt(steps / own[2])) for own in known if own[part]]
-        longest.append(limit * median_low(each or [0.0]))
+        longest.append(limit * usual_of(each or [0.0], early))
     return Norms(*longest)
 
 

@@ -25,6 +25,8 @@ from flwr_hetero_studies.faults.influence import NODES, TIMEOUT_S, digits_app, l
 
 EARLY, SCALE, LAST = 10.0, 20.0, 10
 """How much sooner liars reply, by what they scale; last models, one in so many is measured."""
+FAIR = {"rate_correction": 1.0, "step_correction": 1.0}
+"""Settings of FedSlice by which no node counts more for being quick."""
 Floats = NDArray[np.float32]
 
 
@@ -38,6 +40,8 @@ STRATEGIES: dict[str, Callable[[int], Strategy]] = {
     "TiFL": lambda seed: ours.TiFL(leaf(), 5, seed=seed),
     "BiasedLocalSGD": lambda seed: ours.BiasedLocalSGD(leaf()),
     "CDGraB": lambda seed: ours.CDGraB(leaf()),
+    "FedSlice, fair": lambda seed: ours.FedSlice(leaf(), seed=seed, **FAIR),
+    "TiFL, uniform": lambda seed: ours.TiFL(leaf(), 5, policy="uniform", seed=seed),
     "FedBuff(FedMedian)": lambda seed: ours.FedBuff(leaf(FedMedian), seed=seed),
     "FedBuff(FedTrimmedAvg)": lambda seed: ours.FedBuff(leaf(FedTrimmedAvg), seed=seed),
     "FedBuff(Krum)": lambda seed: ours.FedBuff(krum(), seed=seed),
@@ -49,7 +53,7 @@ STRATEGIES: dict[str, Callable[[int], Strategy]] = {
     "FedTrimmedAvg": lambda seed: leaf(FedTrimmedAvg),
     "Krum": lambda seed: krum(),
 }
-"""Those of this package with their defaults, then Flower's own in its own rounds."""
+"""Those of this package with their defaults, two without votes for pace, products, Flower's own."""
 
 
 class Lie(NamedTuple):

@@ -7,12 +7,12 @@ from typing import Any
 
 from flwr_hetero_studies.core import record, tables
 from flwr_hetero_studies.core.record import Line
-from flwr_hetero_studies.faults.liars import HONEST
+from flwr_hetero_studies.faults.liars import HONEST, LIES, STRATEGIES
 
 FAULT = ["fault", "injected", "run survived", "replies lost", "rounds lost", "seconds lost",
          "lost later", "what the history says"]  # fmt: skip
 GAIN = ["lie", "strategy", "seeds", "share", "steps", "accuracy", "honest"]
-AMONG = ["lie", "strategy", "honest", "one liar of 20", "three of 20"]
+MOVED = ["lie", "strategy", "moved by one liar of 20, share", "by three"]
 MOST_LOST = {1: 0.03, 3: 0.10}
 """What liars, by their number, may cost before a cell is bold."""
 ENGINES = {"engine": "{engine}", "predicted": "{predicted_s:.0f} s", "real": "{real_s:.0f} s",
@@ -67,28 +67,36 @@ def cells_of(lines: Sequence[Line], lie: str) -> list[str]:
 
 
 def liars(lines: Sequence[Line]) -> dict[str, Any]:
-    found = record.by(lines, "name", "liars")
-    rows = []
-    for name in dict.fromkeys(name for name, count in found if count):
-        strategy, _, lie = name.partition(": ")
-        if {(name, 1), (name, 3)} <= found.keys():
-            base = mean(record.metric(found[f"{strategy}: {HONEST}", 0], "accuracy"))
-            among = [cell_of(found[name, count], base) for count in (1, 3)]
-            rows.append([lie, strategy, tables.percent(base), *among])
-    order = list(dict.fromkeys(row[0] for row in rows))
-    rows.sort(key=lambda row: order.index(row[0]))
-    return {"liars": tables.table(AMONG, rows), "liars_seeds": len(record.seeds(lines))}
+    """Tabulate accuracies with one and three liars; by itself how far the model is moved."""
+    found, rows, full = record.by(lines, "name", "liars"), [], []
+    for strategy in STRATEGIES:
+        if (base := found.get((f"{strategy}: {HONEST}", 0))) is None:
+            continue
+        honest = mean(record.metric(base, "accuracy"))
+        rows.append([strategy, f"{100 * honest:.1f}"])
+        for lie in (lie for lie in LIES if lie != HONEST):
+            among = [found[f"{strategy}: {lie}", count] for count in MOST_LOST]
+            rows[-1].append(" / ".join(accuracy_of(own, honest) for own in among))
+            full.append([lie, strategy, *map(moved_by, among)])
+    parts = {"liars": tables.table(["strategy", *LIES], rows)}
+    parts["liars_moved"] = tables.table(MOVED, full)
+    return parts | {"liars_seeds": len(record.seeds(lines))}
 
 
-def cell_of(lines: Sequence[Line], honest: float) -> str:
-    """Write the accuracy, bold if far below, the displacement and the liars' share."""
-    accuracy, moved = (mean(record.metric(lines, name)) for name in ("accuracy", "displacement"))
+def accuracy_of(lines: Sequence[Line], honest: float) -> str:
+    """Write the accuracy in percent, bold if far below that without liars."""
     if not all(record.metric(lines, "ended")):
         return "**run lost**"
+    accuracy = mean(record.metric(lines, "accuracy"))
     far = honest - accuracy > MOST_LOST[lines[0]["case"]["liars"]]
-    text = f"**{tables.percent(accuracy)}**" if far else tables.percent(accuracy)
+    return f"**{100 * accuracy:.1f}**" if far else f"{100 * accuracy:.1f}"
+
+
+def moved_by(lines: Sequence[Line]) -> str:
+    """Write how far liars move the model, and their share of the weights."""
     shares = [share for share in record.metric(lines, "share") if share is not None]
-    return f"{text}, {moved:.2g}" + (f", {mean(shares):.0%}" if shares else "")
+    moved = f"{mean(record.metric(lines, 'displacement')):.2g}"
+    return moved + (f", {mean(shares):.0%}" if shares else "")
 
 
 def engines(lines: Sequence[Line]) -> dict[str, Any]:

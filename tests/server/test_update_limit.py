@@ -5,7 +5,15 @@ import logging
 import numpy as np
 import pytest
 from attacker import LyingGrid, trained
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.serverapp import strategy as flower
 from quadratics import app, fedavg, start
 from recording import History
@@ -125,6 +133,18 @@ def test_lies_do_not_make_the_next_ones_longer():
         # liars of two in five
         found, _ = exchange([1.0, 1.0, 1.2, 50.0, 50.0], fleet)
         assert max(found.values()) == pytest.approx(1.2)
+
+
+def test_of_the_first_few_most_may_lie():
+    """Three quick liars of twenty are most of the first five: one median would be theirs."""
+    fleet, examples = Fleet(), [10, 10, 2**53, 2**53, 2**53]
+    fleet.asked[MessageType.TRAIN] = {*range(20)}
+    _, context = exchange([1.0, 1.0, 50.0, 50.0, 50.0], fleet, examples=examples)
+    # twice the lower quartile stands for the median: ten times 20 examples, norms of 2 times 2
+    assert context.shortened == pytest.approx(
+        dict.fromkeys(["id-2", "id-3", "id-4"], (4 * 80 / 200 / 50) ** 2)
+    )
+    assert [claim for _, claim in fleet.examples["train"].values()] == [10, 10, 200, 200, 200]
 
 
 def test_where_all_updates_become_longer_they_count():

@@ -55,6 +55,10 @@ def line(name, count, accuracy, share=0.125):
 
 
 def test_the_table_has_the_honest_run_beside_those_of_liars():
-    lines = [line("A: honest", 0, 0.9), line("A: turned", 1, 0.86), line("A: turned", 3, 0.81)]
-    row = report.liars(lines)["liars"].splitlines()[2]
-    assert row == "| turned | A | 90.0 % | **86.0 %**, 0.5, 12% | 81.0 %, 0.5, 12% |"
+    lines = [line("FedBuff: honest", 0, 0.9)]
+    for lie in (lie for lie in liars.LIES if lie != liars.HONEST):
+        lines += [line(f"FedBuff: {lie}", 1, 0.86), line(f"FedBuff: {lie}", 3, 0.81)]
+    found = report.liars(lines)
+    row = found["liars"].splitlines()[2]
+    assert row.startswith("| FedBuff | 90.0 | **86.0** / 81.0 | **86.0** / 81.0 |")
+    assert found["liars_moved"].splitlines()[2] == "| turned | FedBuff | 0.5, 12% | 0.5, 12% |"
