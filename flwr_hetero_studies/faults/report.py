@@ -9,8 +9,7 @@ from flwr_hetero_studies.core import record, tables
 from flwr_hetero_studies.core.record import Line
 from flwr_hetero_studies.faults.liars import HONEST, LIES, STRATEGIES
 
-FAULT = ["fault", "injected", "run survived", "replies lost", "rounds lost", "seconds lost",
-         "lost later", "what the history says"]  # fmt: skip
+FAULT = ["fault", "costs with Flower's node", "with a warm node", "what the history says"]
 GAIN = ["lie", "strategy", "seeds", "share", "steps", "accuracy", "honest"]
 MOVED = ["lie", "strategy", "moved by one liar of 20, share", "by three"]
 MOST_LOST = {1: 0.03, 3: 0.10}
@@ -21,40 +20,67 @@ ENGINES = {"engine": "{engine}", "predicted": "{predicted_s:.0f} s", "real": "{r
 
 
 def process(lines: Sequence[Line]) -> dict[str, Any]:
-    faults = [fault for line in lines for fault in line["metrics"]["faults"]]
-    loads = record.metric(lines, "load")
-    usual = sorted({fault["usual_round_s"] for fault in faults if "usual_round_s" in fault})
-    rows = []
-    for fault in faults:
-        reason = fault.get("error") or fault.get("reason")
-        says = "; ".join(filter(None, [reason and f"`{reason}`", fault.get("note")]))
-        survived = "yes" if fault["survived"] else "**no**"
-        cells = [fault["fault"], fault.get("injected", ""), survived]
-        lost = ("replies_lost", "rounds_lost", "seconds_lost", "lost_later")
-        rows.append([*cells, *(fault.get(key, "") for key in lost), says.replace("|", "/")])
-    parts = {"process": tables.table(FAULT, rows), "cores": lines[0]["metrics"]["cores"]}
-    parts["usual"] = f"{usual[0]:g} to {usual[-1]:g} s" if usual else "none"
-    return parts | {"low": min(loads), "high": max(loads)}
+    return facts(lines) | {"cores": lines[0]["metrics"]["cores"]}
 
 
 def warm(lines: Sequence[Line]) -> dict[str, Any]:
-    found = process(lines)
-    return {f"warm_{name}": found[name] for name in ("process", "usual", "low", "high")}
+    return {f"warm_{name}": found for name, found in facts(lines).items()}
+
+
+def facts(lines: Sequence[Line]) -> dict[str, Any]:
+    """Return the faults by name, the usual seconds of a round, and the machine's load."""
+    faults = [fault for line in lines for fault in line["metrics"]["faults"]]
+    usual = sorted({fault["usual_round_s"] for fault in faults if "usual_round_s" in fault})
+    loads = record.metric(lines, "load")
+    parts = {"usual": f"{usual[0]:g} to {usual[-1]:g} s" if usual else "none"}
+    parts |= {"low": min(loads), "high": max(loads)}
+    return parts | {"faults": {fault["fault"]: fault for fault in faults}}
+
+
+def side_by_side(cold: dict[str, Any], warm: dict[str, Any]) -> str:
+    rows = []
+    for name, fault in (warm | cold).items():
+        reason = fault.get("error") or fault.get("reason")
+        says = "; ".join(filter(None, [reason and f"`{reason}`", fault.get("note")]))
+        cost = [costs(own[name]) if name in own else "" for own in (cold, warm)]
+        rows.append([name, *cost, says.replace("|", "/")])
+    return tables.table(FAULT, rows)
+
+
+def costs(fault: dict[str, Any]) -> str:
+    """Write what a fault cost: replies at once and later, rounds, and seconds."""
+    if not fault["survived"]:
+        return "**run lost**"
+    replies = fault.get("replies_lost", 0) + fault.get("lost_later", 0)
+    lost = [f"{count} {what}" for count, what in
+            ((replies, "reply"), (fault.get("rounds_lost", 0), "round")) if count]  # fmt: skip
+    seconds = fault.get("seconds_lost")
+    lost += [f"{seconds:.1f} s"] if seconds else []
+    return ", ".join(lost).replace("2 reply", "2 replies") or "nothing"
 
 
 def influence(lines: Sequence[Line]) -> dict[str, Any]:
-    rows = []
+    rows, cells, lies = [], dict[str, dict[str, str]](), list[str]()
     for (name, liars), own in record.by(lines, "name", "liars").items():
         wrapper, _, lie = name.partition(": ")
-        if lie != "honest":
+        if lie != HONEST:
             # with the same seeds
-            both = record.pairs(own, record.of(lines, name=f"{wrapper}: honest"))
-            honest = tables.percent(mean(base["metrics"]["accuracy"] for _, base in both))
+            both = record.pairs(own, record.of(lines, name=f"{wrapper}: {HONEST}"))
+            honest = mean(base["metrics"]["accuracy"] for _, base in both)
             of = lie if liars == 1 else f"{lie}, six nodes"
-            rows.append([of, wrapper, len(own), *cells_of(own, lie), honest])
-    order = list(dict.fromkeys(row[0] for row in rows))
-    rows.sort(key=lambda row: order.index(row[0]))
-    return {"influence": tables.table(GAIN, rows)}
+            found = cells_of(own, lie)
+            rows.append([of, wrapper, len(own), *found, tables.percent(honest)])
+            lies += [of] if of not in lies else []
+            mine = cells.setdefault(wrapper, {"honest": f"{100 * honest:.1f}"})
+            mine[of] = found[2].removesuffix(" %") + (
+                "" if found[0] == "0.000" else f", {found[0]}"
+            )
+    rows.sort(key=lambda row: lies.index(row[0]))
+    matrix = [
+        [each, *(own.get(lie, "") for lie in ("honest", *lies))] for each, own in cells.items()
+    ]
+    parts = {"influence": tables.table(["strategy", "honest", *lies], matrix)}
+    return parts | {"influence_steps": tables.table(GAIN, rows)}
 
 
 def cells_of(lines: Sequence[Line], lie: str) -> list[str]:
@@ -116,4 +142,6 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
         parts[f"{name}_versions"] = record.software(own, "flwr", "python")
         parts[f"{name}_case"] = own[0]["case"]
         parts |= tabulate[name](own)
+    if "faults" in parts:
+        parts["process"] = side_by_side(parts.pop("faults"), parts.pop("warm_faults", {}))
     return parts
