@@ -7,4 +7,4 @@ Strategies (server side) are in :mod:`flwr_hetero.strategy`, samplers (node side
 :mod:`flwr_hetero.mercury`, :mod:`flwr_hetero.pgd`. Importing it needs neither torch nor ray.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
