@@ -1,19 +1,22 @@
-"""What README and docs show must run, and their links must lead somewhere."""
+"""What the pages show must run, and their links must lead somewhere."""
 
 import json
 import re
 import tempfile
 import tomllib
 from pathlib import Path
+from unittest.mock import create_autospec
 
 import pytest
 
 from flwr_hetero._flwr import only_errors
+from flwr_hetero.strategy import Wrapper
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 NOTEBOOK = ROOT / "docs" / "fleet.ipynb"
 APPS = sorted((ROOT / "apps").glob("*/pyproject.toml"))
+METHODS = [*sorted((ROOT / "flwr_hetero").glob("*/README.md")), ROOT / "deploy" / "README.md"]
 
 
 def cells(kind: str) -> list[str]:
@@ -38,6 +41,17 @@ def test_examples_of_a_page_run(page, tmp_path, monkeypatch, capsys):
         assert (tmp_path / "first-fleet" / "FedSlice-0" / "report.html").is_file()
 
 
+@pytest.mark.parametrize("page", METHODS, ids=lambda page: page.parent.name)
+def test_strategies_and_imports_of_a_method_page_run(page, monkeypatch):
+    monkeypatch.setattr(Wrapper, "start", create_autospec(Wrapper.start))
+    names: dict = {"grid": None, "arrays": None}
+    for block in blocks(page):
+        lines = block.splitlines()
+        if "mods=[hetero]" in block:  # the rest needs a message
+            lines = [line for line in lines if line.startswith("from ")]
+        exec(compile("\n".join(lines), page.parent.name, "exec"), names)
+
+
 def test_notebook_runs_and_is_small(tmp_path, monkeypatch, capsys):
     pyplot = pytest.importorskip("matplotlib.pyplot")
     pyplot.switch_backend("agg")
@@ -57,7 +71,11 @@ def test_readme_is_short_and_has_examples():
     assert PAGES[0].read_text(encoding="utf-8").count("\n") <= 120
 
 
-@pytest.mark.parametrize("page", [*PAGES, NOTEBOOK], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [*PAGES, *METHODS, *(app.with_name("README.md") for app in APPS), NOTEBOOK],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_links_lead_somewhere(page):
     text = page.read_text(encoding="utf-8") if page != NOTEBOOK else "\n".join(cells("markdown"))
     text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
