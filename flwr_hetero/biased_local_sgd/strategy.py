@@ -168,6 +168,9 @@ class BiasedLocalSGD(LocalSteps):
         if is_shared := shared_samples is not None:
             self.decides = self.decides | {"samples", "orders"}
             self.only_rounds = "indices are assigned to all nodes of a round together"
+        elif unified:
+            rule = "be left out without shared data"
+            raise invalid("unified", unified, rule, "set shared_samples")
         self.weigh_by_steps = is_shared if weigh_by_steps is None else weigh_by_steps
         if self.weigh_by_steps and step_correction:
             rule = "be 0 or left out where models are weighted by steps"

@@ -114,6 +114,7 @@ def accounted():
         ({"share": 0.0}, "share"),
         ({"shared_samples": 0}, "shared_samples"),
         ({"shared_samples": 9, "batch_size": 0}, "batch_size"),
+        ({"unified": True}, "unified must be left out without shared data"),
         ({"seed": -1}, "seed"),
         ({"step_correction": 1.5}, "step_correction must be a number in"),
         ({"step_correction": 0.5, "weigh_by_steps": True}, "step_correction must be 0 or left"),
