@@ -54,7 +54,9 @@ def compared(own: Sequence[Line], base: Sequence[Line], foretold: Sequence[Line]
     written = [tables.extent(each) if each and all(each) else "" for each in (real, told)]
     if not all(written):
         return [*written, ""]
-    off = mean(told) / mean(real) - 1
+    seeds = record.seeds(foretold)
+    same = ratios([line for line in own if line["seed"] in seeds], base)
+    off = mean(told) / mean(same) - 1
     return [*written, f"{100 * off:+.0f} %" + ("" if abs(off) <= CLOSE else ", more than 20 %")]
 
 
