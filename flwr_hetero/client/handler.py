@@ -28,7 +28,7 @@ current_handler = CURRENT.get
 """Returns the call in which this code runs; None without one of our mods."""
 
 MOD = "add to the ClientApp: from flwr_hetero.mod import hetero; app = ClientApp(mods=[hetero])"
-"""What helps where none is."""
+"""Hint where there is none."""
 _said: set[str] = set()
 
 

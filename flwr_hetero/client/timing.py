@@ -73,22 +73,22 @@ def times_beside(called_s: float) -> dict[str, float]:
 
     A process that starts while the message is on its way counts from when it was there.
     """
-    told = told_times()
-    times = {key: read_number(told, key, -1.0) for key in (keys.RECEIVE_TIME, keys.SEND_TIME)}
+    reported = reported_times()
+    times = {key: read_number(reported, key, -1.0) for key in (keys.RECEIVE_TIME, keys.SEND_TIME)}
     began_s = process_start_s()
     if began_s is not None:
-        began_s = max(began_s, read_number(told, keys.RECEIVED_AT, began_s))
+        began_s = max(began_s, read_number(reported, keys.RECEIVED_AT, began_s))
         times[keys.START_TIME] = max(0.0, called_s - began_s)
     return {key: seconds for key, seconds in times.items() if seconds >= 0}
 
 
-def told_times() -> dict[str, Any]:
+def reported_times() -> dict[str, Any]:
     """Read what the SuperNode tells of its own times; nothing if it does not."""
     try:
-        told = json.loads(Path(os.environ[keys.TIMES_FILE]).read_text(encoding="utf-8"))
+        reported = json.loads(Path(os.environ[keys.TIMES_FILE]).read_text(encoding="utf-8"))
     except (KeyError, OSError, ValueError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return reported if isinstance(reported, dict) else {}
 
 
 def process_start_s() -> float | None:

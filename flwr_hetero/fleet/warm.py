@@ -253,7 +253,7 @@ class FirstParent(Parent):
             if self._is_held(message) and time.monotonic() < message.until_s:
                 continue
             message.waits = False
-            # one that was killed is heard of next
+            # one that was killed is reported next
             with suppress(OSError):
                 report.send(Order.GO)
 

@@ -77,7 +77,7 @@ def judge_of(wrapper: Any, context: Exchange, *, trains: bool = True) -> Verdict
     if not trains:
         return Verdicts(context, Expected(None, key))
     sent = None if trees else context.arrays
-    # noise for privacy is right for updates that are left alone
+    # noise for privacy is right for updates that nobody shortens
     limit = None if any(map(is_private, wrapper.chain())) else wrapper.update_limit
     wanted = Expected(sent, key, trees=trees, update_limit=limit)
     return Verdicts(context, wanted, wrapper.wrappers())

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flwr_hetero.errors import check_count, check_number, install_hint, invalid
-from flwr_hetero.tifl.algorithm import Floats, policy_probs, sampling_rates
+from flwr_hetero.tifl.algorithm import VANILLA, Floats, check_policy, policy_probs, sampling_rates
 
 ORDERS = (*range(2, 65), 96, 128, 192, 256, 512, 1024)
 """Of Renyi's divergence, among which the accountant takes the best."""
@@ -68,6 +68,9 @@ def tier_privacy(
     check_count("rounds", rounds, 1)
     check_number("noise_multiplier", noise_multiplier, "(0, inf)")
     check_number("delta", delta, "(0, 1)")
+    check_policy(policy, len(sizes))
+    if policy == VANILLA and len(sizes) > 1:
+        raise invalid("policy", policy, "have one tier", "give the sum of the tiers' clients")
     if policy in ("adaptive", "algorithm-2", "paced"):
         raise invalid("policy", policy, "be static", "tiers are drawn by reports without noise")
     probs = policy_probs(policy, len(sizes))

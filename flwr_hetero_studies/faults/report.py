@@ -52,11 +52,11 @@ def costs(fault: dict[str, Any]) -> str:
     if not fault["survived"]:
         return "**run lost**"
     replies = fault.get("replies_lost", 0) + fault.get("lost_later", 0)
-    lost = [f"{count} {what}" for count, what in
-            ((replies, "reply"), (fault.get("rounds_lost", 0), "round")) if count]  # fmt: skip
+    counts = (replies, "reply", "replies"), (fault.get("rounds_lost", 0), "round", "rounds")
+    lost = [f"{count} {one if count == 1 else many}" for count, one, many in counts if count]
     seconds = fault.get("seconds_lost")
     lost += [f"{seconds:.1f} s"] if seconds else []
-    return ", ".join(lost).replace("2 reply", "2 replies") or "nothing"
+    return ", ".join(lost) or "nothing"
 
 
 def influence(lines: Sequence[Line]) -> dict[str, Any]:

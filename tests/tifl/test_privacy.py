@@ -42,6 +42,8 @@ def test_the_papers_bound_fails_where_a_round_leaks_much(accountant):
 
 
 WRONG = [({"policy": "adaptive"}, "policy must be static"), ({"rounds": 0}, "rounds must"),
+         ({"policy": "unifrom"}, "policy must be one of"), ({"policy": "vanilla"}, "have one tier"),
+         ({"policy": [1.0]}, "policy must have num_tiers=2"),
          ({"delta": 1.0}, "delta must"),
          ({"noise_multiplier": 0}, "noise_multiplier must")]  # fmt: skip
 
