@@ -240,11 +240,11 @@ def quiet_strategies(most: int = logging.INFO) -> Iterator[None]:
 
 
 @contextmanager
-def only_errors() -> Iterator[None]:
-    """Log errors alone."""
+def only_errors(least: int = logging.ERROR) -> Iterator[None]:
+    """Log errors alone, or what is at least of a level."""
     logger = logging.getLogger("flwr")
     level = logger.level
-    logger.setLevel(logging.ERROR)
+    logger.setLevel(least)
     try:
         yield
     finally:

@@ -11,16 +11,22 @@ from typing import Any
 from flwr.app import RecordDict
 
 from flwr_hetero.client.device import DeviceProfile
-from flwr_hetero.errors import check_count, check_number
+from flwr_hetero.errors import check_choice, check_count, check_number
 from flwr_hetero.records import payload_bytes
-from flwr_hetero_studies.advise.candidates import Candidate, candidates
+from flwr_hetero_studies.advise.candidates import BASES, Candidate, candidates
 from flwr_hetero_studies.advise.fleet import for_task, is_limited, read_fleet
 from flwr_hetero_studies.advise.simulate import Point, Row, Simulation, rank
-from flwr_hetero_studies.advise.task import BATCH_SIZE, EXAMPLES, small_task
+from flwr_hetero_studies.advise.task import BATCH_SIZE, EXAMPLES, RATES, run_config, small_task
 
 SEEDS = 3
 PARTITIONS = {"mixed": "dirichlet", "slow nodes hold classes alone": "classes-by-speed"}
 """What the nodes may hold, for nobody knows but the user."""
+SLOW_LESS = 0.05
+"""Of accuracy on the slow nodes' data: what a setting may have less than the base."""
+IN_APP: dict[str, dict[str, Any]] = {
+    "sgd": {}, "momentum": {"momentum": 0.9}, "adam": {"optimizer": "adam"},
+}  # fmt: skip
+"""An optimizer of the nodes, in the run-config of ``apps/fleet``."""
 ROUNDS, ROUNDS_S = 40, 60.0
 """Rounds of FedAvg, for seconds of wall time on two cores; measured by the study advise."""
 UNKNOWN = (
@@ -38,6 +44,8 @@ class Advice:
     clients_per_round: int
     fast_steps: int
     rows: dict[str, list[Row]]
+    optimizer: str = "sgd"
+    base: str = "FedAvg"
 
     def order(self) -> list[str]:
         """Name the settings, the best in both ways of lying first."""
@@ -48,17 +56,40 @@ class Advice:
             product[name] = product.get(name, 1.0) * row.speedup
         return sorted(product, key=lambda name: -product[name])
 
+    def rows_of(self, name: str) -> dict[str, Row]:
+        """Return a setting's rows, by how data lie."""
+        every = ((task, row) for task, rows in self.rows.items() for row in rows)
+        return {task: row for task, row in every if row.candidate.name == name}
+
+    @property
+    def sure(self) -> list[str]:
+        """The settings that reached the target in all their runs, the best first; all, if none."""
+        # a setting that misses the target in a run is no advice, whatever its mean
+        every = {name: self.rows_of(name).values() for name in self.order()}
+        return [n for n, own in every.items() if all(r.reached == r.seeds for r in own)] or [*every]
+
     @property
     def best(self) -> Candidate:
-        """The best setting of those that reached the target in all their runs."""
-        by_name = [{row.candidate.name: row for row in rows} for rows in self.rows.values()]
-        # a setting that misses the target in a run is no advice, whatever its mean
-        names = self.order()
-        sure = [n for n in names if all(own[n].reached == own[n].seeds for own in by_name)]
-        return by_name[0][(sure or names)[0]].candidate
+        return self._candidate(self.sure[0])
+
+    @property
+    def fair(self) -> Candidate | None:
+        """The best setting that is nowhere much worse than the base on the slow nodes' data."""
+        found = (name for name in self.sure if self.unfair_in(name) is None)
+        return next(map(self._candidate, found), None)
+
+    def unfair_in(self, name: str) -> str | None:
+        """Say how data lie where a setting has most less on the slow nodes' data, if it has."""
+        own, base = self.rows_of(name), self.rows_of(self.base)
+        less = {task: base[task].slow - own[task].slow for task in self.rows}
+        worst = max(less, key=lambda task: less[task])
+        return worst if less[worst] > SLOW_LESS else None
+
+    def _candidate(self, name: str) -> Candidate:
+        return next(row.candidate for row in self.rows_of(name).values())
 
     def run_config(self, candidate: Candidate) -> str:
-        config = candidate.run_config
+        config = candidate.run_config | IN_APP[self.optimizer]
         if config.get("steps", "epochs") != "epochs":
             config = config | {"fast-steps": self.fast_steps}
         parts = (f"{k}={v!r}" if isinstance(v, str) else f"{k}={v}" for k, v in config.items())
@@ -67,6 +98,7 @@ class Advice:
     def as_dict(self) -> dict[str, Any]:
         settings = {task: [*map(self.figures, rows)] for task, rows in self.rows.items()}
         head = {"nodes": len(self.devices), "best": self.best.name, "order": self.order()}
+        head["fair"] = self.fair.name if self.fair else None
         return {**head, "settings": settings}
 
     def figures(self, row: Row) -> dict[str, Any]:
@@ -85,11 +117,14 @@ def advise(
     batch_size: int = 16,
     model_mb: float = 1.0,
     node: str = "flower",
+    optimizer: str = "sgd",
+    base: str = "fedavg",
     seconds: float = ROUNDS_S,
     jobs: int | None = None,
     seed: int = 0,
 ) -> Advice:
     """Rank settings on a fleet, by simulations that take ``seconds`` on two cores of any age."""
+    check_choice("optimizer", optimizer, tuple(RATES)), check_choice("base", base, BASES)
     check_count("examples", examples, 1), check_count("batch_size", batch_size, 1)
     check_number("model_mb", model_mb, "(0, inf)"), check_number("seconds", seconds, "(0, inf)")
     sizes = check_count("nodes", nodes, 3), examples, model_mb, batch_size
@@ -99,7 +134,7 @@ def advise(
     # so many that FedAvg learns, however short the time
     rounds = max(10, round(ROUNDS * seconds / ROUNDS_S))
     counts = len(devices), min(some, len(devices))
-    rows, choices = {}, candidates(*counts, limited=is_limited(devices))
+    rows, choices = {}, candidates(*counts, limited=is_limited(devices), base=base)
     with ProcessPoolExecutor(jobs or os.cpu_count(), get_context("spawn")) as pool:
 
         def execute(work: Iterable[Simulation]) -> list[list[Point]]:
@@ -110,12 +145,14 @@ def advise(
             def make(
                 choice: Candidate, number: int, target: float | None, partition: str = partition
             ) -> Simulation:
-                task = small_task(len(devices), partition=partition, seed=number)
+                shape = len(devices), EXAMPLES, partition, number, optimizer
+                task, config = small_task(*shape), run_config(optimizer)
                 own_mb = payload_bytes(RecordDict({"arrays": task.first()})) / 1e6
                 # the small task is to wait for devices and links as the user's would
                 profiles = for_task(devices, examples, model_mb, EXAMPLES, own_mb)
                 length = (EXAMPLES // BATCH_SIZE, some, rounds)
-                return Simulation(choice, task, profiles, *length, number, target)
+                return Simulation(choice, task, profiles, *length, number, target, config)
 
             rows[name] = rank(choices, range(seed, seed + SEEDS), make, execute)
-    return Advice(devices, some, max(1, round(examples / batch_size)), rows)
+    steps = max(1, round(examples / batch_size))
+    return Advice(devices, some, steps, rows, optimizer, choices[0].name)

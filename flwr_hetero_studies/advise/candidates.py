@@ -8,15 +8,20 @@ from flwr.serverapp.strategy import FedAvg
 
 from flwr_hetero import strategy as ours
 from flwr_hetero_studies.rivals import DeadlineSelection, Oort
+from flwr_hetero_studies.tasks.run import INNER
 
 AVERAGED, BITS = 8, 4
 """Rounds of a running average of models; of a compressed value, each way."""
-PACKED = ("FedAvg", "FedBuff, epochs", "FedSlice", "FedSlice, few in flight")
-"""Settings that are tried with compression, too, where links are limited."""
+PACKED = ("FedBuff, epochs", "FedSlice", "FedSlice, few in flight")
+"""Settings that are tried with compression, too, beside the first, where links are limited."""
+BASES = ("fedavg", "fedavgm", "fedadam")
+"""Strategies of Flower that the others can be put around."""
 Settings: TypeAlias = dict[str, Any]
 Part: TypeAlias = tuple[type[ours.Wrapper], Settings]
 """A strategy and its arguments."""
+Base: TypeAlias = tuple[type[FedAvg], dict[str, float]]
 SOME = "clients_per_round"
+OF_SLICES = ("concurrency", "rate-correction", "step-correction")
 UNSEEDED = (ours.OverSelect, ours.ModelAverage, ours.Compressed)
 """Strategies that draw nothing."""
 
@@ -36,6 +41,10 @@ class Candidate:
     def is_packed(self) -> bool:
         return "bits-up" in self.run_config
 
+    @property
+    def base(self) -> Base:
+        return INNER[self.run_config.get("inner", "fedavg")]
+
     def parts(self, fast_steps: int) -> list[Part]:
         own = self.run_config
         parts: list[Part] = []
@@ -43,22 +52,25 @@ class Candidate:
             bits = {"bits_up": own["bits-up"], "bits_down": own["bits-down"]}
             parts.append((ours.Compressed, bits))
         if own["engine"] == "fedslice":
-            few = {"concurrency": own["concurrency"]} if "concurrency" in own else {}
-            return [*parts, (ours.FedSlice, few)]
+            given = {key.replace("-", "_"): own[key] for key in OF_SLICES if key in own}
+            return [*parts, (ours.FedSlice, given)]
         if rounds := own.get("average-rounds"):
             parts.append((ours.ModelAverage, {"window": rounds}))
         buffered = own["engine"] == "buffered"
-        parts += [(ours.FedBuff, {})] if buffered else SELECTED[own["selection"]](own)
+        size = {"buffer_size": own["buffer-size"]} if "buffer-size" in own else {}
+        parts += [(ours.FedBuff, size)] if buffered else SELECTED[own["selection"]](own)
         if self.sets_steps:
             steps = {"fast_steps": fast_steps, "budget": own["steps"], "high_loss_fraction": None}
             parts.append((ours.BiasedLocalSGD, steps))
         return parts
 
     def strategy(self, fast_steps: int, seed: int) -> ours.Wrapper:
+        kind, given = self.base
         # evaluation on nodes takes time that no setting is to be judged by
-        made: Any = FedAvg(fraction_evaluate=0.0)
-        for kind, settings in reversed(self.parts(fast_steps)):
-            made = kind(made, **settings, **({} if kind in UNSEEDED else {"seed": seed}))
+        arguments: Settings = {"fraction_evaluate": 0.0, **given}
+        made: Any = kind(**arguments)
+        for part, settings in reversed(self.parts(fast_steps)):
+            made = part(made, **settings, **({} if part in UNSEEDED else {"seed": seed}))
         assert isinstance(made, ours.Wrapper)
         return made
 
@@ -69,12 +81,17 @@ class Candidate:
         from flwr_hetero.strategy import FedSlice
         strategy = FedSlice(concurrency=3)
         """
+        base, given = self.base
         parts, text = self.parts(fast_steps), ""
+        if base is not FedAvg:
+            text = f"{base.__name__}({', '.join(f'{k}={v!r}' for k, v in given.items())})"
         for kind, settings in reversed(parts):
             inner = [text] if text else []
             arguments = [*inner, *(f"{name}={value!r}" for name, value in settings.items())]
             text = f"{kind.__name__}({', '.join(arguments)})"
         places: dict[str, set[str]] = {}
+        if base is not FedAvg:
+            places["flwr.serverapp.strategy"] = {base.__name__}
         for kind, _ in parts:
             is_rival = kind.__module__.startswith("flwr_hetero_studies")
             place = "flwr_hetero_studies.rivals" if is_rival else "flwr_hetero.strategy"
@@ -99,8 +116,13 @@ SELECTED: dict[str, Callable[[Settings], list[Part]]] = {
 """How each selection of apps/fleet is made."""
 
 
-def candidates(num_nodes: int, clients_per_round: int, *, limited: bool = False) -> list[Candidate]:
-    """Return the settings to try; ``limited``: whether transfers over the fleet's links cost time.
+def candidates(
+    num_nodes: int, clients_per_round: int, *, limited: bool = False, base: str = "fedavg"
+) -> list[Candidate]:
+    """Return the settings to try, first the one that the others are held against.
+
+    ``limited``: whether transfers over the fleet's links cost time. ``base``: what they are put
+    around.
 
     >>> [each.name for each in candidates(20, 3, limited=True)][-1]
     'FedSlice, few in flight, 4 bits'
@@ -118,23 +140,29 @@ def candidates(num_nodes: int, clients_per_round: int, *, limited: bool = False)
     }
     rounds, buffered, sliced = ({"engine": e} for e in ("rounds", "buffered", "fedslice"))
     every, random = {"selection": "all"}, {"selection": "random"}
+    first = INNER[base][0].__name__
     found: dict[str, Settings] = {
-        "FedAvg": rounds | random | some | {"steps": "epochs"},
+        first: rounds | random | some | {"steps": "epochs"},
         "all nodes": rounds | every | {"steps": "epochs"},
         **{name: rounds | own | some | {"steps": "epochs"} for name, own in selected.items()},
         "TiFL": rounds | {"selection": "tifl", **some, **tiers, "steps": "epochs"},
         "deadline": rounds | random | some | {"steps": "deadline"},
+        "over-selection, deadline": rounds | selected["over-selection"] | some
+        | {"steps": "deadline"},
         "TiFL, deadline": rounds | {"selection": "tifl", **some, **tiers, "steps": "deadline"},
         "all nodes, deadline": rounds | every | {"steps": "deadline"},
         "all nodes, deadline, averaged": rounds | every
         | {"steps": "deadline", "average-rounds": AVERAGED},
         "FedBuff, epochs": buffered | every | {"steps": "epochs"},
+        "FedBuff, buffer of 1": buffered | every | {"steps": "epochs", "buffer-size": 1},
         "FedBuff, slices": buffered | every | {"steps": "slice"},
         "FedSlice": sliced | every,
+        "FedSlice, fair": sliced | every | {"rate-correction": 1.0, "step-correction": 1.0},
         "FedSlice, few in flight": sliced | random | {"concurrency": clients_per_round},
     }  # fmt: skip
     bits = {"bits-up": BITS, "bits-down": BITS}
-    found |= {f"{name}, {BITS} bits": found[name] | bits for name in PACKED if limited}
+    found |= {f"{n}, {BITS} bits": found[n] | bits for n in (first, *PACKED) if limited}
     # there is nothing to select
-    left_out = () if num_nodes > clients_per_round else selected
-    return [Candidate(name, own) for name, own in found.items() if name not in left_out]
+    left_out = () if num_nodes > clients_per_round else (*selected, "over-selection, deadline")
+    inner = {} if base == "fedavg" else {"inner": base}
+    return [Candidate(name, own | inner) for name, own in found.items() if name not in left_out]

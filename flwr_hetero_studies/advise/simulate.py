@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from logging import CRITICAL
 from math import exp, inf, log
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ import numpy as np
 from flwr_hetero._flwr import only_errors
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero_studies.advise.candidates import Candidate
-from flwr_hetero_studies.advise.task import RUN_CONFIG
+from flwr_hetero_studies.advise.task import run_config
 from flwr_hetero_studies.core import curves
 from flwr_hetero_studies.core.curves import Vector
 from flwr_hetero_studies.core.emulate import Enough, Moment, drive
@@ -48,7 +49,7 @@ class Simulation:
     seed: int
     target: float | None = None
     """Where to end; None: after the rounds."""
-    run_config: tuple[tuple[str, Any], ...] = RUN_CONFIG
+    run_config: tuple[tuple[str, Any], ...] = run_config()
 
     def run(self) -> list[Point]:
         """Train to the target, or for all of the rounds; look about as often as FedAvg has any."""
@@ -74,7 +75,8 @@ class Simulation:
             if asked >= most or (self.target is not None and reach(points, self.target)):
                 raise Enough
 
-        with only_errors():
+        # a setting that diverges is an outcome here
+        with only_errors(CRITICAL):
             strategy = self.candidate.strategy(self.fast_steps, self.seed)
             drive(strategy, grid, self.learning.first(), note, seed=self.seed, updates=True)
         return points

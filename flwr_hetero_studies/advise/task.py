@@ -14,7 +14,12 @@ NOISE = 1.1
 """Standard deviation within a group, where the groups' centres have 1."""
 EXAMPLES, TEST, BATCH_SIZE = 128, 1000, 8
 """Of a node on average, to test on, of a batch."""
-RUN_CONFIG = (("batch-size", BATCH_SIZE), ("learning-rate", 0.1))
+RATES = {"sgd": 0.1, "momentum": 0.02, "adam": 0.01}
+"""By the nodes' optimizer, such that FedAvg ends alike."""
+
+
+def run_config(optimizer: str = "sgd") -> tuple[tuple[str, float], ...]:
+    return ("batch-size", BATCH_SIZE), ("learning-rate", RATES[optimizer])
 
 
 class SmallTask(Learning):
@@ -37,10 +42,14 @@ class SmallTask(Learning):
 
 
 def small_task(
-    num_nodes: int, examples: int = EXAMPLES, partition: str = "dirichlet", seed: int = 0
+    num_nodes: int,
+    examples: int = EXAMPLES,
+    partition: str = "dirichlet",
+    seed: int = 0,
+    optimizer: str = "sgd",
 ) -> SmallTask:
     rows = num_nodes * examples, 0, TEST
-    return SmallTask("generated", NUMPY, partition, num_nodes, rows, seed)
+    return SmallTask("generated", NUMPY, partition, num_nodes, rows, seed, optimizer)
 
 
 @lru_cache(maxsize=8)

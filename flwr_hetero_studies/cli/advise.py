@@ -10,6 +10,7 @@ from flwr_hetero.errors import check_count
 
 if TYPE_CHECKING:
     from flwr_hetero_studies.advise.advice import Advice
+    from flwr_hetero_studies.advise.candidates import Candidate
 
 MOD = """  from flwr_hetero.mod import hetero
   app = ClientApp(mods=[hetero])"""
@@ -17,9 +18,11 @@ NODE = f"""{MOD}
   for batch in hetero.batches(loader, msg):  # your loop over the loader"""
 
 LEGEND = """
-sooner    how many times sooner than FedAvg it reached FedAvg's accuracy; range of its runs
-bytes     sent until then, and device-s the time of all devices, both in FedAvg's
+sooner    how many times sooner than {base} it reached {base}'s accuracy; range of its runs
+bytes     sent until then, and device-s the time of all devices, both in {base}'s
 slow      accuracy on the data of the slowest fifth of the nodes"""
+OPTIMIZER = "of your nodes; momentum is 0.9 (default: sgd)"
+BASE = "your strategy of Flower, which all settings are put around (default: fedavg)"
 ONE_RUN = "A setting with one run is ranked by that run alone: another seed may change its place."
 
 
@@ -38,6 +41,8 @@ def add(commands: Any) -> None:
         "what runs the nodes: Flower's own, warm ones, or none that costs time (default: flower)"
     )
     add("--node", choices=("flower", "warm", "none"), default="flower", help=costs)
+    add("--optimizer", choices=("sgd", "momentum", "adam"), default="sgd", help=OPTIMIZER)
+    add("--base", choices=("fedavg", "fedavgm", "fedadam"), default="fedavg", help=BASE)
     time = "about how long it takes on two cores; fewer, and it is less sure (default: 60)"
     add("--seconds", type=float, default=60.0, help=time)
     add("--seed", type=int, default=0, help="of the first run (default: 0)")
@@ -49,7 +54,8 @@ def _advise(options: argparse.Namespace) -> None:
     from flwr_hetero_studies.advise.advice import advise
 
     check_count("--nodes", options.nodes, 1)
-    names = ("clients_per_round", "examples", "batch_size", "model_mb", "node", "seconds", "seed")
+    names = ("clients_per_round", "examples", "batch_size", "model_mb", "node")
+    names = (*names, "optimizer", "base", "seconds", "seed")
     given = {name: getattr(options, name) for name in ("nodes", *names)}
     found = advise(options.fleet, **given)
     print(json.dumps(found.as_dict(), indent=2)) if options.json else _print(found)
@@ -65,9 +71,10 @@ def _print(advice: "Advice") -> None:
 
     console = Console()
     costs_s = [message_time_s(device) for device in advice.devices]
-    head = f"{len(advice.devices)} nodes, {advice.clients_per_round} a round in FedAvg"
+    base = advice.base
+    head = f"{len(advice.devices)} nodes, {advice.clients_per_round} a round in {base}"
     head += f", {min(costs_s):.2g} to {max(costs_s):.2g} s a message besides its work"
-    print(f"{head}\n{LEGEND}")
+    print(f"{head}\n{LEGEND.format(base=base)}")
     for task, rows in advice.rows.items():
         title = f"\nData: {task}"
         table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
@@ -85,13 +92,30 @@ def _print(advice: "Advice") -> None:
         console.print(table)
     if any(row.seeds == 1 for rows in advice.rows.values() for row in rows):
         print(ONE_RUN)
-    best = advice.best
-    print(f"Take {best.name}. In your ServerApp:")
-    print(indent(best.python(advice.fast_steps), "  "))
-    if best.sets_steps:
+    _print_lines(advice, advice.best)
+    _print_fair(advice)
+    console.print(UNKNOWN, highlight=False)
+
+
+def _print_lines(advice: "Advice", choice: "Candidate") -> None:
+    print(f"Take {choice.name}. In your ServerApp:")
+    print(indent(choice.python(advice.fast_steps), "  "))
+    if choice.sets_steps:
         print(f"In your ClientApp, which takes the steps that the server asks for:\n{NODE}")
-    elif best.is_packed:
+    elif choice.is_packed:
         print(f"In your ClientApp, which reads and writes compressed models:\n{MOD}")
     print("Or try it in the app of this project:")
-    print(f'  flwr run apps/fleet --run-config "{advice.run_config(best)}"')
-    console.print(UNKNOWN, highlight=False)
+    print(f'  flwr run apps/fleet --run-config "{advice.run_config(choice)}"')
+
+
+def _print_fair(advice: "Advice") -> None:
+    best, fair = advice.best, advice.fair
+    if (task := advice.unfair_in(best.name)) is None:
+        return
+    names = (best.name, advice.base)
+    own, base = (100 * advice.rows_of(name)[task].slow for name in names)
+    text = f"On the data of the slowest nodes {best.name} has {own:.0f} % at the target"
+    print(f"{text}, {advice.base} {base:.0f} % ({task}).")
+    if fair is not None and fair.name != advice.base:
+        print("Where these data count:")
+        _print_lines(advice, fair)

@@ -21,10 +21,10 @@ from flwr_hetero import keys
 from flwr_hetero.asynchronous.engine import Update
 from flwr_hetero.fleet import DeviceProfile, LocalGrid, named_fleet
 from flwr_hetero.strategy import FedSlice, ModelAverage, TiFL, Wrapper
-from flwr_hetero_studies.advise.task import RUN_CONFIG, small_task
+from flwr_hetero_studies.advise.task import run_config, small_task
 
 NODES, EXAMPLES = 12, 96
-TASK, CONFIG = small_task(NODES, EXAMPLES), dict(RUN_CONFIG)
+TASK, CONFIG = small_task(NODES, EXAMPLES), dict(run_config())
 
 
 class Metered(LocalGrid):

@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import chain
 from math import exp, inf
 from pathlib import Path
 
@@ -11,11 +12,11 @@ import pytest
 from flwr_hetero.cli import main
 from flwr_hetero.client.device import message_time_s
 from flwr_hetero.fleet import DeviceProfile
-from flwr_hetero_studies.advise.advice import Advice
-from flwr_hetero_studies.advise.candidates import candidates
+from flwr_hetero_studies.advise.advice import Advice, advise
+from flwr_hetero_studies.advise.candidates import BASES, candidates
 from flwr_hetero_studies.advise.fleet import COSTS, for_task, is_limited, read_fleet
 from flwr_hetero_studies.advise.simulate import Point, Simulation, judge, rank, row, target_of
-from flwr_hetero_studies.advise.task import small_task
+from flwr_hetero_studies.advise.task import run_config, small_task
 from flwr_hetero_studies.cli.advise import _print
 from flwr_hetero_studies.race.watch import epoch_s
 
@@ -138,11 +139,40 @@ def test_compression_is_tried_where_links_are_known_to_be_limited():
     assert "FedSlice, 4 bits" in names[True]
 
 
+@pytest.mark.parametrize("base", ["fedavgm", "fedadam"])
+def test_settings_are_put_around_the_users_strategy(base):
+    choices = candidates(20, 3, base=base)
+    name = {"fedavgm": "FedAvgM", "fedadam": "FedAdam"}[base]
+    assert choices[0].name == name
+    assert "FedAvg" not in [choice.name for choice in choices]
+    for choice in choices:
+        assert type(choice.strategy(12, 0).chain()[-1]).__name__ == name
+        assert f"from flwr.serverapp.strategy import {name}" in choice.python(12)
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+def test_nodes_train_with_the_users_optimizer(optimizer):
+    ends = {
+        name: Simulation(
+            candidates(4, 2)[0], small_task(4, 48, optimizer=name), FLEET, 4, 2, 3, 0,
+            run_config=run_config("sgd"),
+        ).run()[-1].accuracy
+        for name in ("sgd", optimizer)
+    }  # fmt: skip
+    assert ends["sgd"] != ends[optimizer]
+    config = Advice([], 2, 16, {}, optimizer).run_config(candidates(4, 2)[0])
+    assert {"momentum": "momentum=0.9", "adam": "optimizer='adam'"}[optimizer] in config
+
+
 def test_refusals(tmp_path, capsys):
     assert main(["advise", "paper-5", "--nodes", "2"]) == 2
     assert "nodes must be a whole number of at least 3" in capsys.readouterr().err
     assert main(["advise", history(tmp_path, [{"latency": {}}])]) == 2
     assert "must have the latency of nodes" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="optimizer must be"):
+        advise("paper-5", optimizer="lion")
+    with pytest.raises(ValueError, match="base must be"):
+        advise("paper-5", base="fedprox")
 
 
 # --- judging -----------------------------------------------------------------------------
@@ -200,7 +230,7 @@ def test_same_seed_same_ranking():
 
 NAMES = ("fast_steps", "budget", "weighting", "weigh_by_steps", "step_correction", "concurrency",
          "buffer_size", "num_tiers", "policy", "take", "profiling", "rounds", "window",
-         "clients_per_round", "bits_up", "bits_down")  # fmt: skip
+         "clients_per_round", "bits_up", "bits_down", "rate_correction")  # fmt: skip
 
 
 def test_run_configs_and_lines_make_same_strategies(monkeypatch):
@@ -208,15 +238,16 @@ def test_run_configs_and_lines_make_same_strategies(monkeypatch):
     from fleet_app.task import FleetSettings
 
     advice = Advice([DeviceProfile()] * 20, 3, 12, {})
-    for choice in candidates(20, 3, limited=True):
+    every = (candidates(20, 3, limited=True, base=base) for base in BASES)
+    for choice in chain(*every):
         config, lines = dict(choice.run_config), {}
         if config.get("steps", "epochs") != "epochs":
             config["fast-steps"] = advice.fast_steps
             assert "fast-steps=12" in advice.run_config(choice)
         exec(choice.python(12), lines)
-        ours = choice.strategy(12, 0).chain()[:-1]
-        app = FleetSettings.from_run_config(config).strategy(20).chain()[1:-1]  # SamplerMetrics
-        for theirs in (app, lines["strategy"].chain()[:-1]):  # FedAvg evaluates as usual
+        ours = choice.strategy(12, 0).chain()
+        app = FleetSettings.from_run_config(config).strategy(20).chain()[1:]  # SamplerMetrics
+        for theirs in (app, lines["strategy"].chain()):
             assert [type(part) for part in ours] == [type(part) for part in theirs]
             for mine, other in zip(ours, theirs, strict=True):
                 for name in NAMES:
@@ -226,7 +257,8 @@ def test_run_configs_and_lines_make_same_strategies(monkeypatch):
 def test_advice_of_compression_names_the_mod(capsys):
     choice = next(c for c in candidates(4, 2, limited=True) if c.name == "FedAvg, 4 bits")
     points = make(choice, 100, None).run()
-    _print(Advice(list(FLEET), 2, 16, {"mixed": [row(choice, [judge(points, points)])]}))
+    rows = {"mixed": [row(choice, [judge(points, points)])]}
+    _print(Advice(list(FLEET), 2, 16, rows, base=choice.name))
     said = capsys.readouterr().out
     made = "RandomSelection(clients_per_round=2)"
     assert f"strategy = Compressed({made}, bits_up=4, bits_down=4)\n" in said
@@ -238,7 +270,11 @@ def test_command_ends_with_lines_for_the_users_app(capsys):
     choice = next(choice for choice in candidates(4, 2) if choice.name.endswith("few in flight"))
     points = make(choice, 100, None).run()
     own = row(choice, [judge(points, points)])
-    _print(Advice(list(FLEET), 2, 16, {"mixed": [own]}))
+
+    def show(rows):
+        _print(Advice(list(FLEET), 2, 16, rows, base=choice.name))
+
+    show({"mixed": [own]})
     said = capsys.readouterr().out
     assert "strategy = FedSlice(concurrency=2)\n" in said
     assert "app = ClientApp(mods=[hetero])\n" in said
@@ -247,9 +283,31 @@ def test_command_ends_with_lines_for_the_users_app(capsys):
     assert "1.0x " in said
     assert "1.0 to 1.0" not in said
     assert "A setting with one run is ranked by that run alone" in said
-    _print(Advice(list(FLEET), 2, 16, {"mixed": [own._replace(seeds=2, reached=2)]}))
+    show({"mixed": [own._replace(seeds=2, reached=2)]})
     said = capsys.readouterr().out
     assert "1.0 to 1.0" in said
     assert "one run" not in said
-    _print(Advice(list(FLEET), 2, 16, {"mixed": [own._replace(seeds=3, reached=1)]}))
+    show({"mixed": [own._replace(seeds=3, reached=1)]})
     assert re.search(r"never in 2 +3", capsys.readouterr().out)
+
+
+def test_advice_says_what_the_slow_nodes_lose(capsys):
+    first, *others = candidates(4, 2)
+    quick, other = others[:2]
+    points = [Point(float(i), 0.5, 0.5, float(i), float(i)) for i in range(1, 9)]
+    base = row(first, [judge(points, points)])
+    rows = [row(quick, [judge(points, points)])._replace(speedup=5.0, slow=0.1), base]
+    fair = base._replace(candidate=other, speedup=2.0, slow=0.46)
+    _print(Advice(list(FLEET), 2, 16, {"mixed": [*rows, fair]}))
+    said = capsys.readouterr().out
+    lost = f"the slowest nodes {quick.name} has 10 % at the target, FedAvg 50 % (mixed)."
+    assert lost in said
+    assert said.index(f"Take {quick.name}") < said.index(lost) < said.index(f"Take {other.name}")
+    found = Advice(list(FLEET), 2, 16, {"mixed": [*rows, fair._replace(slow=0.44)]})
+    assert found.fair is not None
+    assert found.fair.name == "FedAvg"
+    _print(found)
+    assert "Where these data count" not in capsys.readouterr().out, "there is no other"
+    even = [each._replace(slow=0.5) for each in rows]
+    _print(Advice(list(FLEET), 2, 16, {"mixed": even}))
+    assert "slowest nodes" not in capsys.readouterr().out.partition("Take")[2]
