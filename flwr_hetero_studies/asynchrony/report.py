@@ -102,7 +102,8 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     groups = record.by(lines, "experiment")
     runs = views(next(iter(groups.values())))
     both = (("all classes", "accuracy"), ("the slow nodes' classes", "slow"))
-    known = [name for name in DRAWN if name in runs]
+    # runs of --fast may be too short to draw
+    known = [n for n in DRAWN if n in runs and all(len(column(x, "slow")) for x in runs[n])]
     panels = {title: {name: drawn(runs[name], key) for name in known} for title, key in both}
     labels = ("virtual time in seconds", "test accuracy in %")
     plots.draw(panels, folder / "curves.png", *labels, xscale="log")

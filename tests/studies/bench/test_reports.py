@@ -85,6 +85,15 @@ def test_time_to_target_counts_whole_windows_only():
     assert asynchrony.row("all, paper", runs)[1:6] == ["never", "never", "", "", ""]
 
 
+def test_short_runs_of_asynchrony_make_a_page(tmp_path):
+    lines = [rising("FedAvg", 0, rise=0.02), rising("all, fair", 0, rise=0.04, rounds=1)]
+    for each in lines:
+        each["case"]["experiment"] = "digits"
+        for name in ("slow", "newest", "newest_slow"):
+            each["curve"][name] = each["curve"]["accuracy"]
+    assert "| all, fair | never |" in asynchrony.report(lines, tmp_path)["sections"]
+
+
 # --- objectives -----------------------------------------------------------------------------
 
 
