@@ -30,8 +30,7 @@ def on_files(files, config):
             found[path.relative_to(ROOT).as_posix()] = path
             found |= {p.relative_to(ROOT).as_posix(): p for p in path.parent.glob("*.png")}
     for name, path in found.items():
-        if path.name != "page.md":  # a benchmark's template
-            files.append(File.generated(config, name, abs_src_path=str(path)))
+        files.append(File.generated(config, name, abs_src_path=str(path)))
     for path in (ROOT / "docs").glob("*.ipynb"):
         files.append(File.generated(config, f"{path.stem}.md", content=page_of(path)))
     return files

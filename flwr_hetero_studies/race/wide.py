@@ -1,6 +1,6 @@
 """Fleets, optimisers and networks at which FedSlice had lost, and rivals of the package's parts.
 
-The plan stands on the page, ``page.md``, and was written before its runs.
+The plan stands on the page, ``page.template``, and was written before its runs.
 """
 
 import json
