@@ -122,7 +122,9 @@ def missing(trials: Iterable[Trial], lines: list[Line], patterns: Sequence[str])
 def page_of(claim: str, lines: list[Line], folder: Path, write: Write = fill) -> str:
     """Fill a study's page, and draw its figures in a folder; or write what it leaves out."""
     parts = _part(claim, "report").report(lines, folder)
-    return write((CLAIMS[claim] / "page.template").read_text(encoding="utf-8"), parts).rstrip() + "\n"
+    return (
+        write((CLAIMS[claim] / "page.template").read_text(encoding="utf-8"), parts).rstrip() + "\n"
+    )
 
 
 def with_changes(settings: Mapping[str, Any], changes: Iterable[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Every method tuned alike, at equal concurrency, as ``page.template`` says, written before the runs."""
+"""Every method tuned alike, at equal concurrency, as ``page.template`` said before the runs."""
 
 from collections.abc import Iterator
 from dataclasses import replace

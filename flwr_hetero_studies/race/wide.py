@@ -21,7 +21,7 @@ from flwr_hetero_studies.core import record
 from flwr_hetero_studies.core.curves import columns
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
-from flwr_hetero_studies.race.cells import RaceCell, mild, paper_5
+from flwr_hetero_studies.race.cells import MAIN, TEXTS, RaceCell, mild, paper_5
 from flwr_hetero_studies.race.methods import BASE, OURS, OWN_AVERAGE, Free, fedavg, some
 from flwr_hetero_studies.race.network import network_of, train_numpy
 from flwr_hetero_studies.race.node import NORMED, Learning
@@ -88,6 +88,7 @@ TWO, THREE = (COMPOSED, EAGER), (COMPOSED, EAGER, "FedCompass")
 SLOW_START, QUICK_START = paper_5(wait_s=3.8, start_s=2.2), paper_5(wait_s=0.6, start_s=0.4)
 UNRELIABLE = paper_5(jitter=0.3, availability=0.8)
 ADAM_RATES, MOMENTUM_RATES = (0.001, 0.0005, 0.002), (0.01, 0.005, 0.02)
+TEXT_RATES = (1.0, 0.5, 2.0)
 WIDE: dict[str, Wide] = {
     "two kinds": Wide(RaceCell(two_kinds), rivals=THREE),
     "main": Wide(RaceCell(paper_5())),
@@ -104,6 +105,7 @@ WIDE: dict[str, Wide] = {
     "unreliable": Wide(RaceCell(UNRELIABLE), rivals=TWO),
     "two kinds, momentum": Wide(
         RaceCell(two_kinds), fedavg, "momentum", MOMENTUM_RATES, TWO),
+    "texts": Wide(RaceCell(paper_5(), MAIN, "stdlib", "bag", rows=TEXTS), rates=TEXT_RATES, rivals=TWO),
 }  # fmt: skip
 
 

@@ -161,7 +161,10 @@ def section(lines: Sequence[Line]) -> dict[str, str]:
         text, missed = f"{text}\n{row}", [*missed, *too_many]
     text += f"\nAt least {AHEAD} times as soon in {ahead} of {len(found)} cells, at FedAvg's rate. "
     text += f"**Missed**: {'; '.join(missed) or 'nothing'}.\n\n"
-    text += (
-        f"Planned, **not run yet**: {'; '.join(left)}; texts; more seeds, to three in each cell.\n"
-    )
+    few = [
+        each.first.cell for each in found if len(each.first.yard) < WIDE[each.first.cell].cell.seeds
+    ]
+    left += [f"more seeds ({', '.join(few)})"] if few else []
+    if left:
+        text += f"Planned, **not run yet**: {'; '.join(left)}.\n"
     return {"wide": text, "wide_cells": "".join(map(details, found))}
