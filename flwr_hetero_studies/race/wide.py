@@ -105,7 +105,8 @@ WIDE: dict[str, Wide] = {
     "unreliable": Wide(RaceCell(UNRELIABLE), rivals=TWO),
     "two kinds, momentum": Wide(
         RaceCell(two_kinds), fedavg, "momentum", MOMENTUM_RATES, TWO),
-    "texts": Wide(RaceCell(paper_5(), MAIN, "stdlib", "bag", rows=TEXTS), rates=TEXT_RATES, rivals=TWO),
+    "texts": Wide(
+        RaceCell(paper_5(), MAIN, "stdlib", "bag", rows=TEXTS), rates=TEXT_RATES, rivals=TWO),
 }  # fmt: skip
 
 
