@@ -9,7 +9,7 @@ import numpy as np
 from flwr_hetero.fleet import DeviceProfile, named_fleet
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.core.record import Case
-from flwr_hetero_studies.race.methods import BASE, OURS, OWN
+from flwr_hetero_studies.race.methods import BASE, FAIR, OURS
 from flwr_hetero_studies.race.node import NORMED, NUMPY
 
 Fleet = Callable[[int], list[DeviceProfile]]
@@ -51,7 +51,7 @@ class RaceCell(NamedTuple):
     """Rounds of FedAvg, in those of other cells."""
 
 
-FIRST = (BASE, *OWN, "FedBuff, published", "FedProx, partial work",
+FIRST = (BASE, OURS, FAIR, "FedBuff, published", "FedProx, partial work",
          "FedCompass", "biased local SGD", "TiFL")  # fmt: skip
 """Methods run beside the main cell: the best rivals there."""
 PAIR = (BASE, OURS)

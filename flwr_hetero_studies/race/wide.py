@@ -22,7 +22,15 @@ from flwr_hetero_studies.core.curves import columns
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
 from flwr_hetero_studies.race.cells import MAIN, TEXTS, RaceCell, mild, paper_5
-from flwr_hetero_studies.race.methods import BASE, OURS, OWN_AVERAGE, Free, fedavg, some
+from flwr_hetero_studies.race.methods import (
+    BASE,
+    OURS,
+    OWN_AVERAGE,
+    UNTOUCHED,
+    Free,
+    fedavg,
+    some,
+)
 from flwr_hetero_studies.race.network import network_of, train_numpy
 from flwr_hetero_studies.race.node import NORMED, Learning
 from flwr_hetero_studies.race.tuning import DEVELOPMENT, LEVELS, YARDSTICK, scores_of
@@ -39,7 +47,7 @@ RUNS, TUNING = "wide: ", "wide tuning: "
 AT_WORK, LONG, A_ROUND = 5, 3, 810
 """Nodes at work; how many times as long as to its target FedAvg trains; examples of its round."""
 TUNED_SHARE, MOST_RATES = 2 / 3, 4
-UNTOUCHED, POOLED = "FedSlice, FedAvg's rate", "SGD on the pooled data"
+POOLED = "SGD on the pooled data"
 BETWEEN = 19
 """Steps between two models of the average of pooled SGD."""
 Base = Callable[[], FedAvg]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from flwr_hetero_studies.core import record, tables
 from flwr_hetero_studies.core.record import Line
-from flwr_hetero_studies.race.methods import BASE, OURS
+from flwr_hetero_studies.race.methods import BASE, OURS, UNTOUCHED
 from flwr_hetero_studies.race.outcomes import HEAD, LESS, LESS_SLOW, TARGETS, Contest, Duel
 from flwr_hetero_studies.race.tuning import YARDSTICK
 from flwr_hetero_studies.race.wide import (
@@ -16,7 +16,6 @@ from flwr_hetero_studies.race.wide import (
     POOLED,
     RUNS,
     TUNING,
-    UNTOUCHED,
     WIDE,
     names_in,
 )
