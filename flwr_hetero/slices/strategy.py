@@ -89,7 +89,7 @@ class FedSlice(Wrapper):
         *,
         concurrency: int | None = None,
         slice_steps: int = 10,
-        rate_correction: float = 0.5,
+        rate_correction: float = 1.0,
         step_correction: float = 0.0,
         window: int = 32,
         keep_optimizer: bool = True,

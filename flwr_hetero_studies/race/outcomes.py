@@ -102,12 +102,12 @@ class Contest(NamedTuple):
         reached = [isfinite(self.reach(x, shift)["virtual_s"]) for pair in pairs for x in pair]
         return Duel("", ratios, more, slow, any(reached))
 
-    def duel(self, shift: float) -> "Duel | None":
+    def duel(self, shift: float, own: str = OURS) -> "Duel | None":
         others = [name for name in self.runs if name not in OWN]
-        if OURS not in self.runs or not others:
+        if own not in self.runs or not others:
             return None
         rival = min(others, key=lambda name: self.rank(name, shift))
-        return self.against(self.runs[rival], self.runs[OURS], shift)._replace(rival=rival)
+        return self.against(self.runs[rival], self.runs[own], shift)._replace(rival=rival)
 
 
 def shares(values: Iterable[tuple[float, float]]) -> str:

@@ -14,7 +14,7 @@ from flwr_hetero_studies.core.record import Line
 from flwr_hetero_studies.race import packed, wide_report
 from flwr_hetero_studies.race.cases import BITS, ROUNDS, SETTINGS
 from flwr_hetero_studies.race.cells import CELLS, MAIN, PAIR
-from flwr_hetero_studies.race.methods import BASE, FAIR, METHODS, OURS, OWN
+from flwr_hetero_studies.race.methods import BASE, FAIR, METHODS, OURS, OWN, UNTOUCHED
 from flwr_hetero_studies.race.outcomes import (
     HEAD,
     LESS,
@@ -31,7 +31,8 @@ from flwr_hetero_studies.race.watch import SMOOTHED
 TUNING, PARTS, PACKED = "tuning: ", "parts: ", f"{BITS} bits: "
 ENOUGH, LEAST = 1.5, 0.9
 """Ratio wanted of two thirds of the cells, and of all."""
-HEAD_DUELS = ["cell", "FedSlice: sooner", "best rival: sooner", "over it", "points",
+AT_RATES = {UNTOUCHED: "FedAvg's rate", OURS: "its own rate"}
+HEAD_DUELS = ["cell", "rate", "FedSlice: sooner", "best rival: sooner", "over it", "points",
               "best to 2 points above", "over it"]  # fmt: skip
 HEAD_COSTS = ["cell", "bytes", "device-seconds", "examples", "FedSlice's end", "FedAvg's end",
               "fair's end", "fair: sooner"]  # fmt: skip
@@ -96,36 +97,40 @@ def section(cell: str, group: Sequence[Contest]) -> str:
 
 
 def duels(found: Sequence[Contest]) -> dict[str, str]:
-    """Write our best against the best rival in each table, and how many hold what is wanted."""
-    rows = []
-    first: dict[str, Duel] = {}
+    """Write ours against the best rival in each table, and how many hold what is wanted."""
+    rows, texts, ahead = [], [], {}
+    first: dict[str, dict[str, Duel]] = {name: {} for name in AT_RATES}
     for each in found:
-        duel, late = (each.duel(shift) for shift in TARGETS)
-        if duel is None or late is None:
-            continue
-        first[each.where] = duel
-        rival, over, *points = duel.cells
-        theirs = f"{rival}: {brief(each.row(rival))[1]}"
-        both = [each.row(OURS)[1], theirs, over, " / ".join(points)]
-        rows.append([each.where, *both, *late.cells[:2]])
-    ahead = sum(duel.ratio >= ENOUGH for duel in first.values())
-    behind = [where for where, duel in first.items() if duel.ratio < LEAST]
-    lost = [where for where, duel in first.items() if not duel.holds]
-    summary = (
-        f"Of {len(first)} tables ours is at least {ENOUGH} times as soon as the best rival "
-        f"in {ahead}, and less than {LEAST} times in {listed(behind)}. It loses more than "
-        f"{100 * LESS:g} points, or {100 * LESS_SLOW:g} on the slowest tier's data, in "
-        f"{listed(lost)}."
-    )
-    table = tables.table(HEAD_DUELS, rows)
-    return {"duels": table, "summary": summary, "ahead": f"{ahead} of {len(first)}"}
+        for name, rate in AT_RATES.items():
+            duel, late = (each.duel(shift, name) for shift in TARGETS)
+            if duel is None or late is None:
+                continue
+            first[name][each.where] = duel
+            rival, over, *points = duel.cells
+            theirs = f"{rival}: {brief(each.row(rival))[1]}"
+            both = [each.row(name)[1], theirs, over, " / ".join(points)]
+            rows.append([each.where, rate, *both, *late.cells[:2]])
+    for name, rate in AT_RATES.items():
+        duels = first[name]
+        count = sum(duel.ratio >= ENOUGH for duel in duels.values())
+        behind = [where for where, duel in duels.items() if duel.ratio < LEAST]
+        lost = [where for where, duel in duels.items() if not duel.holds]
+        ahead[name] = f"{count} of {len(duels)}"
+        texts.append(
+            f"At {rate} ours is at least {ENOUGH} times as soon as the best rival in {ahead[name]} "
+            f"tables, and less than {LEAST} times in {listed(behind)}. It loses more than "
+            f"{100 * LESS:g} points, or {100 * LESS_SLOW:g} on the slowest tier's data, in "
+            f"{listed(lost)}."
+        )
+    table, counts = tables.table(HEAD_DUELS, rows), " and ".join(ahead.values())
+    return {"duels": table, "summary": "\n\n".join(texts), "ahead": counts}
 
 
 def costs(found: Sequence[Contest]) -> str:
     """Write what ours takes besides time, where it ends, and what its fair form gives."""
     rows = []
-    for each in (each for each in found if each.runs.keys() >= {OURS, FAIR, BASE}):
-        ours, fair, base = (brief(each.row(name)) for name in (OURS, FAIR, BASE))
+    for each in (each for each in found if each.runs.keys() >= {UNTOUCHED, FAIR, BASE}):
+        ours, fair, base = (brief(each.row(name)) for name in (UNTOUCHED, FAIR, BASE))
         ends = (f"{row[-2]} ({row[-1]})" for row in (ours, base, fair))
         rows.append([each.where, *ours[4:7], *ends, fair[1]])
     return tables.table(HEAD_COSTS, rows)
@@ -141,7 +146,7 @@ def picture(found: Sequence[Contest], path: Path) -> None:
     for each in (each for each in found if each.cell == found[0].cell):
         drawn: dict[str, Sequence[Line]] = {"FedAvg, 3 a round": [*each.yard.values()]}
         rivals = [name for name in each.ranked() if name not in (*OWN, BASE)]
-        drawn |= {name: each.runs[name] for name in (OURS, *rivals[:2]) if name in each.runs}
+        drawn |= {name: each.runs[name] for name in (UNTOUCHED, *rivals[:2]) if name in each.runs}
         title = f"{each.at_work} of 20 nodes at work"
         panels[title] = {name: band(lines) for name, lines in drawn.items()}
         ends = [line["metrics"]["limits"]["end"] for line in each.yard.values()]

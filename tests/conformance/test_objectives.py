@@ -217,8 +217,9 @@ def test_rows_hold_at_speeds_further_apart(code, share, most, ratio):
     strategy, speed = build(code), spread(ratio)
     if "slices" in code or isinstance(strategy, ours.FedSlice):
         # so little that the model stays: what was added is c_i h_i
-        count = 30 if ratio == 400 else 12 if "rate" in code else 6
-        count *= 1 if isinstance(strategy, ours.FedSlice) else 25
+        is_sliced = isinstance(strategy, ours.FedSlice)
+        count = 30 if ratio == 400 else 12 if is_sliced else 6
+        count *= 1 if is_sliced else 25
         found, records = run(strategy, count, 1e-7, np.zeros(NODES), speed)
         found = found[-1] - found[count // 4]
         goal = CURVATURE * shares(code, share, strategy, records, speed)

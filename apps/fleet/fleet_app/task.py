@@ -60,7 +60,7 @@ FEDSLICE_DECIDES: dict[str, tuple[Any, str]] = {
     "buffer_size": (0, "a quarter of the nodes in flight; engine=buffered has it"),
 }
 FEDSLICE_ONLY: dict[str, tuple[Any, str]] = {
-    "rate_correction": (0.5, "it is of engine=fedslice, weighting is what this one has"),
+    "rate_correction": (1.0, "it is of engine=fedslice, weighting is what this one has"),
     "step_correction": (0.0, "it is of engine=fedslice, weighting is what this one has"),
 }
 """Setting to its only value where it means nothing, and a hint."""
@@ -86,7 +86,7 @@ class FleetSettings(Settings):
     order: str = "reshuffle"
     sampler: str = "uniform"
     inner: str = "fedavg"
-    rate_correction: float = 0.5
+    rate_correction: float = 1.0
     step_correction: float = 0.0
     concurrency: int = 0
     buffer_size: int = 0

@@ -42,7 +42,7 @@ ENGINES = [
     ("rounds", {"sampler": "top-loss", "weighting": "fednova"}, "sampler must be without top-loss"),
     ("rounds", {"concurrency": 3}, "concurrency must be 0 with engine=rounds"),
     ("rounds", {"buffer-size": 3}, "buffer-size must be 0 with engine=rounds"),
-    ("rounds", {"rate-correction": 1.0}, "rate-correction must be 0.5 with .*weighting"),
+    ("rounds", {"rate-correction": 0.5}, "rate-correction must be 1.0 with .*weighting"),
     ("buffered", {"step-correction": 1.0}, "step-correction must be 0.0 with .*weighting"),
     ("buffered", {"concurrency": 3}, "concurrency must be 0 with selection=all"),
     ("fedcompass", {"steps": "slice"}, "steps must be epochs with engine=fedcompass"),

@@ -230,7 +230,7 @@ def test_same_seed_same_ranking():
 
 NAMES = ("fast_steps", "budget", "weighting", "weigh_by_steps", "step_correction", "concurrency",
          "buffer_size", "num_tiers", "policy", "take", "profiling", "rounds", "window",
-         "clients_per_round", "bits_up", "bits_down", "rate_correction")  # fmt: skip
+         "clients_per_round", "bits_up", "bits_down")  # fmt: skip
 
 
 def test_run_configs_and_lines_make_same_strategies(monkeypatch):
