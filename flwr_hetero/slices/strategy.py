@@ -57,10 +57,11 @@ class FedSlice(Wrapper):
         Least steps that a fast node takes in a slice. Where a message has a fixed cost, a slice
         takes at least four times as long, but never longer than the node's job in FedAvg.
     rate_correction : float
-        Power in [0, 1] with which a node's reporting rate is undone. 0: a node that replies twice
-        as often counts twice as much. 1: all count by their examples, as in FedAvg.
+        Power in [0, 1] with which a node's reporting rate is undone. 1: to reply more often buys no
+        influence. 0: a node that replies twice as often counts twice as much.
     step_correction : float
-        Power in [0, 1] with which the number of a node's steps is undone, in the same sense.
+        Power in [0, 1] with which the number of a node's steps is undone. 0: a node counts by its
+        examples times its steps in a slice. 1: by its examples, as in FedAvg.
     window : int
         Largest number of models in the average that is evaluated and returned. After t server
         updates it is of about the last sqrt(2t).

@@ -31,7 +31,6 @@ from flwr_hetero_studies.race.watch import SMOOTHED
 TUNING, PARTS, PACKED = "tuning: ", "parts: ", f"{BITS} bits: "
 ENOUGH, LEAST = 1.5, 0.9
 """Ratio wanted of two thirds of the cells, and of all."""
-AT_RATES = {UNTOUCHED: "FedAvg's rate", OURS: "its own rate"}
 HEAD_DUELS = ["cell", "rate", "FedSlice: sooner", "best rival: sooner", "over it", "points",
               "best to 2 points above", "over it"]  # fmt: skip
 HEAD_COSTS = ["cell", "bytes", "device-seconds", "examples", "FedSlice's end", "FedAvg's end",
@@ -74,11 +73,18 @@ def contests(lines: Sequence[Line]) -> list[Contest]:
         }  # fmt: skip
     for (cell, at_work), own in record.by(lines, "cell", "at_work").items():
         runs = {name: x for name, x in record.by(own, "name").items() if name != YARDSTICK}
+        rates = [rates_of(runs.get(name, [])) for name in (OURS, UNTOUCHED)]
+        if rates[0] == rates[1]:
+            runs.pop(UNTOUCHED, None)
         if runs:
             found.append(Contest(cell, at_work, runs, yards[cell]))
     # in the order of the page, whatever order they were run in
     order = list(CELLS)
     return sorted(found, key=lambda each: (order.index(each.cell), each.at_work))
+
+
+def rates_of(lines: Sequence[Line]) -> set[float]:
+    return {line["case"]["trial"][0] for line in lines}
 
 
 def section(cell: str, group: Sequence[Contest]) -> str:
@@ -96,41 +102,46 @@ def section(cell: str, group: Sequence[Contest]) -> str:
     return text
 
 
+def ours_in(contest: Contest) -> dict[str, str]:
+    """Return the rates of ours, by name: FedAvg's, and its own where that is another."""
+    if UNTOUCHED in contest.runs:
+        return {UNTOUCHED: "FedAvg's", OURS: "its own"}
+    return {OURS: "FedAvg's"}
+
+
 def duels(found: Sequence[Contest]) -> dict[str, str]:
     """Write ours against the best rival in each table, and how many hold what is wanted."""
-    rows, texts, ahead = [], [], {}
-    first: dict[str, dict[str, Duel]] = {name: {} for name in AT_RATES}
+    rows, first = [], dict[str, Duel]()
     for each in found:
-        for name, rate in AT_RATES.items():
+        for name, rate in ours_in(each).items():
             duel, late = (each.duel(shift, name) for shift in TARGETS)
             if duel is None or late is None:
                 continue
-            first[name][each.where] = duel
+            # what is counted is what a user has who changes nothing
+            first.setdefault(each.where, duel)
             rival, over, *points = duel.cells
             theirs = f"{rival}: {brief(each.row(rival))[1]}"
             both = [each.row(name)[1], theirs, over, " / ".join(points)]
             rows.append([each.where, rate, *both, *late.cells[:2]])
-    for name, rate in AT_RATES.items():
-        duels = first[name]
-        count = sum(duel.ratio >= ENOUGH for duel in duels.values())
-        behind = [where for where, duel in duels.items() if duel.ratio < LEAST]
-        lost = [where for where, duel in duels.items() if not duel.holds]
-        ahead[name] = f"{count} of {len(duels)}"
-        texts.append(
-            f"At {rate} ours is at least {ENOUGH} times as soon as the best rival in {ahead[name]} "
-            f"tables, and less than {LEAST} times in {listed(behind)}. It loses more than "
-            f"{100 * LESS:g} points, or {100 * LESS_SLOW:g} on the slowest tier's data, in "
-            f"{listed(lost)}."
-        )
-    table, counts = tables.table(HEAD_DUELS, rows), " and ".join(ahead.values())
-    return {"duels": table, "summary": "\n\n".join(texts), "ahead": counts}
+    ahead = sum(duel.ratio >= ENOUGH for duel in first.values())
+    behind = [where for where, duel in first.items() if duel.ratio < LEAST]
+    lost = [where for where, duel in first.items() if not duel.holds]
+    summary = (
+        f"Of {len(first)} tables ours, at FedAvg's rate, is at least {ENOUGH} times as soon as the "
+        f"best rival in {ahead}, and less than {LEAST} times in {listed(behind)}. It loses more "
+        f"than {100 * LESS:g} points, or {100 * LESS_SLOW:g} on the slowest tier's data, in "
+        f"{listed(lost)}."
+    )
+    table = tables.table(HEAD_DUELS, rows)
+    return {"duels": table, "summary": summary, "ahead": f"{ahead} of {len(first)}"}
 
 
 def costs(found: Sequence[Contest]) -> str:
     """Write what ours takes besides time, where it ends, and what its fair form gives."""
     rows = []
-    for each in (each for each in found if each.runs.keys() >= {UNTOUCHED, FAIR, BASE}):
-        ours, fair, base = (brief(each.row(name)) for name in (UNTOUCHED, FAIR, BASE))
+    for each in (each for each in found if each.runs.keys() >= {OURS, FAIR, BASE}):
+        names = (next(iter(ours_in(each))), FAIR, BASE)
+        ours, fair, base = (brief(each.row(name)) for name in names)
         ends = (f"{row[-2]} ({row[-1]})" for row in (ours, base, fair))
         rows.append([each.where, *ours[4:7], *ends, fair[1]])
     return tables.table(HEAD_COSTS, rows)
@@ -146,7 +157,8 @@ def picture(found: Sequence[Contest], path: Path) -> None:
     for each in (each for each in found if each.cell == found[0].cell):
         drawn: dict[str, Sequence[Line]] = {"FedAvg, 3 a round": [*each.yard.values()]}
         rivals = [name for name in each.ranked() if name not in (*OWN, BASE)]
-        drawn |= {name: each.runs[name] for name in (UNTOUCHED, *rivals[:2]) if name in each.runs}
+        own = list(ours_in(each))[:1]
+        drawn |= {name: each.runs[name] for name in (*own, *rivals[:2]) if name in each.runs}
         title = f"{each.at_work} of 20 nodes at work"
         panels[title] = {name: band(lines) for name, lines in drawn.items()}
         ends = [line["metrics"]["limits"]["end"] for line in each.yard.values()]
