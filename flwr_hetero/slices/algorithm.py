@@ -83,9 +83,10 @@ def largest_step(
 ) -> float:
     r"""Return the largest factor of a server update's mean.
 
-    .. math:: (1 - \mu) \frac{K}{n} \frac{\tau_{quick}}{\bar\tau}
+    .. math:: \frac{1 - \mu}{1 + \mu} \frac{K}{n} \frac{\tau_{quick}}{\bar\tau}
 
-    steps: (num_nodes,), of the nodes' slices; momentum: the server's, which repeats an update.
+    steps: (num_nodes,), of the nodes' slices; momentum: the server's, which repeats an update 1 /
+    (1 - mu) times in all, on models that have moved since.
 
     >>> largest_step([10, 10, 10, 10], num_updates=2, in_flight=4)
     0.5
@@ -95,7 +96,7 @@ def largest_step(
     known = np.asarray(steps, np.float64)
     # l. 4: all n nodes move the model no further than a quick one would; their sum overshoots
     spread = float(np.quantile(known, QUICK) / known.mean()) if known.size else 1.0
-    return (1 - momentum) * num_updates / in_flight * spread
+    return (1 - momentum) / (1 + momentum) * num_updates / in_flight * spread
 
 
 def new_part(count: int, window: int) -> float:
