@@ -53,6 +53,14 @@ class Found(NamedTuple):
         return self.late.against(runs[rival], runs[own], shift)._replace(rival=rival)
 
     @property
+    def rates(self) -> dict[str, str]:
+        """Name the rates of ours: FedAvg's, and its own where that is another."""
+        both = {name: self.first.runs[name][0]["case"]["rate"] for name in RATES}
+        return {
+            name: RATES[name] for name in RATES if name == UNTOUCHED or len({*both.values()}) > 1
+        }
+
+    @property
     def at_its_rate(self) -> float:
         return self.duel(UNTOUCHED, OURS).ratio
 
@@ -63,12 +71,12 @@ class Found(NamedTuple):
         return [
             [cell, seeds, rate, seconds[name], rival, self.duel(name).cells[1],
              self.late_duel(name).cells[1], ", ".join(self.duel(name, BASE).cells[2:])]
-            for name, rate in RATES.items()
+            for name, rate in self.rates.items()
         ]  # fmt: skip
 
     def missed(self) -> list[str]:
         cell, texts = self.first.cell, list[str]()
-        for name, rate in RATES.items():
+        for name, rate in self.rates.items():
             ratio, late, ends = self.duel(name).ratio, self.late_duel(name), self.duel(name, BASE)
             if ratio < LEAST:
                 texts.append(f"{ratio:.2f} times as soon ({cell}, {rate})")
@@ -111,7 +119,7 @@ def limit(main: Contest) -> tuple[str, list[str]]:
     """Write what SGD on the pooled data takes; return where FedSlice takes too much more."""
     if POOLED not in main.runs:
         return "SGD on the pooled data has not been run yet.\n", []
-    names, rows, missed = (POOLED, UNTOUCHED, OURS), [], []
+    names, rows, missed = (POOLED, UNTOUCHED), [], []
     for name in names:
         found = [main.reach(line, TARGETS[0])["examples"] for line in main.runs[name]]
         known = [count for count in found if isfinite(count)]
