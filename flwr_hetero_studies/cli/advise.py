@@ -54,9 +54,8 @@ def _advise(options: argparse.Namespace) -> None:
     from flwr_hetero_studies.advise.advice import advise
 
     check_count("--nodes", options.nodes, 1)
-    names = ("clients_per_round", "examples", "batch_size", "model_mb", "node")
-    names = (*names, "optimizer", "base", "seconds", "seed")
-    given = {name: getattr(options, name) for name in ("nodes", *names)}
+    names = ("clients_per_round", "examples", "batch_size", "model_mb", "node", "optimizer")
+    given = {name: getattr(options, name) for name in ("nodes", "base", "seconds", "seed", *names)}
     found = advise(options.fleet, **given)
     print(json.dumps(found.as_dict(), indent=2)) if options.json else _print(found)
 
