@@ -34,6 +34,8 @@ OUTLIER, SHORTEST_S = 10.0, 1e-3
 """What an interval between two replies counts at most, in mean ones, and at least, in seconds."""
 NODE_LIMIT = 1.5
 """Largest share of a node in all updates, in even shares of the nodes in flight."""
+LONGEST = 5.0
+"""Medians of the replies' contributions that one may move the model by."""
 OUTLYING = 2.0
 """Largest weight of an update, in weights that a tenth of the nodes reach."""
 
@@ -167,23 +169,30 @@ def possible_rates(rates: ArrayLike, largest_share: float) -> Floats:
 
 
 def update_weights(
-    weights: ArrayLike, all_weights: ArrayLike, replies_per_s: ArrayLike, most: float = inf
+    weights: ArrayLike,
+    all_weights: ArrayLike,
+    replies_per_s: ArrayLike,
+    most: ArrayLike = inf,
+    all_most: ArrayLike | None = None,
 ) -> tuple[Floats, float, float]:
     r"""Weigh a buffer's updates against the mean of all replies, not that of the buffer.
 
-    .. math:: w \leftarrow w + \frac{1}{K} \sum_i \frac{\min(v_i, c)}{\bar v} d_i,
-              \qquad \bar v = \frac{\sum_j r_j \min(v_j, c)}{\sum_j r_j}
+    .. math:: w \leftarrow w + \frac{1}{K} \sum_i \frac{\min(v_i, c_i)}{\bar v} d_i,
+              \qquad \bar v = \frac{\sum_j r_j \min(v_j, c_j)}{\sum_j r_j}
 
     Node j sends :math:`r_j` replies a second: with :math:`v_j = p_j / r_j` it adds :math:`p_j d_j`.
 
-    weights: (num_updates,), their v; all_weights, replies_per_s: (num_nodes,); most: c
-    -> (num_updates,), the step of their mean, and the share cut off.
+    weights: (num_updates,), their v; all_weights, replies_per_s: (num_nodes,); most, all_most: c,
+    of the updates and of the nodes; one for all, if all_most is left out -> (num_updates,), the
+    step of their mean, and the share cut off.
 
     >>> update_weights([2.0, 2.0], [2.0, 4.0], [0.5, 0.5])[1]
     0.6666666666666666
     """
     raw = np.asarray(weights, np.float64)
-    mean = float(np.average(np.minimum(all_weights, most), weights=np.asarray(replies_per_s)))
+    most_of_all = most if all_most is None else all_most
+    counted = np.minimum(all_weights, most_of_all)
+    mean = float(np.average(counted, weights=np.asarray(replies_per_s)))
     clipped = np.minimum(raw, most)
     if not mean:
         return np.ones(len(raw)), 1.0, 0.0
@@ -202,6 +211,27 @@ def largest_weight(weights: ArrayLike) -> float:
         return inf
     # one node cannot set it
     return OUTLYING * float(falling[max(2, -(-len(falling) // 10)) - 1])
+
+
+def weights_by_length(weights: ArrayLike, lengths: ArrayLike, replies_per_s: ArrayLike) -> Floats:
+    r"""Return the weights above which updates move the model far more than most do.
+
+    .. math:: c_i = \frac{5 M}{|d_i|}, \qquad M = \operatorname{median}_{replies} v_j |d_j|
+
+    weights, lengths, replies_per_s: (num_nodes,); lengths of their last updates, 0 where unknown
+    -> (num_nodes,), infinite where unknown.
+
+    >>> weights_by_length([1.0, 1.0, 80.0], [2.0, 2.0, 1.0], [9.0, 9.0, 1.0])
+    array([ 5.,  5., 10.])
+    """
+    known, norms = np.asarray(lengths, np.float64) > 0, np.asarray(lengths, np.float64)
+    moved = (np.asarray(weights, np.float64) * norms)[known]
+    if not known.any():
+        return np.full(len(norms), inf)
+    order, rates = np.argsort(moved), np.asarray(replies_per_s, np.float64)[known]
+    shares = np.cumsum(rates[order])
+    usual = moved[order][np.searchsorted(shares, shares[-1] / 2)]
+    return np.asarray(np.where(known, LONGEST * usual / np.where(known, norms, 1.0), inf))
 
 
 @dataclass
@@ -254,6 +284,8 @@ class RateCorrection:
         self.last_reply_s: dict[str, float] = {}
         # of a node in all replies; None: any
         self.largest_share: float | None = None
+        # of nodes' last updates; empty: updates of any length count
+        self.lengths: dict[str, float] = {}
 
     def learn(
         self, node: str, weight: float, sent_s: float, arrived_s: float, discount: float
@@ -276,6 +308,13 @@ class RateCorrection:
             discounts = np.asarray(self.mean_discount() * discounts / own)
         raw = np.power(weights, a) * np.power([intervals_s[node] for node in nodes], b)
         found, step, clipped_share = update_weights(raw, every, 1 / all_s, most)
+        if self.undoes_rate and self.lengths:
+            # one step of a slow node counts for many, and would move the model at random
+            lengths = [self.lengths.get(node, 0.0) for node in self.means]
+            by_length = np.minimum(most, weights_by_length(every, lengths, 1 / all_s))
+            most_of = dict(zip(self.means, by_length.tolist(), strict=True))
+            bounds = [most_of[node] for node in nodes], by_length
+            found, step, _ = update_weights(raw, every, 1 / all_s, *bounds)
         return Shares(discounts, step, found / np.where(weights, weights, 1.0), clipped_share)
 
     def mean_discount(self) -> float:
