@@ -6,6 +6,7 @@ from flwr_hetero.asynchronous.algorithm import (
     ReplyMeans,
     draw_nodes,
     update_weights,
+    weights_by_length,
 )
 
 
@@ -87,3 +88,37 @@ def test_a_node_counts_the_less_the_more_often_it_replies():
     again = RateCorrection((1.0, 1.0))
     again.load_str(rates.to_str())
     assert again.means == rates.means
+
+
+def test_no_update_moves_the_model_by_more_than_five_usual_ones_and_the_pace_stays():
+    """Sixteen nodes reply each second and four every 40 s, whose updates move as far."""
+    intervals_s = {f"fast {i}": 1.0 for i in range(16)} | {f"slow {i}": 40.0 for i in range(4)}
+    rates = RateCorrection((1.0, 1.0))
+    for node, interval_s in intervals_s.items():
+        for _ in range(20):
+            rates.learn(node, 10.0, 0.0, interval_s, discount=1.0)
+    nodes, ones = ["fast 0", "slow 0"], np.ones(2)
+    free = rates.weigh(nodes, [10.0, 10.0], ones)
+    assert free.factors[1] / free.factors[0] == pytest.approx(40)
+    rates.lengths = dict.fromkeys(intervals_s, 0.3)
+    bounded = rates.weigh(nodes, [10.0, 10.0], ones)
+    assert bounded.factors[1] / bounded.factors[0] == pytest.approx(5)
+    # all replies of 40 s together move the model by as many mean updates as there are replies
+    counts = {node: 40 / interval_s for node, interval_s in intervals_s.items()}
+    steps = {node: rates.weigh([node], [10.0], ones[:1]).step for node in intervals_s}
+    total = sum(counts[node] * steps[node] for node in intervals_s)
+    assert total == pytest.approx(sum(counts.values()))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        ([1.0, 1.0, 1.0], [5.0, 5.0, 5.0]),
+        ([1.0, 2.0, 0.5], [10.0, 5.0, 20.0]),  # a long update counts less, a short one more
+        ([1.0, 1.0, 0.0], [5.0, 5.0, np.inf]),  # nothing known of the third
+        ([0.0, 0.0, 0.0], [np.inf] * 3),
+    ],
+)
+def test_bound_of_a_weight_is_the_smaller_the_longer_the_update(lengths, expected):
+    found = weights_by_length([1.0, 1.0, 8.0], lengths, [9.0, 9.0, 1.0])
+    np.testing.assert_allclose(found, expected)
