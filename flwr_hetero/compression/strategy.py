@@ -27,8 +27,8 @@ class Compressed(Wrapper):
     A message is packed where it is sent: all other wrappers see whole models. The node trains from
     the model as it reads it and replies with its update. What rounding loses is added to its next
     one. Nodes need the mod ``hetero``. Those without it exchange whole models, and the log names
-    them once. ValueError for a setting out of
-    range, for boosted trees, or for clipping on nodes with ``error_feedback``.
+    them once. ValueError for a setting out of range, for boosted trees, or for clipping on nodes
+    with ``error_feedback``.
 
     >>> strategy = Compressed(bits_up=4, bits_down=4)
 

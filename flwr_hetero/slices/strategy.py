@@ -52,7 +52,7 @@ class FedSlice(Wrapper):
     strategy : Strategy, optional
         What aggregates, as for :class:`FedBuff`; FedAvg if left out.
     concurrency : int, optional
-        Nodes in flight, drawn uniformly from the idle ones. None: all that are online.
+        Nodes in flight. None: all that are online.
     slice_steps : int
         Least steps that a fast node takes in a slice. Where a message has a fixed cost, a slice
         takes at least four times as long, but never longer than the node's job in FedAvg.
@@ -75,10 +75,10 @@ class FedSlice(Wrapper):
     -----
     All updates in flight move the model no further than a slice of a fast node would, so that
     FedAvg's learning rate fits. The momentum of ``FedAvgM`` repeats updates, which are smaller for
-    it. A weighted update longer than five medians of all is cut to that. Of ``eta`` of ``FedAdam``
-    a server update takes the part of the nodes that are in it. Nodes of which a slice takes longer
-    are drawn as much less often, so that all have the same share of the places in flight. A node
-    that has evaluated for a tenth of the time is left out but for the last time. ``start`` with the
+    it. A weighted update longer than five medians of all is cut to that. The ``eta`` of ``FedAdam``
+    is divided among the nodes in flight. Nodes of which a slice takes longer are drawn as much less
+    often, so that all have the same share of the places in flight. A node that has evaluated for a
+    tenth of the time is left out but for the last time. ``start`` with the
     arrays that the last one returned, on the same grid, goes on with what is in flight.
     """
 

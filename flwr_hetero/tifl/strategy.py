@@ -61,7 +61,7 @@ class TiFL(Selection):
     interval : int
         Rounds between two evaluations of all tiers (adaptive, algorithm-2).
     credits : int or sequence of int, optional
-        Rounds that each tier may train at most in the whole run, one for all or one per tier.
+        Most rounds of each tier in the run, one for all or one per tier; not with ``paced``.
     seed : int
         Of tier and node selection.
     """
