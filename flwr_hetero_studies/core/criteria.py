@@ -22,8 +22,6 @@ LEVEL = 0.95
 REPRODUCED, SIZE, NOT = "reproduced", "another size", "not reproduced"
 CONSTRUCTION, UNTESTED = "by construction", "scale not tested"
 VERDICTS = (REPRODUCED, SIZE, NOT, CONSTRUCTION, UNTESTED)
-OLD = "not run again"
-"""Of a line from before these criteria."""
 Values = Sequence[float] | NDArray[np.float64]
 Interval = tuple[float, float, float]
 

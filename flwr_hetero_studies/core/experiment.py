@@ -9,7 +9,6 @@ import numpy as np
 from flwr_hetero_studies.core.criteria import (
     CONSTRUCTION,
     NOT,
-    OLD,
     PAIRS,
     REPRODUCED,
     SIZE,
@@ -27,9 +26,9 @@ DIFFERS, WHY = "differs from the paper", "why"
 
 def together(verdicts: Sequence[str]) -> str:
     """Return the verdict of a figure; what cannot fail and what was not tested do not count."""
-    tested = [each for each in verdicts if each not in (CONSTRUCTION, UNTESTED, OLD)]
+    tested = [each for each in verdicts if each not in (CONSTRUCTION, UNTESTED)]
     if not tested:
-        return next(each for each in (OLD, UNTESTED, CONSTRUCTION) if each in verdicts)
+        return next(each for each in (UNTESTED, CONSTRUCTION) if each in verdicts)
     if len({*tested}) == 1:
         return tested[0]
     return PARTLY if NOT in tested else SIZE

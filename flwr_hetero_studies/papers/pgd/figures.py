@@ -189,10 +189,14 @@ def figure_9(options: Options) -> Finding:
         for own, curve in zip(work.values(), curves, strict=True):
             own.append(work_to(curve, goal))
     for renewal in renewals:
-        faster = gains(found[PGD_S, renewal], found[AUTHORS, renewal], 0.5)
-        with np.errstate(divide="ignore"):
-            text = f"r = {percent(renewal)}: PGD-A needs less work than PGD-S to half-way's loss"
-            claims.append(times(text, 1.1, 1 / faster, most=6))
+        faster = []
+        for slow, quick in zip(found[PGD_S, renewal], found[AUTHORS, renewal], strict=True):
+            goal = part_of(quick, 0.5)
+            # what does not get there took its whole run at least
+            spent = min(work_to(slow, goal), slow["work"][-1])
+            faster.append(spent / work_to(quick, goal))
+        text = f"r = {percent(renewal)}: PGD-A needs less work than PGD-S to half-way's loss"
+        claims.append(times(text, 1.1, faster, most=6))
     rows = [
         [method, percent(renewal), f"{each_seed(final, curves).mean():.4f}",
          f"{each_seed(jumps, curves).mean():.3f}"]
