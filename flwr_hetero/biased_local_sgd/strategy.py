@@ -273,6 +273,9 @@ class FedNova(LocalSteps):
     def __init__(
         self, strategy: Strategy | None = None, fast_steps: int = 32, **budget: Any
     ) -> None:
+        if "step_correction" in budget:
+            rule = "be left out: FedNova's is 1"
+            raise invalid("step_correction", budget["step_correction"], rule)
         super().__init__(strategy, fast_steps, step_correction=1.0, **budget)
 
     def scales(self, replies: Messages, steps: Indices, weights: list[float]) -> Floats:

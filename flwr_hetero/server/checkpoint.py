@@ -126,7 +126,8 @@ class Checkpoints:
         run.arrays = ArrayRecord({k: Array(v) for k, v in entries_below("model/", arrays).items()})
         run.round = check_count("round", meta["round"])
         run.wall_offset_s = check_number("wall_s", meta["wall_s"], "[0, inf)")
-        fleet.clock.virtual_s = check_number("virtual_s", meta["virtual_s"], "[0, inf)")
+        run.logged_s = check_number("virtual_s", meta["virtual_s"], "[0, inf)")
+        fleet.clock.virtual_s = run.logged_s
         fleet.cut = set(map(str, meta.get("cut", ())))
         fleet.usual_names = {kind: str(name) for kind, name in meta.get("usual_names", {}).items()}
         fleet.metrics = {

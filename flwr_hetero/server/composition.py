@@ -1,5 +1,7 @@
 """What goes with what: strategies with each other, and a strategy with how it is started."""
 
+from collections.abc import Callable
+from itertools import count as counter
 from itertools import pairwise
 from typing import Any
 
@@ -50,11 +52,14 @@ def check_composition(wrapper: Any) -> None:
             raise invalid("strategy", name, f"not be inside {other}", f"write {name}({other}(...))")
 
 
-def check_enough_updates(leaf: Strategy, count: int | None, argument: str) -> None:
+def check_enough_updates(
+    leaf: Strategy, count: int | None, argument: str, updates_of: Callable[[int], int] = int
+) -> None:
     """Refuse fewer updates at a time than a strategy needs that distrusts some; None: unknown."""
-    if count is not None and count < (need := updates_needed(leaf)):
+    if count is not None and updates_of(count) < (need := updates_needed(leaf)):
         kind, hostile = type(leaf).__name__, getattr(leaf, "num_malicious_nodes", 0)
-        rule = f"be at least {need} around {kind} with num_malicious_nodes={hostile}"
+        least = next(each for each in counter(count) if updates_of(each) >= need)
+        rule = f"be at least {least} around {kind} with num_malicious_nodes={hostile}"
         raise invalid(argument, count, rule, f"{kind} cannot choose among fewer updates")
 
 

@@ -160,8 +160,8 @@ def aggregate(
 ) -> Record:
     """Make the next global model of an exchange's replies; its record tells of ``messages``."""
     if messages and not run.fleet.begun:
-        num_asked = "the number of nodes asked"
-        check_enough_updates(run.strategy.leaf, len(context.messages), num_asked)
+        at_once = "the number of updates at a time"
+        check_enough_updates(run.strategy.leaf, len(context.messages), at_once)
     arrays, metrics = run.strategy.aggregate_train(context.round, replies, context)
     if arrays is not None:
         run.arrays = arrays

@@ -111,7 +111,7 @@ class FedSlice(Wrapper):
         super().__init__(average)
         check_number("server_momentum", server_momentum(self), "[0, 1)")
         if concurrency is not None:
-            check_enough_updates(self.leaf, buffer_size(concurrency), "concurrency")
+            check_enough_updates(self.leaf, concurrency, "concurrency", buffer_size)
 
     @property
     def node_limit(self) -> float | None:

@@ -52,7 +52,8 @@ def read_fleet(
     ]
     found.sort(key=lambda device: watch.epoch_s(device, examples, model_mb))
     if len(found) < 3:
-        raise invalid("fleet", path, "have at least 3 nodes", "give --nodes")
+        hint = "run it until all nodes have replied" if where.exists() else "give --nodes"
+        raise invalid("fleet", path, f"have at least 3 nodes, and has {len(found)}", hint)
     # evenly by speed: the ends of a fleet decide more than its middle
     count = min(len(found), MOST_NODES)
     return [found[round(i * (len(found) - 1) / (count - 1))] for i in range(count)]

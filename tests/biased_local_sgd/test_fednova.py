@@ -36,6 +36,11 @@ def test_run_equals_the_papers_formula():
     np.testing.assert_allclose(arrays["w"].numpy(), w, rtol=1e-5)
 
 
+def test_its_step_correction_is_no_setting():
+    with pytest.raises(ValueError, match="step_correction must be left out: FedNova's is 1"):
+        FedNova(step_correction=0.5)
+
+
 def test_steps_that_were_not_taken_do_not_count():
     fewer = run(FedNova(fast_steps=16, gamma=1.0), claims={0: 4})
     models = [local_model(np.zeros(3), p, 16) for p in range(3)]

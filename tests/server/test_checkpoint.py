@@ -61,6 +61,16 @@ def run(path, num_rounds=2, arrays=None, inner=None, **options):
     return path / "checkpoint"
 
 
+def test_log_of_a_resumed_round_has_the_seconds_of_that_round(tmp_path, caplog):
+    caplog.set_level("INFO", logger="flwr")
+    run(tmp_path, 1)
+    run(tmp_path, 2, resume=True)
+    first, second = (
+        re.findall(r"([\d.]+) s  at", line) for line in caplog.messages if " s  at" in line
+    )
+    assert float(second[0]) == pytest.approx(float(first[0]), rel=0.5)
+
+
 def spoil(path, change=lambda meta: None, **model):
     """Write other arrays of the model, and another meta, into a checkpoint."""
     arrays, meta = checkpoint(path)

@@ -251,7 +251,7 @@ def test_other_arrays_begin_a_new_run():
         (lambda: FedSlice(FedAvg(fraction_train=0.5)), "concurrency"),
         (lambda: FedSlice(FedXgbBagging()), "FedXgbBagging"),
         (lambda: FedSlice(FedAvgM(server_momentum=1.0)), r"server_momentum must be .*\[0, 1\)"),
-        (lambda: FedSlice(Krum(num_malicious_nodes=1), concurrency=5), "concurrency"),
+        (lambda: FedSlice(Krum(num_malicious_nodes=1), concurrency=5), "at least 20 around Krum"),
         (lambda: FedSlice(clipping()), "rate_correction must"),
         (lambda: FedSlice(clipping(), rate_correction=0, step_correction=1), "step_correction"),
     ],

@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,9 @@ def test_container_copies_what_it_needs_and_keeps_its_state():
     [home] = re.findall(r"--env FLWR_HOME=(\S+)", command)
     assert f":{home}:" in command
     assert "--user $(id -u flwr):$(id -g flwr)" in command
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())
+    packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     lines = [line.split() for line in text.splitlines() if line.startswith("COPY")]
     copied = [word for words in lines for word in words[1:-1]]
-    assert {"pyproject.toml", "constraints.txt", "flwr_hetero"} <= set(copied)
+    assert {"pyproject.toml", "constraints.txt", *packages} <= set(copied)
     assert all((DEPLOY.parent / name).exists() for name in copied)
