@@ -11,7 +11,7 @@ from flwr_hetero.asynchronous.in_flight import Evaluations, MessageQueue, Pendin
 from flwr_hetero.records import config_of
 from flwr_hetero.server import rounds
 from flwr_hetero.server.checks import Expected, is_good
-from flwr_hetero.server.client_support import check_progress
+from flwr_hetero.server.client_support import NoProgressError, check_progress
 from flwr_hetero.server.context import QUORUM, Exchange
 from flwr_hetero.server.nodes import WAIT_S, online_nodes, wait_for_nodes, whole_grid
 
@@ -161,7 +161,7 @@ class Engine:
         least, why = max(self.in_flight, self._context.believed()), "; ".join(reasons[:3])
         enough = len(self._bad) >= FRUITLESS * least and len(set(self._bad)) >= least
         if enough and self.fleet.begun:
-            raise RuntimeError(f"{len(self._bad)} bad replies in a row: {why}.")
+            raise NoProgressError(f"{len(self._bad)} bad replies in a row: {why}.")
         if self.book.in_flight:
             return
         begun, online = self.fleet.begun or bool(self.waiting), online_nodes(self.run.grid)
@@ -169,7 +169,7 @@ class Engine:
             check_progress(self._context)
         tries = MAX_FAILURES if begun else 2
         if {*map(self.book.identity, online)} <= self.book.failed_often(tries, "train"):
-            raise RuntimeError(f"every node has failed {tries} times in a row: {why}.")
+            raise NoProgressError(f"every node has failed {tries} times in a row: {why}.")
 
     def round(self) -> rounds.Record:
         """Update the model until a round is over, and evaluate it; return its line."""

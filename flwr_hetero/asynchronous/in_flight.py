@@ -289,8 +289,11 @@ class Evaluations:
 
     def receive(self, pending: Pending, reply: Message | None) -> None:
         """Take a reply to an evaluation, or the lack of one."""
-        self.last_s[pending.node_id] = took_s = self._now_s - pending.sent_s
+        took_s = self._now_s - pending.sent_s
         self.took_s[pending.node_id] += took_s
+        # an error comes at once and tells nothing of how long others may take
+        if reply is not None and reply.has_content():
+            self.last_s[pending.node_id] = took_s
         for each in self.in_flight:
             is_open = pending.node_id not in each.given_up
             if is_open and any(m is pending.instruction for m in each.context.messages):

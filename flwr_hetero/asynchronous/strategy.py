@@ -162,7 +162,8 @@ class Rule(Selection):
             "staleness": [self.version - update.pending.version for update in added],
             "age_s": [update.arrived_s - update.pending.sent_s for update in added],
             "step": shares.step,
-            "clipped_share": shares.clipped_share,
+            # a round of FedSlice has several server updates
+            "clipped_share": [shares.clipped_share],
         }
         return [self.moved(context, *each) for each in zip(updates, replies, scales, strict=True)]
 

@@ -62,6 +62,10 @@ class ClientSupport(NamedTuple):
     way_out: str = "leave out"
 
 
+class NoProgressError(RuntimeError):
+    """No reply has counted for a while."""
+
+
 class MissingClientSupportError(RuntimeError):
     """No node does its part of a method, which would have no effect or do harm."""
 
@@ -140,7 +144,7 @@ def check_progress(context: Exchange, of: str = "training") -> None:
         nodes = sorted(context.identity(n) for n in book.refused if book.failed[n] == reason)
         share = "all" if count == len(book.refused) else f"{count} of {len(book.refused)}"
         text = f"no reply to {of} counts, {share} for the same reason: {reason} "
-        raise RuntimeError(with_hint(f"{text}({', '.join(nodes[:5])})."))
+        raise NoProgressError(with_hint(f"{text}({', '.join(nodes[:5])})."))
     enough = book.replies >= FRUITLESS_REPLIES or not book.begun
     of_most = len(book.failed) >= believed and book.rounds >= FRUITLESS_ROUNDS and enough
     if of == "training" and (
@@ -148,4 +152,4 @@ def check_progress(context: Exchange, of: str = "training") -> None:
     ):
         reasons_of = [f"{context.identity(n)}: {why}" for n, why in sorted(book.failed.items())[:5]]
         text = f"no reply to training has counted in {book.rounds} rounds in a row"
-        raise RuntimeError(with_hint(f"{text}: {'; '.join(reasons_of)}."))
+        raise NoProgressError(with_hint(f"{text}: {'; '.join(reasons_of)}."))

@@ -1,6 +1,7 @@
 """Run settings on the emulated fleet, and rank them by the time to FedAvg's accuracy."""
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from logging import CRITICAL
 from math import exp, inf, log
@@ -10,6 +11,7 @@ import numpy as np
 
 from flwr_hetero._flwr import only_errors
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
+from flwr_hetero.server.client_support import NoProgressError
 from flwr_hetero_studies.advise.candidates import Candidate
 from flwr_hetero_studies.advise.task import run_config
 from flwr_hetero_studies.core import curves
@@ -75,8 +77,8 @@ class Simulation:
             if asked >= most or (self.target is not None and reach(points, self.target)):
                 raise Enough
 
-        # a setting that diverges is an outcome here
-        with only_errors(CRITICAL):
+        # a setting that diverges is an outcome here, of which no reply may count any more
+        with only_errors(CRITICAL), suppress(NoProgressError):
             strategy = self.candidate.strategy(self.fast_steps, self.seed)
             drive(strategy, grid, self.learning.first(), note, seed=self.seed, updates=True)
         return points

@@ -67,6 +67,13 @@ def test_a_node_that_fails_holds_no_evaluation_up(kind):
     assert len({f["reason"] for r in records for f in r["failures"]}) == 1
 
 
+def test_nodes_without_evaluation_are_not_late():
+    records, *_ = run(60, faults=[Fault(n, "errs", message_type="evaluate") for n in range(4)])
+    reasons = [failure["reason"] for record in records for failure in record["failures"]]
+    assert len(reasons) > 4
+    assert not [reason for reason in reasons if "no reply within" in reason]
+
+
 def test_a_silence_in_evaluation_is_no_failure_in_training():
     class Forgiving(Watched):
         def push_messages(self, messages):

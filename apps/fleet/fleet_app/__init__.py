@@ -1,1 +1,1 @@
-"""All five systems on one fleet, each part switched by run-config."""
+"""FedSlice, its rivals and the other methods on one fleet, each part switched by run-config."""

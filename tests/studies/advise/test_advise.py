@@ -206,6 +206,12 @@ def test_every_setting_can_be_tried(choice):
     assert Simulation(choice, small_task(4, 48), FLEET, 4, 2, 2, 0).run()
 
 
+def test_a_setting_that_diverges_is_an_outcome():
+    [buffered] = [c for c in candidates(4, 2) if c.name == "FedBuff, slices"]
+    wild = (("batch-size", 16), ("learning-rate", 1e4))
+    assert Simulation(buffered, small_task(4, 48), FLEET, 4, 2, 200, 0, run_config=wild).run()
+
+
 def test_same_seed_same_ranking():
     choices = candidates(4, 2)
     chosen = [c for c in choices if c.name in ("FedAvg", "deadline", "FedBuff, slices", "TiFL")]
