@@ -150,7 +150,7 @@ class Rule(Selection):
         if shares.clipped_share and not self._told_cut:
             self._told_cut = True
             text = "%s: %.0f %% of an update's weight is cut: nodes that reply far less often than "
-            text += "all others count less (clipped_share in the history)"
+            text += "all others count less (Recorded keeps all in clipped_share)"
             log(WARNING, text, self.called or type(self).__name__, 100 * shares.clipped_share)
         # Alg. 1, l. 4 and 7: the wrapped strategy's mean of w + a(s) d_i is w + sum / K
         scales = (shares.step * shares.scales).tolist()

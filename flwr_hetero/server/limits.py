@@ -130,5 +130,7 @@ def _say(context: Exchange, node: str, part: float) -> None:
     """Log that an update was cut, once."""
     if CUT_UPDATES not in context.fleet.cut:
         context.fleet.cut.add(CUT_UPDATES)
-        text = "%s: its update is far longer than usual and counts with %.2g of its length"
-        log(INFO, f"{text} (see shortened in the history; update_limit)", node, part)
+        text = (
+            "%s: its update is longer than most and counts with %.2g of its length (update_limit; "
+        )
+        log(INFO, f"{text}Recorded keeps all in shortened)", node, part)

@@ -341,4 +341,8 @@ class Wrapper(Strategy):
             if hasattr(type(strategy), name) or name in vars(strategy):
                 return getattr(strategy, name)
         names = " > ".join(type(strategy).__name__ for strategy in self.chain())
-        raise AttributeError(f"{name!r} is no attribute of any strategy in {names}")
+        text = f"{name!r} is no attribute of any strategy in {names}"
+        if name == "initialize_parameters":
+            # what ServerApp(server_fn=...) asks for first
+            text += ": call its start(grid, arrays) in a function with @app.main()"
+        raise AttributeError(text)

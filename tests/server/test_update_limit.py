@@ -284,7 +284,7 @@ def test_what_was_cut_is_logged_once(caplog):
         context = exchange([1.0, 1.0, 1.0, 20.0], fleet)[1]
         assert context.shortened == pytest.approx({"id-3": 0.01})
     (line,) = (line for line in caplog.messages if "than usual" in line)
-    assert line.startswith("id-3: its update is far longer than usual and counts with 0.01 of its")
+    assert line.startswith("id-3: its update is longer than most and counts with 0.01 of its")
 
 
 def test_a_resumed_run_compares_with_the_same_nodes(tmp_path):

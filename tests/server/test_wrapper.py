@@ -132,6 +132,8 @@ def test_methods_and_attributes_of_the_wrapped_strategy(nest, way):
     assert strategy.set_folder("results").folder == strategy.folder == "results"
     assert strategy.fraction_train == 0.5
     names = " > ".join(type(each).__name__ for each in strategy.chain())
+    with pytest.raises(AttributeError, match=r"call its start\(grid, arrays\) in a function"):
+        _ = strategy.initialize_parameters
     with pytest.raises(AttributeError, match=f"'set_foldr' is no attribute .* in {names}$"):
         strategy.set_foldr("results")
 
