@@ -337,9 +337,12 @@ class RateCorrection:
 
     def to_str(self) -> str:
         """Write what it knows as JSON."""
-        return json.dumps([{n: asdict(m) for n, m in self.means.items()}, self.last_reply_s])
+        means = {node: asdict(each) for node, each in self.means.items()}
+        return json.dumps([means, self.last_reply_s, self.lengths])
 
     def load_str(self, text: str) -> None:
         """Take up what :meth:`to_str` wrote."""
-        means, self.last_reply_s = json.loads(text)
+        means, self.last_reply_s, *lengths = json.loads(text)
+        # version 0.1 has none
+        self.lengths = lengths[0] if lengths else {}
         self.means = {node: ReplyMeans(**each) for node, each in means.items()}

@@ -202,7 +202,8 @@ class SliceRule(FedBuff):
 
     def weigh(self, updates: list[Update], weights: list[float]) -> Shares:
         """Weigh as FedBuff does, and bound how far the model moves."""
-        self.rates.lengths = {node: norm for node, (norm, *_) in self.fleet.norms.items()}
+        # the fleet forgets those of most nodes
+        self.rates.lengths |= {node: norm for node, (norm, *_) in self.fleet.norms.items()}
         shares, speeds = super().weigh(updates, weights), self.steps.speeds
         in_flight = max(len(updates), self._training)
         steps = self.steps.num_steps(list(speeds.step_s))

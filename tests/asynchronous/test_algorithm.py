@@ -85,9 +85,10 @@ def test_a_node_counts_the_less_the_more_often_it_replies():
     found = rates.weigh(["a", "b"], [10.0, 10.0], np.array([0.5, 0.25]))
     assert found.factors[1] == pytest.approx(2 * found.factors[0])
     assert found.scales == pytest.approx([0.5, 0.25])  # half as much: twice as stale as usual
+    rates.lengths = {"a": 0.5}
     again = RateCorrection((1.0, 1.0))
     again.load_str(rates.to_str())
-    assert again.means == rates.means
+    assert (again.means, again.lengths) == (rates.means, rates.lengths)
 
 
 def test_no_update_moves_the_model_by_more_than_five_usual_ones_and_the_pace_stays():

@@ -20,6 +20,7 @@ from recording import History
 from flwr_hetero import keys
 from flwr_hetero.asynchronous.engine import Update
 from flwr_hetero.fleet import DeviceProfile, LocalGrid, named_fleet
+from flwr_hetero.server import limits
 from flwr_hetero.strategy import FedSlice, ModelAverage, TiFL, Wrapper
 from flwr_hetero_studies.advise.task import run_config, small_task
 
@@ -69,6 +70,16 @@ def test_as_many_rounds_train_on_as_many_examples_as_fedavg(num_rounds, in_fligh
     assert grid.examples == pytest.approx(num_rounds * per_round, rel=0.2)
     assert [record["round"] for record in records] == list(range(num_rounds + 1))
     assert all(r["fedslice"]["examples"] >= r["fedslice"]["examples_wanted"] for r in records[1:])
+
+
+def test_lengths_of_all_nodes_are_known(monkeypatch):
+    monkeypatch.setattr(limits, "RECENT_NODES", 4)
+    monkeypatch.setattr(limits, "RECENT_UPDATES", 1)
+    strategy = FedSlice(quiet())
+    run(strategy, 3)
+    assert len(strategy.fleet.norms) == 4
+    assert strategy.rule.rates.lengths.keys() == strategy.rule.rates.means.keys()
+    assert len(strategy.rule.rates.lengths) == NODES
 
 
 def test_slices_are_sized_by_what_a_message_costs():
