@@ -31,8 +31,8 @@ from flwr_hetero_studies.race.watch import SMOOTHED
 TUNING, PARTS, PACKED = "tuning: ", "parts: ", f"{BITS} bits: "
 ENOUGH, LEAST = 1.5, 0.9
 """Ratio wanted of two thirds of the cells, and of all."""
-HEAD_DUELS = ["cell", "rate", "FedSlice: sooner", "best rival: sooner", "over it", "points",
-              "best to 2 points above", "over it"]  # fmt: skip
+HEAD_DUELS = ["cell", "FedSlice: sooner", "at its own rate", "best rival: sooner", "over it",
+              "points", "best to 2 points above", "over it"]  # fmt: skip
 HEAD_COSTS = ["cell", "bytes", "device-seconds", "examples", "FedSlice's end", "FedAvg's end",
               "fair's end", "fair: sooner"]  # fmt: skip
 HEAD_TUNED = ["cell", "at work", "method", "trials", "rate", "own settings", "models averaged"]
@@ -102,27 +102,26 @@ def section(cell: str, group: Sequence[Contest]) -> str:
     return text
 
 
-def ours_in(contest: Contest) -> dict[str, str]:
-    """Return the rates of ours, by name: FedAvg's, and its own where that is another."""
-    if UNTOUCHED in contest.runs:
-        return {UNTOUCHED: "FedAvg's", OURS: "its own"}
-    return {OURS: "FedAvg's"}
+def ours_in(contest: Contest) -> str:
+    """Return the name of ours with FedAvg's rate, which is its own where none other is there."""
+    return UNTOUCHED if UNTOUCHED in contest.runs else OURS
 
 
 def duels(found: Sequence[Contest]) -> dict[str, str]:
     """Write ours against the best rival in each table, and how many hold what is wanted."""
     rows, first = [], dict[str, Duel]()
     for each in found:
-        for name, rate in ours_in(each).items():
-            duel, late = (each.duel(shift, name) for shift in TARGETS)
-            if duel is None or late is None:
-                continue
-            # what is counted is what a user has who changes nothing
-            first.setdefault(each.where, duel)
-            rival, over, *points = duel.cells
-            theirs = f"{rival}: {brief(each.row(rival))[1]}"
-            both = [each.row(name)[1], theirs, over, " / ".join(points)]
-            rows.append([each.where, rate, *both, *late.cells[:2]])
+        # what a user has who changes nothing
+        duel, late = (each.duel(shift, name := ours_in(each)) for shift in TARGETS)
+        if duel is None or late is None:
+            continue
+        first[each.where] = duel
+        rival, over, *points = duel.cells
+        has_own = name != OURS and OURS in each.runs
+        own = brief(each.row(OURS))[1] if has_own else "the same"
+        theirs = f"{rival}: {brief(each.row(rival))[1]}"
+        both = [each.row(name)[1], own, theirs, over, " / ".join(points)]
+        rows.append([each.where, *both, *late.cells[:2]])
     ahead = sum(duel.ratio >= ENOUGH for duel in first.values())
     behind = [where for where, duel in first.items() if duel.ratio < LEAST]
     lost = [where for where, duel in first.items() if not duel.holds]
@@ -140,7 +139,7 @@ def costs(found: Sequence[Contest]) -> str:
     """Write what ours takes besides time, where it ends, and what its fair form gives."""
     rows = []
     for each in (each for each in found if each.runs.keys() >= {OURS, FAIR, BASE}):
-        names = (next(iter(ours_in(each))), FAIR, BASE)
+        names = (ours_in(each), FAIR, BASE)
         ours, fair, base = (brief(each.row(name)) for name in names)
         ends = (f"{row[-2]} ({row[-1]})" for row in (ours, base, fair))
         rows.append([each.where, *ours[4:7], *ends, fair[1]])
@@ -157,8 +156,9 @@ def picture(found: Sequence[Contest], path: Path) -> None:
     for each in (each for each in found if each.cell == found[0].cell):
         drawn: dict[str, Sequence[Line]] = {"FedAvg, 3 a round": [*each.yard.values()]}
         rivals = [name for name in each.ranked() if name not in (*OWN, BASE)]
-        own = list(ours_in(each))[:1]
-        drawn |= {name: each.runs[name] for name in (*own, *rivals[:2]) if name in each.runs}
+        drawn |= {
+            name: each.runs[name] for name in (ours_in(each), *rivals[:2]) if name in each.runs
+        }
         title = f"{each.at_work} of 20 nodes at work"
         panels[title] = {name: band(lines) for name, lines in drawn.items()}
         ends = [line["metrics"]["limits"]["end"] for line in each.yard.values()]
