@@ -12,6 +12,7 @@ import pytest
 from flwr_hetero.cli import main
 from flwr_hetero.client.device import message_time_s
 from flwr_hetero.fleet import DeviceProfile
+from flwr_hetero_studies.advise import advice
 from flwr_hetero_studies.advise.advice import Advice, advise
 from flwr_hetero_studies.advise.candidates import BASES, candidates
 from flwr_hetero_studies.advise.fleet import COSTS, for_task, is_limited, read_fleet
@@ -194,6 +195,20 @@ def test_judge_by_hand():
     never = judge(curve([0.69] * 18), BASE)
     assert never.speedup == pytest.approx(9 / 18 * exp(-1.0))
     assert (never.reached, never.bytes) == (False, inf)
+
+
+def test_every_option_of_the_command_line_counts(monkeypatch, capsys):
+    given = {
+        "nodes": 9, "clients_per_round": 2, "examples": 64, "batch_size": 8, "model_mb": 0.5,
+        "node": "warm", "optimizer": "adam", "base": "fedadam", "seconds": 3.0, "seed": 5,
+    }  # fmt: skip
+    found = Advice(list(FLEET), 2, 16, {})
+    asked = []
+    monkeypatch.setattr(advice, "advise", lambda *path, **how: asked.append((path, how)) or found)
+    monkeypatch.setattr(Advice, "as_dict", lambda self: {})
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    assert main(["advise", "paper-5", "--json", *options]) == 0
+    assert asked == [(("paper-5",), given)]
 
 
 def make(choice, seed, target):
