@@ -141,7 +141,7 @@ def test_too_few_updates_are_refused_at_construction(make, argument):
 def test_too_few_nodes_are_refused_before_the_first_update(kind):
     models, grid = [], LocalGrid(toy_app(), FLEET)
     strategy = kind(flower.Bulyan(num_malicious_nodes=1, min_available_nodes=2))
-    with pytest.raises(ValueError, match=r"nodes asked must be at least 7 around Bulyan.*got [35]"):
+    with pytest.raises(ValueError, match=r"at a time must be at least 7 around Bulyan.*got [35]"):
         strategy.start(grid, toy_arrays(buffer=False), 3, evaluate_fn=lambda n, _: models.append(n))
     assert models == [0]
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from flwr_hetero_studies.core.bench import CLAIMS
-from flwr_hetero_studies.core.criteria import OLD, PAIRS
+from flwr_hetero_studies.core.criteria import PAIRS
 from flwr_hetero_studies.core.plan import NotHereError, Options
 from flwr_hetero_studies.core.record import read
 from flwr_hetero_studies.papers.cases import find
@@ -17,7 +17,7 @@ def test_every_experiment_is_recorded_or_says_why_not():
     known = {(x["case"]["experiment"], x["case"]["name"]) for x in read(CLAIMS["papers"])}
     # biased local SGD's figure 1 wants a GPU
     assert known == {(x.paper, x.name) for x in RUN} - {("biased-local-sgd", "figure-1")}
-    assert {x["case"].get("seeds", OLD) for x in read(CLAIMS["papers"])} <= {1, PAIRS, OLD}
+    assert {x["case"]["seeds"] for x in read(CLAIMS["papers"])} == {1, PAIRS}
     assert len(RUN) >= 30
     assert len({(each.paper, each.name) for each in find()}) == len(find())
     assert all(each.cut if each.run else each.why for each in find())

@@ -7,7 +7,6 @@ from flwr_hetero.cli import main
 from flwr_hetero_studies.core.criteria import (
     CONSTRUCTION,
     NOT,
-    OLD,
     REPRODUCED,
     SIZE,
     UNTESTED,
@@ -48,7 +47,7 @@ VERDICTS = [
     ((REPRODUCED, REPRODUCED), REPRODUCED), ((REPRODUCED, NOT), "partly"), ((NOT, NOT), NOT),
     ((REPRODUCED, SIZE), SIZE), ((SIZE, NOT), "partly"), ((CONSTRUCTION, NOT), NOT),
     ((CONSTRUCTION, REPRODUCED), REPRODUCED), ((UNTESTED, CONSTRUCTION), UNTESTED),
-    ((CONSTRUCTION,), CONSTRUCTION), ((OLD, OLD), OLD),
+    ((CONSTRUCTION,), CONSTRUCTION),
 ]  # fmt: skip
 
 
