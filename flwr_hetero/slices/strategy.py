@@ -75,11 +75,12 @@ class FedSlice(Wrapper):
     -----
     All updates in flight move the model no further than a slice of a fast node would, so that
     FedAvg's learning rate fits. The momentum of ``FedAvgM`` repeats updates, which are smaller for
-    it. A weighted update longer than five medians of all is cut to that. The ``eta`` of ``FedAdam``
-    is divided among the nodes in flight. Nodes of which a slice takes longer are drawn as much less
-    often, so that all have the same share of the places in flight. A node that has evaluated for a
-    tenth of the time is left out but for the last time. ``start`` with the
-    arrays that the last one returned, on the same grid, goes on with what is in flight.
+    it. A weighted update longer than five medians of all is cut to that, unless ``update_limit`` is
+    None. The ``eta`` of ``FedAdam`` is divided among the nodes in flight. Nodes of which a slice
+    takes longer are drawn as much less often, so that all have the same share of the places in
+    flight. A node that has evaluated for a tenth of the time is left out but for the last time.
+    ``start`` with the arrays that the last one returned, on the same grid, goes on with what is in
+    flight.
     """
 
     name: ClassVar[str] = "fedslice"

@@ -63,8 +63,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         why="it is a record of the authors' router"),
     _of("figure-16b", "speedup with and without adaptation to the bandwidth", speed.figure_16,
         differs=SAME, cut="digits, an MLP, batches of 8, 1000 steps",
-        why="a fixed group makes a step 2 to 4 % longer; at 200 Mbit/s an adapted one is so "
-        "small that it gains less than that"),
+        why="a fixed group makes a step 2 to 4 % longer; at 200 Mbit/s an adapted one needs more "
+        "steps, by more than that"),
     _of("figure-17", "speedup with 4, 8 and 12 devices", speed.figure_17,
         differs=f"{SAME}; an exchange takes the time of two transfers, by any number of devices",
         cut=f"{SMALL}, 10 and 200 Mbit/s", why=OLD),
