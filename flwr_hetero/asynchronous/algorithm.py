@@ -47,8 +47,9 @@ class Shares(NamedTuple):
     step: float = 1.0
     # none: all weigh alike, whatever the wrapped strategy says
     factors: Floats | None = None
-    # part of the weights that was cut off
+    # parts of the weights that were cut off: above most nodes' weights, and as too long steps
     clipped_share: float = 0.0
+    bounded_share: float = 0.0
 
 
 # --- Algorithm 1 -------------------------------------------------------------------------------
@@ -308,14 +309,16 @@ class RateCorrection:
             discounts = np.asarray(self.mean_discount() * discounts / own)
         raw = np.power(weights, a) * np.power([intervals_s[node] for node in nodes], b)
         found, step, clipped_share = update_weights(raw, every, 1 / all_s, most)
+        cut_share = clipped_share
         if self.undoes_rate and self.lengths:
             # one step of a slow node counts for many, and would move the model at random
             lengths = [self.lengths.get(node, 0.0) for node in self.means]
             by_length = np.minimum(most, weights_by_length(every, lengths, 1 / all_s))
             most_of = dict(zip(self.means, by_length.tolist(), strict=True))
             bounds = [most_of[node] for node in nodes], by_length
-            found, step, _ = update_weights(raw, every, 1 / all_s, *bounds)
-        return Shares(discounts, step, found / np.where(weights, weights, 1.0), clipped_share)
+            found, step, cut_share = update_weights(raw, every, 1 / all_s, *bounds)
+        factors = found / np.where(weights, weights, 1.0)
+        return Shares(discounts, step, factors, clipped_share, cut_share - clipped_share)
 
     def mean_discount(self) -> float:
         """Return the mean discount of stale updates over all replies."""

@@ -164,6 +164,7 @@ class Rule(Selection):
             "step": shares.step,
             # a round of FedSlice has several server updates
             "clipped_share": [shares.clipped_share],
+            "bounded_share": [shares.bounded_share],
         }
         return [self.moved(context, *each) for each in zip(updates, replies, scales, strict=True)]
 

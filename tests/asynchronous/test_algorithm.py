@@ -104,6 +104,9 @@ def test_no_update_moves_the_model_by_more_than_five_usual_ones_and_the_pace_sta
     rates.lengths = dict.fromkeys(intervals_s, 0.3)
     bounded = rates.weigh(nodes, [10.0, 10.0], ones)
     assert bounded.factors[1] / bounded.factors[0] == pytest.approx(5)
+    # a weight of 40 is cut to 5, beside one of 1
+    assert (free.bounded_share, bounded.bounded_share) == (0, pytest.approx(35 / 41))
+    assert bounded.clipped_share == free.clipped_share == 0
     # all replies of 40 s together move the model by as many mean updates as there are replies
     counts = {node: 40 / interval_s for node, interval_s in intervals_s.items()}
     steps = {node: rates.weigh([node], [10.0], ones[:1]).step for node in intervals_s}

@@ -82,6 +82,18 @@ def test_lengths_of_all_nodes_are_known(monkeypatch):
     assert len(strategy.rule.rates.lengths) == NODES
 
 
+@pytest.mark.parametrize("limit", [4.0, None])
+def test_the_history_says_what_the_bound_on_lengths_cuts(limit):
+    strategy = FedSlice(quiet())
+    strategy.update_limit = limit
+    _, records, _ = run(strategy, 12)
+    for record in records[1:]:
+        assert len(record["fedbuff"]["bounded_share"]) == record["fedslice"]["updates"]
+    cut = [share for record in records[1:] for share in record["fedbuff"]["bounded_share"]]
+    assert all(0 <= share < 1 for share in cut)
+    assert any(cut) == (limit is not None)
+
+
 def test_slices_are_sized_by_what_a_message_costs():
     costs = {"wait_s": 0.1, "start_s": 0.2}
     fleet = [replace(each, **costs) for each in named_fleet("paper-5", NODES)]
