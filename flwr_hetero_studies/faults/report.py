@@ -39,12 +39,21 @@ def facts(lines: Sequence[Line]) -> dict[str, Any]:
 
 def side_by_side(cold: dict[str, Any], warm: dict[str, Any]) -> str:
     rows = []
-    for name, fault in (warm | cold).items():
-        reason = fault.get("error") or fault.get("reason")
-        says = "; ".join(filter(None, [reason and f"`{reason}`", fault.get("note")]))
+    # in the order of Flower's node
+    for name in cold | warm:
         cost = [costs(own[name]) if name in own else "" for own in (cold, warm)]
+        (why, said), (other, warm_said) = (told(own.get(name, {})) for own in (cold, warm))
+        # only one of the two lost anything
+        both = name in cold and name in warm and bool(why) != bool(other)
+        says = f"{said}; warm: {warm_said}" if both else said or warm_said
         rows.append([name, *cost, says.replace("|", "/")])
     return tables.table(FAULT, rows)
+
+
+def told(fault: dict[str, Any]) -> tuple[str, str]:
+    """Return the reason of a fault's loss, and that with its note as text."""
+    reason = fault.get("error") or fault.get("reason") or ""
+    return reason, "; ".join(filter(None, [reason and f"`{reason}`", fault.get("note")]))
 
 
 def costs(fault: dict[str, Any]) -> str:
