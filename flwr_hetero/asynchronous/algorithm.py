@@ -41,11 +41,10 @@ OUTLYING = 2.0
 
 
 class Shares(NamedTuple):
-    """What updates count: a scale of each, the step of all, and factors of their weights."""
+    """What updates count: scales, the step of all, factors of weights (None: all weigh alike)."""
 
     scales: Floats
     step: float = 1.0
-    # none: all weigh alike, whatever the wrapped strategy says
     factors: Floats | None = None
     # parts of the weights that were cut off: above most nodes' weights, and as too long steps
     clipped_share: float = 0.0

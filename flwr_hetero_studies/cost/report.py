@@ -82,7 +82,7 @@ def engines(lines: list[Line]) -> str:
             times, share = local["per_s"] / ray["per_s"], ray["queue_ms"] / sums[0]
             texts.append(
                 f"{job}, {nodes:,} nodes: LocalGrid has {times:.1f} times Ray's replies a second "
-                f"for {sums[1] / sums[0]:.2f} of its CPU time; the queue takes {share:.0%} of that"
+                f"for {sums[1] / sums[0]:.2f} of its CPU time; Ray's queue {share:.0%} of its own"
             )
     head = ["job", "engine", "replies", "lost", "replies/s"]
     head += [f"{name}, ms" for name in ENGINES.values()] + ["server's MB"]

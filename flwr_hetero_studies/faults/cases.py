@@ -1,4 +1,4 @@
-"""Faults of real processes (scenarios, storage), what lies gain, and predicted run times."""
+"""Faults of real processes (scenarios, storage), and what lies gain."""
 
 import os
 import tempfile
@@ -8,12 +8,12 @@ from typing import Any
 
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
-from flwr_hetero_studies.faults import engines, influence, liars
+from flwr_hetero_studies.faults import influence, liars
 from flwr_hetero_studies.faults.scenarios import ON_A_FLEET, OWN_FLEET, Found, own_fleet
 from flwr_hetero_studies.faults.storage import ON_A_DISK
 
-SETTINGS = {"work": 1.0, "lies": 25, "updates": 4, "trust": 40}
-"""CPU seconds of a message and updates of a node on a real fleet; rounds among liars, twice."""
+SETTINGS = {"lies": 25, "trust": 40}
+"""Rounds among liars."""
 FAST = {"lies": 3, "trust": 3}
 FAST_CASES = ["influence/FedAvg: *", "liars/FedAvg: *"]
 
@@ -39,8 +39,6 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
                 for count in (0,) if lie == liars.HONEST else (1, 3):
                     case = {"experiment": "liars", "name": f"{name}: {lie}", "liars": count}
                     yield Trial(case | {"rounds": sizes["trust"]}, seed)
-    case = {"experiment": "engines", "name": "six CPU shares", "work": sizes["work"]}
-    yield Trial(case | {"rounds": sizes["updates"]}, alone=True)
 
 
 def run(case: Case, seed: int, data: Data) -> dict[str, Any]:
@@ -52,10 +50,8 @@ def run(case: Case, seed: int, data: Data) -> dict[str, Any]:
         return liars.run(strategy, lie, case["liars"], case["rounds"], seed)
     load = {"cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1)}
     with tempfile.TemporaryDirectory() as folder:
-        if case["experiment"] in ("process", "warm"):
-            found = inject(case["name"], Path(folder), warm=case["experiment"] == "warm")
-            return {"metrics": {"faults": found, **load}}
-        return {"metrics": engines.run(Path(folder), case["work"], case["rounds"]) | load}
+        found = inject(case["name"], Path(folder), warm=case["experiment"] == "warm")
+        return {"metrics": {"faults": found, **load}}
 
 
 def inject(name: str, folder: Path, *, warm: bool) -> list[Found]:

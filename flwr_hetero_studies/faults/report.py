@@ -1,4 +1,4 @@
-"""What faults cost, what lies gain, and predicted against real seconds."""
+"""What faults cost, and what lies gain."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,9 +14,6 @@ GAIN = ["lie", "strategy", "seeds", "share", "steps", "accuracy", "honest"]
 MOVED = ["lie", "strategy", "moved by one liar of 20, share", "by three"]
 MOST_LOST = {1: 0.03, 3: 0.10}
 """What liars, by their number, may cost before a cell is bold."""
-ENGINES = {"engine": "{engine}", "predicted": "{predicted_s:.0f} s", "real": "{real_s:.0f} s",
-           "difference": "{more:+.0%}", "predicted error": "{predicted_error:.2f}",
-           "real error": "{real_error:.2f}", "failures": "{failures}"}  # fmt: skip
 
 
 def process(lines: Sequence[Line]) -> dict[str, Any]:
@@ -134,19 +131,9 @@ def moved_by(lines: Sequence[Line]) -> str:
     return moved + (f", {mean(shares):.0%}" if shares else "")
 
 
-def engines(lines: Sequence[Line]) -> dict[str, Any]:
-    m = lines[0]["metrics"]
-    rows = [[form.format(**row, more=row["real_s"] / row["predicted_s"] - 1)
-             for form in ENGINES.values()] for row in m["rows"]]  # fmt: skip
-    constants = ", ".join(f"{seconds:.1f}" for seconds in m["constant_s"].values())
-    parts = {"engines_constants": constants, "engines_load": m["load"]}
-    return parts | {"engines": tables.table(list(ENGINES), rows)}
-
-
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     parts: dict[str, Any] = {}
-    tabulate = {"process": process, "warm": warm, "influence": influence,
-                "liars": liars, "engines": engines}  # fmt: skip
+    tabulate = {"process": process, "warm": warm, "influence": influence, "liars": liars}
     for name, own in record.by(lines, "experiment").items():
         parts[f"{name}_versions"] = record.software(own, "flwr", "python")
         parts[f"{name}_case"] = own[0]["case"]

@@ -39,5 +39,5 @@ def test_engines_are_compared_job_by_job():
     ]  # fmt: skip
     text = report.engines(lines)
     assert "3.0 times Ray's replies a second for 0.50 of its CPU time" in text
-    assert "the queue takes 50% of that" in text
+    assert "Ray's queue 50% of its own" in text
     assert report.engines(lines[:1]).count("times") == 0
