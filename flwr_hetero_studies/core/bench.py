@@ -9,6 +9,7 @@ import argparse
 import logging
 import os
 import platform
+import signal
 import tempfile
 import time
 import warnings
@@ -17,7 +18,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from fnmatch import fnmatch
 from importlib import import_module
 from importlib.metadata import version
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,13 @@ def with_changes(settings: Mapping[str, Any], changes: Iterable[str]) -> dict[st
     return result
 
 
+def end(*_: Any) -> None:
+    """End this process with those that run trials, which may have a fleet of their own."""
+    for child in active_children():
+        child.terminate()
+    raise SystemExit(128 + signal.SIGTERM)
+
+
 def add(commands: Any) -> None:
     text = "run the cases of a study, or make its report"
     parser = commands.add_parser("study", help=text, description=text)
@@ -177,6 +185,7 @@ def _run(args: argparse.Namespace) -> None:
             lines = read(args.out or CLAIMS[args.claim])
             print(page_of(args.claim, lines, Path(scratch), details), end="")
         return
+    signal.signal(signal.SIGTERM, end)
     # before the processes start, which read it when they import NumPy
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     cases = _part(args.claim, "cases")
