@@ -207,7 +207,7 @@ def flow(strategy, speed, merges):
 
 def mark(code, share, most, ratio):
     is_long = "step_correction=1" in code and code.startswith(("FedBuff", "FedSlice"))
-    is_long |= ratio == 400 and ("slices" in code or "FedSlice" in code)
+    is_long |= code.startswith("FedSlice") or (ratio == 400 and "slices" in code)
     marks = [pytest.mark.nightly] if is_long else []
     return pytest.param(code, share, most, ratio, id=f"{code}, {ratio}", marks=marks)
 
