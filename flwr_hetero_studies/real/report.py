@@ -9,7 +9,7 @@ import numpy as np
 
 from flwr_hetero_studies.core import plots, record, tables
 from flwr_hetero_studies.core.record import Line
-from flwr_hetero_studies.real.workloads import BASE, CPU, SPEEDS
+from flwr_hetero_studies.real.workloads import BASE, CPU, METHODS, SPEEDS
 
 CLOSE = 0.2
 """Difference of a foretold ratio from the measured one that was allowed."""
@@ -101,7 +101,9 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     rows, verdicts, panels, first = [], [], {}, []
     levels = {}
     for (workload, node), own in record.by(real, "workload", "node").items():
-        group = record.by(own, "name")
+        by_name = record.by(own, "name")
+        # in the order of the methods, whatever was run first
+        group = {name: by_name[name] for name in METHODS if name in by_name}
         told = record.of(foretold, workload=workload, node=node)
         rows += [row(each, group[BASE], told) for each in group.values()]
         verdicts += [verdict(group)] if "FedSlice" in group else []

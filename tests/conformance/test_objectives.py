@@ -206,8 +206,8 @@ def flow(strategy, speed, merges):
 
 
 def mark(code, share, most, ratio):
-    is_long = "step_correction=1" in code and code.startswith(("FedBuff", "FedSlice"))
-    is_long |= code.startswith("FedSlice") or (ratio == 400 and "slices" in code)
+    is_long = code.startswith("FedSlice") or (ratio == 400 and "slices" in code)
+    is_long |= code.startswith("FedBuff") and "step_correction=1" in code
     marks = [pytest.mark.nightly] if is_long else []
     return pytest.param(code, share, most, ratio, id=f"{code}, {ratio}", marks=marks)
 
