@@ -1,13 +1,14 @@
-"""What an app makes anew in each message and what goes on all the same, where torch allows it.
+"""What goes on from message to message, although the app creates it in each, where torch allows it.
 
-A message asks for a slice of the node's job, which is what the app would do in a round of FedAvg.
-An app that makes its optimizer, schedule or loss scaler in each message means them to last for the
-job. So each of them takes up the state that its predecessor had at the end of the last message:
+A message asks for a slice of the node's job. The job is what the app would do in a round of FedAvg.
+An app that creates its optimizer, schedule or loss scaler in each message means them to last for
+the job. So each of them takes up the state that its predecessor had at the end of the last message:
 
-- Optimizers and loss scalers go on for the whole run.
-- A schedule that is stepped in the loop over batches goes on. Where it has lowered the rate it
-  starts over with the next job, as in FedAvg's next round. A warm-up is not repeated. A schedule
-  made from ``len(loader)`` spans the message, and one stepped after each epoch starts over.
+- Optimizers (FedSlice only) and loss scalers go on for the whole run.
+- A schedule that is stepped in the loop over batches goes on. If it has lowered the rate, it starts
+  over with the next job, as it does in FedAvg's next round. A warm-up is not repeated. A schedule
+  that was made from ``len(loader)`` spans the message. One that is stepped after each epoch starts
+  over in each message, because each message has all epochs.
 - Averages of models (``AveragedModel``) go on until the job is over.
 """
 

@@ -111,9 +111,9 @@ class Hetero:
     def keep(self, kept: Any, name: str = "kept") -> None:
         """Let an object go on from message to message: it takes up the state of the last one.
 
-        For what is made anew in each message and goes on by itself neither in torch nor here, such
-        as a schedule of another library. Its state may hold tensors, numbers, texts, lists, dicts.
-        RuntimeError without the mod.
+        This is for objects that the app creates in each message and that do not go on by
+        themselves, such as a schedule of another library. The state may hold tensors, numbers,
+        texts, lists and dicts. RuntimeError without the mod.
 
         Parameters
         ----------
