@@ -44,7 +44,8 @@ class Job(NamedTuple):
 class NodeSpeeds:
     """Smoothed seconds per step and per message of every node measured so far, by identity."""
 
-    def __init__(self) -> None:
+    def __init__(self, weight_key: str | None = None) -> None:
+        self.weight_key = weight_key or keys.NUM_EXAMPLES
         self.step_s: dict[str, float] = {}
         # the fixed cost of a message: its transfer, and all else that is no step
         self.link_s: dict[str, float] = {}
@@ -58,7 +59,7 @@ class NodeSpeeds:
         """Learn a node's job, and its times of a step and of a message, from a good reply."""
         identity = context.identity(reply.metadata.src_node_id)
         work = configs_in(reply.content).get(keys.WORK, ConfigRecord())
-        self.jobs[identity] = job_of(metrics, work, steps)
+        self.jobs[identity] = job_of(metrics, work, steps, self.weight_key)
         if (latency := context.latency_of(reply)) is not None:
             seen_s = context.round_trip_s.get(reply.metadata.reply_to_message_id, 0.0)
             times = divided(reply, latency, steps, seen_s if context.same_clock else 0.0)
@@ -116,10 +117,10 @@ def smoothed(old: float | None, new: float) -> float:
     return new if old is None else SMOOTHING * old + (1 - SMOOTHING) * new
 
 
-def job_of(metrics: MetricRecord, work: ConfigRecord, steps: int) -> Job:
+def job_of(metrics: MetricRecord, work: ConfigRecord, steps: int, weight_key: str) -> Job:
     """Read from a reply of so many steps what the node's whole job would be."""
     passes = min(max(1, int(read_number(work, keys.PASSES, 1.0))), MOST_PASSES)
-    examples = passes * read_number(metrics, keys.NUM_EXAMPLES, 0.0)
+    examples = passes * read_number(metrics, weight_key, 0.0)
     batch = read_number(metrics, keys.EXAMPLES_PROCESSED, 0.0) / steps
     whole = read_number(work, keys.JOB_STEPS, examples / batch if batch > 0 else inf)
     return Job(passes, whole if isfinite(whole) and whole >= 1 else inf, examples)
@@ -166,7 +167,7 @@ class MeasuredSteps(Wrapper):
         super().__init__(strategy)
         if step_correction:
             check_unscaled(self, "step_correction", step_correction)
-        self.step_correction, self.speeds = step_correction, NodeSpeeds()
+        self.step_correction, self.speeds = step_correction, NodeSpeeds(self._weight_key)
         self.usual_steps: dict[str, tuple[float, float]] = {}  # and weight, of every node seen
         self._assigned: dict[str, int] = {}
 

@@ -258,8 +258,7 @@ class SliceRule(FedBuff):
     def _examples_of(self, update: Update) -> float:
         """Return on how many examples a node trained; of its whole job if it does not say."""
         (metrics,) = metrics_in(update.reply.content).values()
-        key = getattr(self.leaf, "weighted_by_key", None) or keys.NUM_EXAMPLES
-        examples = max(0.0, read_number(metrics, key, 1.0))
+        examples = max(0.0, read_number(metrics, self.steps.speeds.weight_key, 1.0))
         job = self.steps.speeds.jobs.get(self.identity(update.pending.node_id))
         steps = read_number(metrics, keys.NUM_STEPS, 0.0)
         if job is None or not steps or job.steps == inf:
