@@ -46,7 +46,8 @@ class Job(NamedTuple):
 class NodeSpeeds:
     """Smoothed seconds per step and per message of every node measured so far, by identity."""
 
-    def __init__(self) -> None:
+    def __init__(self, weight_key: str | None = None) -> None:
+        self.weight_key = weight_key or keys.NUM_EXAMPLES
         self.step_s: dict[str, float] = {}
         # the fixed cost of a message: its transfer, and all else that is no step
         self.link_s: dict[str, float] = {}
@@ -59,7 +60,7 @@ class NodeSpeeds:
     def learn(self, context: Exchange, reply: Message, metrics: MetricRecord, steps: int) -> None:
         """Learn a node's job, and its times of a step and of a message, from a good reply."""
         identity = context.identity(reply.metadata.src_node_id)
-        self.jobs[identity] = job_of(metrics, work_in(reply), steps)
+        self.jobs[identity] = job_of(metrics, work_in(reply), steps, self.weight_key)
         if (latency := context.latency_of(reply)) is not None:
             seen_s = context.round_trip_s.get(reply.metadata.reply_to_message_id, 0.0)
             times = divided(reply, latency, steps, seen_s if context.same_clock else 0.0)
@@ -122,10 +123,10 @@ def work_in(reply: Message) -> ConfigRecord:
     return configs_in(reply.content).get(keys.WORK, ConfigRecord())
 
 
-def job_of(metrics: MetricRecord, work: ConfigRecord, steps: int) -> Job:
+def job_of(metrics: MetricRecord, work: ConfigRecord, steps: int, weight_key: str) -> Job:
     """Read from a reply of so many steps what the node's whole job would be."""
     passes = min(max(1, int(read_number(work, keys.PASSES, 1.0))), MOST_PASSES)
-    examples = passes * read_number(metrics, keys.NUM_EXAMPLES, 0.0)
+    examples = passes * read_number(metrics, weight_key, 0.0)
     batch = read_number(metrics, keys.EXAMPLES_PROCESSED, 0.0) / steps
     whole = read_number(work, keys.JOB_STEPS, examples / batch if batch > 0 else inf)
     whole = whole if isfinite(whole) and whole >= 1 else inf
@@ -177,7 +178,7 @@ class MeasuredSteps(Wrapper):
         super().__init__(strategy)
         if step_correction:
             check_unscaled(self, "step_correction", step_correction)
-        self.step_correction, self.speeds = step_correction, NodeSpeeds()
+        self.step_correction, self.speeds = step_correction, NodeSpeeds(self._weight_key)
         self.usual_steps: dict[str, tuple[float, float]] = {}  # and weight, of every node seen
         self._assigned: dict[str, int] = {}
 
@@ -225,7 +226,10 @@ class MeasuredSteps(Wrapper):
             (metrics,) = metrics_in(reply.content).values()
             assigned = assigned_steps(context.instruction_of(reply))
             claim = read_number(metrics, keys.NUM_STEPS, 0.0)
-            if claim > assigned + job_of(metrics, work_in(reply), assigned).least:
+            if (
+                claim
+                > assigned + job_of(metrics, work_in(reply), assigned, self.speeds.weight_key).least
+            ):
                 context.note(node_id, f"claims {claim:g} steps, was assigned {assigned}")
             self._assigned[context.identity(node_id)] = assigned
             if steps := self.steps_of(context, reply):
