@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -273,6 +274,16 @@ def read_history(directory: str | Path) -> History:
 
 # -- one line --
 
+OLD = (
+    *("biased-local-sgd", "cd-grab", "local-steps", "model-average", "over-select"),
+    *("power-of-choice", "balanced-by", "bytes-down", "bytes-up", "by-node", "examples-wanted"),
+    *("herding-bound", "num-steps", "own-share", "pairs-together", "samples-known", "signed-sum"),
+    "worst-tenth",
+)
+# Wrappers and their figures in lines of older versions, to their names of today.
+SPELLING: dict[Any, str] = {name: name.replace("-", "_") for name in OLD}
+OLD_NAMES = re.compile(f'"(?:{"|".join(OLD)}|evaluated-round)"')
+
 
 def parse(line: str) -> dict[str, Any]:
     """Read a line; a ValueError says that it is not a round's."""
@@ -282,10 +293,20 @@ def parse(line: str) -> dict[str, Any]:
         found = None
     if not isinstance(found, dict) or type(found.get("round")) is not int:
         raise ValueError("is no round")
-    # nodes' texts in lines that others wrote may not be printable
+    # nodes' texts in lines of older versions may not be printable
     if "\\" in line or not line.rstrip("\n").isprintable():
         found = cleaned(found)
-    return as_dict(found)
+    if not OLD_NAMES.search(line):
+        return as_dict(found)
+    return {str(SPELLING.get(k, k)): _respelled(k, value) for k, value in found.items()}
+
+
+def _respelled(section: str, entries: Any) -> Any:
+    """Give figures today's names; metrics and nodes are called as users called them."""
+    if not isinstance(entries, dict) or section in BY_NODE:
+        return entries
+    names = {"evaluated-round": EVALUATED} if section in METRICS else SPELLING
+    return {names.get(key, key): value for key, value in entries.items()}
 
 
 def cleaned(value: Any) -> Any:

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ from flwr_hetero.report import History, history, read_history, time_to_target
 from flwr_hetero.report.compare.verdict import settled_value
 from flwr_hetero.report.history import HistoryReader, parse
 
+OLD = Path(__file__).with_name("old_lines.jsonl")
 """A line from before names had one case, of every wrapper that was spelled otherwise."""
 
 
@@ -85,7 +87,7 @@ def test_figures_of_a_run_are_bounded(tmp_path):
     assert len(reader.read().table) == 1000
 
 
-def test_words_of_nodes_are_printable_and_huge_numbers_are_none(tmp_path):
+def test_words_of_nodes_in_old_lines_are_printable_and_huge_numbers_are_none(tmp_path):
     failure = {"node": "a\x1b[2J\u202e", "reason": "b\x7f\n\b"}
     text = line(0, failures=[failure], train={"x\x1b": 1.0}, wall_s=10**400)
     raw = line(1, failures=[failure]).encode().replace(b"\\u001b", b"\x7f")
@@ -101,6 +103,22 @@ def test_words_of_nodes_are_printable_and_huge_numbers_are_none(tmp_path):
 def test_folder_without_a_run_is_refused(tmp_path, name):
     with pytest.raises(ValueError, match=r"run directory must (exist|hold a history.jsonl), got"):
         read_history(tmp_path / name)
+
+
+def test_old_spelling_is_read(tmp_path):
+    (tmp_path / "history.jsonl").write_text(OLD.read_text())
+    [record] = read_history(tmp_path).rounds
+    wrappers = {key: value for key, value in record.items() if isinstance(value, dict)}
+    users = ("global", "evaluate", "train", "latency", "weights")
+    own = {key: wrappers.pop(key) for key in users}
+    assert own["evaluate"] == {"eval-acc": 0.5, "evaluated_round": 1}
+    assert own["train"] == {"train-loss": 1.5, "num-steps": 7}  # metrics of users, and nodes
+    assert {*own["latency"]} == {*own["weights"]} == {"node-0", "bytes-up"}
+    assert len(wrappers) == 10
+    assert not [key for key in wrappers if "-" in key]
+    assert not [key for entries in wrappers.values() for key in entries if "-" in key]
+    assert wrappers["local_steps"]["num_steps"] == {"node-0": 4}
+    assert wrappers["fairness"]["by_node"] == {"node-0": 0.5}
 
 
 def test_metrics_by_name():
