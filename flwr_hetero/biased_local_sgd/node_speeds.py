@@ -226,10 +226,9 @@ class MeasuredSteps(Wrapper):
             (metrics,) = metrics_in(reply.content).values()
             assigned = assigned_steps(context.instruction_of(reply))
             claim = read_number(metrics, keys.NUM_STEPS, 0.0)
-            if (
-                claim
-                > assigned + job_of(metrics, work_in(reply), assigned, self.speeds.weight_key).least
-            ):
+            # A message goes on until each epoch holds a whole step of the app's optimizers.
+            job = job_of(metrics, work_in(reply), assigned, self.speeds.weight_key)
+            if claim > assigned + job.least:
                 context.note(node_id, f"claims {claim:g} steps, was assigned {assigned}")
             self._assigned[context.identity(node_id)] = assigned
             if steps := self.steps_of(context, reply):

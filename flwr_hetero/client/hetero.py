@@ -182,6 +182,7 @@ class StepLoader:
         if work is None:
             say_once(f"without its mod a loader begins a new pass with each message: {MOD}")
         self._work = work or Work()
+        self._work.loader_made |= self.num_steps is not None
         self._passes: Passes | None = None
         # Its number among loaders of the same sizes that are iterated side by side.
         self._index: int | None = None

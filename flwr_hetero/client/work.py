@@ -36,6 +36,8 @@ class Work:
         self.places: dict[str, Place] = {}
         self.length_asked = False
         """Whether the app has asked for ``len(loader)``."""
+        self.loader_made = False
+        """Whether the server asks for steps, and the app has called ``hetero.batches`` for them."""
         self._kept: Any = {}
         self._said = 0
         # Without a mod there is no context, and no state from message to message.
@@ -207,6 +209,7 @@ class Work:
     def finish(self) -> dict[str, dict[str, int | float]]:
         """Keep what goes on; return the record for the reply, if there is anything to report."""
         if self.context is None or not (self._passes or self._looks or self._stated):
+            self._check_loader()
             return {}
         self._sort_out_looks()
         # None is complete if each was broken off.
@@ -235,6 +238,15 @@ class Work:
             # The app stated its steps: all that is known is the time since then.
             found[keys.STEP_TIME] = (time.monotonic() - self._since_s) / steps
         return {keys.WORK: found}
+
+    def _check_loader(self) -> None:
+        """Raise if the app trained on another loader than the one that it was given."""
+        if self.loader_made and self.carried is not None and self.carried.stepped:
+            raise RuntimeError(
+                "hetero.batches(loader, msg) was called, but optimizers stepped on batches of "
+                "another loader. Call it on the loader that the training loop iterates, with "
+                "Opacus after make_private(...)"
+            )
 
     def _sort_out_looks(self) -> None:
         """Tell passes of training from others, now that all optimizer steps are known."""

@@ -17,7 +17,6 @@ NUM, BATCH = 64, 8
 LATE = r"hetero\.batches.*after.*make_private|make_private.*before.*hetero\.batches"
 """What an error has to say of the other order."""
 needs_opacus = pytest.mark.skipif(find_spec("opacus") is None, reason="needs Opacus")
-not_yet = pytest.mark.xfail(strict=True, reason="the other order is not named yet")
 
 
 class OwnLoader(DataLoader):
@@ -78,7 +77,6 @@ def test_a_loader_of_another_kind_before_batches():
     assert sum(sizes) >= 2 * 3 * NUM
 
 
-@not_yet
 def test_a_loader_made_of_batches_is_named():
     with pytest.raises(RuntimeError, match=LATE):
         batches_of_a_run(imitated, after=True)
@@ -94,7 +92,6 @@ def test_private_before_batches(poisson):
 
 
 @needs_opacus
-@not_yet
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("poisson", [True, False])
 def test_private_after_batches_is_named(poisson):
