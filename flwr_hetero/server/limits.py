@@ -160,27 +160,26 @@ def keep_common(context: Exchange, replies: Sequence[Message]) -> list[Message]:
     for reply in replies:
         names = frozenset(sent.keys() - _model(reply).keys())
         votes[context.identity(reply.metadata.src_node_id)] = known.setdefault(names, names)
-    left_out = left_out_by_most(votes, sent)
-    # a bad few may answer first: what they have changed until most have a vote is undone
-    first = fleet.first_arrays
-    context.left_out = {name: first.get(name, sent[name]) for name in sent if name in left_out}
-    if len(votes) >= context.believed(MessageType.TRAIN):
+    counts, most = count_left_out(votes), context.believed(MessageType.TRAIN)
+    left_out = [name for name in sent if counts[name] and 2 * counts[name] >= len(votes)]
+    # a bad few may answer first: what they have changed until most agree is undone
+    context.left_out = {name: fleet.first_arrays.get(name, sent[name]) for name in left_out}
+    if all(max(counts[name], len(votes) - counts[name]) >= most for name in sent):
         fleet.first_arrays = {}
         _say_left_out(context, len(sent))
     return [reply for reply in replies if _takes_part(context, reply)]
 
 
-def left_out_by_most(votes: Votes, sent: Iterable[str]) -> set[str]:
-    """Return the arrays that half of the nodes or more leave out.
+def count_left_out(votes: Votes) -> Counter[str]:
+    """Count by array how many nodes leave it out.
 
-    >>> part, whole = frozenset({"base"}), frozenset()
-    >>> left_out_by_most({"a": part, "b": part, "c": whole}, ["base", "lora"])
-    {'base'}
+    >>> count_left_out({"a": frozenset({"base"}), "b": frozenset({"base"}), "c": frozenset()})
+    Counter({'base': 2})
     """
-    counts = Counter[str]()
+    found = Counter[str]()
     for names, count in Counter(votes.values()).items():
-        counts.update(dict.fromkeys(names, count))
-    return {name for name in sent if counts[name] and 2 * counts[name] >= len(votes)}
+        found.update(dict.fromkeys(names, count))
+    return found
 
 
 def _takes_part(context: Exchange, reply: Message) -> bool:
