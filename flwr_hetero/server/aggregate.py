@@ -265,7 +265,7 @@ def _parse_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 def check_arrays(arrays: Mapping[str, Array], sent: Mapping[str, Array]) -> None:
     """Check a model; ValueError says why it cannot be averaged with others of those sent."""
     unknown, missing = arrays.keys() - sent.keys(), sent.keys() - arrays.keys()
-    # a part of a list has the names of other arrays
+    # names of a list are positions, which do not say what is left out
     if unknown or not arrays or (missing and all(map(str.isdecimal, sent))):
         raise ValueError(f"arrays {sorted(unknown or missing)[:3]} missing or unknown")
     for name, array in arrays.items():

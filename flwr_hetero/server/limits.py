@@ -155,14 +155,14 @@ def keep_common(context: Exchange, replies: Sequence[Message]) -> list[Message]:
     fleet, votes, sent = context.fleet, context.fleet.left_out, context.arrays
     if fleet.first_arrays is None:
         fleet.first_arrays = dict(sent.items())
-    # nodes share a set, which has hundreds of names
+    # nodes that leave out the same share one set, which may hold hundreds of names
     known = {names: names for names in votes.values()}
     for reply in replies:
         names = frozenset(sent.keys() - _model(reply).keys())
         votes[context.identity(reply.metadata.src_node_id)] = known.setdefault(names, names)
     counts, most = count_left_out(votes), context.believed(MessageType.TRAIN)
     left_out = [name for name in sent if counts[name] and 2 * counts[name] >= len(votes)]
-    # a bad few may answer first: what they have changed until most agree is undone
+    # a few bad nodes may answer first: what they have changed is undone once most disagree
     context.left_out = {name: fleet.first_arrays.get(name, sent[name]) for name in left_out}
     if all(max(counts[name], len(votes) - counts[name]) >= most for name in sent):
         fleet.first_arrays = {}
@@ -197,7 +197,7 @@ def _takes_part(context: Exchange, reply: Message) -> bool:
         return False
     ((name, _),) = arrays_in(reply.content).items()
     reply.content[name] = ArrayRecord({n: a for n, a in model.items() if n not in extra})
-    # once: the app of a node returns them each time
+    # a node is named once, for its app returns them each time
     node = f"arrays of {context.identity(reply.metadata.src_node_id)}"
     if node not in context.fleet.cut and not context.fleet.first_arrays:
         context.fleet.cut.add(node)
