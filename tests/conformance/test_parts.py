@@ -73,11 +73,11 @@ def test_part_of_many_rounds():
     assert not any(map(changed, models))
 
 
-def recorded_run(name, folder, evaluate_fn, resume):
+def recorded_run(name, folder, evaluate_fn, resume, rounds=4):
     inner = WRAPPERS[name](leaf(fraction_evaluate=1.0))
     strategy = ours.Recorded(inner, run_dir=folder, resume=resume)
     grid = LocalGrid(composition_app(), FLEET)
-    result = strategy.start(grid, whole_model(), 4, evaluate_fn=evaluate_fn)
+    result = strategy.start(grid, whole_model(), rounds, evaluate_fn=evaluate_fn)
     assert not changed(result.arrays)
     assert set(strategy.fleet.left_out.values()) == {frozenset(frozen_arrays())}
     return result
@@ -96,7 +96,7 @@ def test_part_of_a_resumed_run_without_rounds(name, tmp_path):
     folder, inner = Folder(tmp_path), WRAPPERS[name](leaf())
     strategy = ours.Recorded(inner, run_dir=folder)
     strategy.start(LocalGrid(composition_app(), FLEET), whole_model(), 2)
-    recorded_run(name, folder, None, resume=True)
+    recorded_run(name, folder, None, resume=True, rounds=20)
 
 
 def test_votes_outlast_a_resume(tmp_path):
