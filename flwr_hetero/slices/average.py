@@ -1,6 +1,6 @@
 """The average of models."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -57,8 +57,9 @@ class ModelAverage(Wrapper):
         """Return the newest model's part in the average of ``count`` models."""
         return max(1 / self.count, 1 / self.window)
 
-    def add(self, model: ArrayRecord) -> None:
-        """Add a model to the average."""
+    def add(self, model: Mapping[str, Array]) -> None:
+        """Add what nodes return of a model to the average."""
+        self.average = {name: old for name, old in self.average.items() if name in model}
         self.count += 1
         part = self.part()
         for name, array in model.items():
@@ -73,9 +74,10 @@ class ModelAverage(Wrapper):
 
     def averaged(self, arrays: ArrayRecord) -> ArrayRecord:
         """Return the average, or these arrays before the first one."""
-        if not self.average:
-            return arrays
-        return ArrayRecord({n: Array(self.average[n].astype(a.dtype)) for n, a in arrays.items()})
+        found = ArrayRecord(dict(arrays.items()))
+        for name, average in self.average.items():
+            found[name] = Array(average.astype(arrays[name].dtype))
+        return found
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message], context: Exchange | None = None
@@ -83,7 +85,9 @@ class ModelAverage(Wrapper):
         """Add the new global model to the average."""
         arrays, metrics = super().aggregate_train(server_round, replies, context)
         if arrays is not None:
-            self.add(keep_dtypes(arrays, self.given(context).arrays))
+            context = self.given(context)
+            new = keep_dtypes(arrays, context.arrays)
+            self.add({name: new[name] for name in new if name not in context.left_out})
         return arrays, metrics
 
     def configure_evaluate(

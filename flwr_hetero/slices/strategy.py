@@ -294,14 +294,13 @@ class RecentAverage(ModelAverage):
 
     def between(self, newest: ArrayRecord) -> ArrayRecord:
         """Return the model between the newest one and the average."""
-        found = {}
-        for name, array in newest.items():
-            new = array.numpy()
+        found = ArrayRecord(dict(newest.items()))
+        for name, average in self.average.items():
+            new = newest[name].numpy()
             if new.dtype.kind == "f":
-                mixed = (1 - TOWARDS) * new + TOWARDS * self.average[name]
-                new = np.asarray(mixed).astype(new.dtype)
-            found[name] = Array(new)
-        return ArrayRecord(found)
+                mixed = (1 - TOWARDS) * new + TOWARDS * average
+                found[name] = Array(np.asarray(mixed).astype(new.dtype))
+        return found
 
     def part(self) -> float:
         """Return the newest model's part in the average."""
