@@ -2,6 +2,8 @@
 
 import json
 import os
+import platform
+import sys
 import time
 from math import isfinite, nan
 from pathlib import Path
@@ -32,8 +34,16 @@ def timing(message: Message, context: Context, call_next: ClientAppCallable) -> 
     if reply.has_content():
         record = timing_record(context, end_s - start_s, 0.0, emulated=False)
         record.update(times_beside(start_s) if is_message_process() else {})
+        if in_simulation():
+            record[keys.WORKER] = f"{platform.node()}-{os.getpid()}"
         reply.content[keys.TIMING] = record
     return reply
+
+
+def in_simulation() -> bool:
+    """Return whether this process is a worker of Flower's simulation engine."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
 
 
 def call_app(message: Message, context: Context, call_next: ClientAppCallable) -> Message:

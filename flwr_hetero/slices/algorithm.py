@@ -11,7 +11,7 @@ r"""FedSlice on NumPy arrays, for server model w of version t, average a, n node
     6: a round is over when the nodes trained as much as in FedAvg    strategy.SliceRule
 """
 
-from math import sqrt
+from math import ceil, sqrt
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,6 +24,10 @@ TOWARDS = 0.5
 """Part of the average in the model that nodes train from."""
 FIRST_STEPS = 2
 """Steps of a node that was never timed: the first one may hold a warm-up."""
+ALIKE = 1.5
+"""Largest ratio of a slow node's step time to a quick one's in a fleet of nodes that are alike."""
+DISPATCH_S = 0.1
+"""Seconds between two looks of Flower's simulation for messages that wait."""
 
 
 def draw_chances(slices_s: ArrayLike, all_slices_s: ArrayLike) -> NDArray[np.float64]:
@@ -76,6 +80,30 @@ def buffer_size(in_flight: int) -> int:
     """
     # l. 3: K = max(2, n // 4), and no more than there are nodes
     return min(max(2, in_flight // 4), max(1, in_flight))
+
+
+def places_in_flight(workers: int, job_s: float) -> int:
+    r"""Return how many messages keep workers busy that take one at a time.
+
+    .. math:: W + 1 + \left\lceil \frac{W D}{2 T} - 0.1 \right\rceil
+
+    workers: W; job_s: T, seconds for a message. One waits for the next worker that is free, and one
+    more for each that comes free before the server's answer, D / 2 later, is there.
+
+    >>> places_in_flight(2, job_s=1.0), places_in_flight(2, job_s=0.05)
+    (4, 5)
+    """
+    return workers + 1 + ceil(workers * DISPATCH_S / (2 * max(job_s, DISPATCH_S / 10)) - 0.1)
+
+
+def are_alike(step_times_s: ArrayLike) -> bool:
+    """Return whether nodes take about as long for a step: (num_nodes,), seconds.
+
+    >>> are_alike([1.0, 1.1, 1.3]), are_alike([1.0, 1.1, 2.0])
+    (True, False)
+    """
+    known = np.asarray(step_times_s, np.float64)
+    return bool(known.size and np.quantile(known, QUICK) <= ALIKE * np.quantile(known, 1 - QUICK))
 
 
 def largest_step(

@@ -2,15 +2,17 @@
 
 from collections.abc import Iterable, Sequence
 from math import inf, nan
+from statistics import median, median_low
 from typing import Any, ClassVar
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedYogi, Strategy
+from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from flwr_hetero import keys
+from flwr_hetero._flwr import is_private, updates_needed
 from flwr_hetero.asynchronous.algorithm import Shares
 from flwr_hetero.asynchronous.engine import Update
 from flwr_hetero.asynchronous.strategy import FedBuff
@@ -22,18 +24,15 @@ from flwr_hetero.server.composition import check_enough_updates, name_of
 from flwr_hetero.server.context import Exchange, Messages
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.slices.algorithm import (
-    TOWARDS,
+    are_alike,
     buffer_size,
     draw_chances,
     largest_step,
-    new_part,
     slice_steps,
 )
-from flwr_hetero.slices.average import ModelAverage
+from flwr_hetero.slices.average import ADAPTIVE, RecentAverage, server_momentum
+from flwr_hetero.slices.workers import FIRST_PLACES, Usual, Workers
 from flwr_hetero.state_dict import StateDict
-
-ADAPTIVE = (FedAdagrad, FedAdam, FedYogi)
-"""Server optimisers of which the length of a step does not depend on that of the updates."""
 
 
 class FedSlice(Wrapper):
@@ -128,12 +127,6 @@ class FedSlice(Wrapper):
         return self.rule.round_facts
 
 
-def server_momentum(strategy: Wrapper) -> float:
-    """Return how much of the last server update FedAvgM repeats in the next one."""
-    momentum: float = getattr(strategy.leaf, "server_momentum", 0.0)
-    return momentum
-
-
 class SliceSteps(MeasuredSteps):
     """Steps that fit a slice, whatever a message costs."""
 
@@ -141,17 +134,28 @@ class SliceSteps(MeasuredSteps):
     called = "FedSlice"
     slice_steps: int
     keep_optimizer: bool
+    usual = Usual()
 
     def num_steps(self, nodes: Sequence[str]) -> NDArray[np.int64]:
         """Return the steps of each node's next slice; shape (len(nodes),)."""
-        speeds = self.speeds
+        speeds, usual = self.speeds, self.usual
+        known = speeds.step_s
         # l. 1
         return slice_steps(
             speeds.quick_round_s(self.slice_steps, with_link=False),
-            [speeds.step_s.get(node, nan) for node in nodes],
-            [speeds.fixed_s(node) for node in nodes],
-            [speeds.jobs[node].steps if node in speeds.jobs else inf for node in nodes],
+            [known.get(node, usual.step_s) for node in nodes],
+            [speeds.fixed_s(node) if node in known else usual.fixed_s for node in nodes],
+            [speeds.jobs[n].steps if n in speeds.jobs else usual.job_steps for n in nodes],
         )
+
+    def expect(self, *, alike: bool) -> None:
+        """Expect of nodes that have not answered yet what others need, if these are alike."""
+        speeds, self.usual = self.speeds, Usual()
+        if alike and len(speeds.step_s) > 1:
+            fixed_s = [speeds.fixed_s(node) for node in speeds.step_s]
+            job_steps = [job.steps for job in speeds.jobs.values()]
+            step_s = median(speeds.step_s.values())
+            self.usual = Usual(step_s, float(np.median(fixed_s)), median_low(job_steps))
 
     def slices_s(self, nodes: Sequence[str]) -> NDArray[np.float64]:
         """Return the seconds of each node's slice with its message; NaN where unknown."""
@@ -179,13 +183,58 @@ class SliceRule(FedBuff):
     ) -> None:
         how: dict[str, Any] = {"weighting": "examples", "rate_correction": rate_correction}
         super().__init__(strategy, concurrency=concurrency, seed=seed, **how)
-        self.steps, self._training = strategy, 1
+        self.steps, self.workers = strategy, Workers()
+        # nodes that a round is of, and messages in flight: fewer where nodes share workers
+        self._training = self._places = 1
+        # by node: how many instructions there were when it was asked last
+        self._last_turns: dict[int, int] = {}
         # examples trained on and server updates, of this round
         self.examples, self.count = 0.0, 0
         self.round_facts: dict[str, Any] = {}
 
+    def next_nodes(self, idle: list[int], in_flight: int, waiting: list[Update]) -> list[int]:
+        """Return the nodes that start now; the first of a simulation tell how many it trains."""
+        if self.unsent and not self.shares_workers:
+            # Their devices are emulated, and each has a processor of its own.
+            chosen, self.unsent = self.unsent, []
+            self.resting -= len(chosen)
+            return chosen
+        for node_id in self.unsent:
+            self.turns.give_back(self.identity(node_id), self._cost)
+        chosen, self.unsent = super().next_nodes(idle, in_flight, waiting), []
+        if self.shares_workers and not in_flight and not self.workers.number:
+            chosen, self.unsent = chosen[:FIRST_PLACES], chosen[FIRST_PLACES:]
+            self.resting += len(self.unsent)
+        self._last_turns |= dict.fromkeys(chosen, self.turns.given)
+        return chosen
+
+    def arrived(self, update: Update) -> None:
+        """Learn which worker of a simulation has answered."""
+        if self.shares_workers:
+            self.workers.learn(update.reply, 2 * self._training)
+
+    def room(self, num_idle: int, in_flight: int) -> int:
+        """Return how many idle nodes may start: no message is to wait for a worker for long."""
+        room = super().room(num_idle, in_flight)
+        self.steps.expect(alike=self.shares_workers and self._are_similar())
+        return min(room, max(0, self.places(in_flight + room) - in_flight))
+
+    def places(self, in_flight: int) -> int:
+        """Return for how many of the nodes that are asked there are workers."""
+        # The noise of differential privacy is right for one number of updates, set in advance.
+        if not self.shares_workers or any(map(is_private, self.chain())):
+            return in_flight
+        return self.workers.places(in_flight)
+
+    def _are_similar(self) -> bool:
+        return are_alike(list(self.steps.speeds.step_s.values()))
+
     def draw(self, idle: list[int], room: int) -> list[int]:
         """Draw nodes; where there are more than places, long slices seldom get one."""
+        if self.shares_workers and 0 < room < len(idle) and self._are_similar():
+            # In turn, as in FedAvg's rounds: by chance some would train twice and others not.
+            shuffled = [idle[i] for i in self.rng.permutation(len(idle))]
+            return sorted(shuffled, key=lambda node: self._last_turns.get(node, -1))[:room]
         if 0 < room < len(idle):
             each, every = [self.identity(node) for node in idle], list(self.steps.speeds.step_s)
             chances = draw_chances(self.steps.slices_s(each), self.steps.slices_s(every))
@@ -197,16 +246,17 @@ class SliceRule(FedBuff):
 
     def default_size(self, in_flight: int) -> int:
         """Return the number of updates of a server update."""
-        self._training = in_flight
-        # l. 3
-        return buffer_size(in_flight)
+        self._training, self._places = in_flight, self.places(in_flight)
+        # l. 3; a strategy that distrusts some updates needs others beside them
+        size = max(buffer_size(self._places), updates_needed(self.leaf))
+        return min(size, buffer_size(in_flight))
 
     def weigh(self, updates: list[Update], weights: list[float]) -> Shares:
         """Weigh as FedBuff does, and bound how far the model moves."""
         # the fleet forgets those of most nodes
         self.rates.lengths |= {node: norm for node, (norm, *_) in self.fleet.norms.items()}
         shares, speeds = super().weigh(updates, weights), self.steps.speeds
-        in_flight = max(len(updates), self._training)
+        in_flight = max(len(updates), self._places)
         steps = self.steps.num_steps(list(speeds.step_s))
         limit = largest_step(steps, len(updates), in_flight, server_momentum(self))
         # l. 4: b, so that all updates in flight move the model by one slice
@@ -227,7 +277,7 @@ class SliceRule(FedBuff):
             return super().aggregate_train(server_round, replies, context)
         eta = leaf.eta
         # l. 4: as in FedAvg one whole step for all nodes in flight
-        leaf.eta = eta * min(1.0, len(self.updates) / self._training)
+        leaf.eta = eta * min(1.0, len(self.updates) / self._places)
         try:
             return super().aggregate_train(server_round, replies, context)
         finally:
@@ -267,40 +317,6 @@ class SliceRule(FedBuff):
         """Continue from ``state_dict``."""
         super().load_state_dict(state)
         self.examples = float(str(state["trained"]))
-
-
-class RecentAverage(ModelAverage):
-    """The average of recent models, of few while there are few; nodes train half way to it."""
-
-    called = "FedSlice"
-
-    def on_instructions(self, context: Exchange, messages: Messages, grid: Grid) -> Messages:
-        """Send nodes a model between the newest one and the average."""
-        # an optimizer at the server with a memory goes on by itself
-        if not self.average or server_momentum(self) or isinstance(self.leaf, ADAPTIVE):
-            return messages
-        # l. 1: steps from there are added to the newest model
-        between = self.between(context.arrays)
-        for message in messages:
-            (name,) = message.content.array_records
-            message.content[name] = between
-        return messages
-
-    def between(self, newest: ArrayRecord) -> ArrayRecord:
-        """Return the model between the newest one and the average."""
-        found = {}
-        for name, array in newest.items():
-            new = array.numpy()
-            if new.dtype.kind == "f":
-                mixed = (1 - TOWARDS) * new + TOWARDS * self.average[name]
-                new = np.asarray(mixed).astype(new.dtype)
-            found[name] = Array(new)
-        return ArrayRecord(found)
-
-    def part(self) -> float:
-        """Return the newest model's part in the average."""
-        # l. 5: p_t
-        return new_part(self.count, self.window)
 
 
 DECIDED = SliceSteps.decides | SliceRule.decides | RecentAverage.decides
