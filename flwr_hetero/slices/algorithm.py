@@ -6,6 +6,7 @@ r"""FedSlice on NumPy arrays, for server model w of version t, average a, n node
     1: node i takes tau_i steps from (w_t + a) / 2, that fit a slice  slice_steps, TOWARDS
     2: its update d_i waits in a buffer                               asynchronous.engine
     3: when K = max(2, n // 4) wait:                                  buffer_size
+       of alike nodes also all that come within one more slice        strategy.SliceRule.due
     4:     w <- w + b sum_i (v_i / mean v) a(s_i) d_i / K             FedBuff; b: largest_step
     5:     a <- a + p_t (w - a)                                       new_part
     6: a round is over when the nodes trained as much as in FedAvg    strategy.SliceRule
@@ -24,8 +25,12 @@ TOWARDS = 0.5
 """Part of the average in the model that nodes train from."""
 FIRST_STEPS = 2
 """Steps of a node that was never timed: the first one may hold a warm-up."""
-ALIKE = 1.5
-"""Largest ratio of a slow node's step time to a quick one's in a fleet of nodes that are alike."""
+ALIKE, ALIKE_SHARED = 1.5, 3.0
+"""Largest ratio of a slow node's step time to a quick one's where nodes are alike.
+
+On shared workers differences are mostly those of the machine's other work."""
+FIRST_MODELS = 5
+"""Models of alike nodes that are not averaged; of later ones a fifth."""
 DISPATCH_S = 0.1
 """Seconds between two looks of Flower's simulation for messages that wait."""
 
@@ -96,14 +101,14 @@ def places_in_flight(workers: int, job_s: float) -> int:
     return workers + 1 + ceil(workers * DISPATCH_S / (2 * max(job_s, DISPATCH_S / 10)) - 0.1)
 
 
-def are_alike(step_times_s: ArrayLike) -> bool:
+def are_alike(step_times_s: ArrayLike, ratio: float = ALIKE) -> bool:
     """Return whether nodes take about as long for a step: (num_nodes,), seconds.
 
     >>> are_alike([1.0, 1.1, 1.3]), are_alike([1.0, 1.1, 2.0])
     (True, False)
     """
     known = np.asarray(step_times_s, np.float64)
-    return bool(known.size and np.quantile(known, QUICK) <= ALIKE * np.quantile(known, 1 - QUICK))
+    return bool(known.size and np.quantile(known, QUICK) <= ratio * np.quantile(known, 1 - QUICK))
 
 
 def largest_step(
@@ -127,13 +132,18 @@ def largest_step(
     return (1 - momentum) / (1 + momentum) * num_updates / in_flight * spread
 
 
-def new_part(count: int, window: int) -> float:
+def new_part(count: int, window: int, *, alike: bool = False) -> float:
     r"""Return the newest model's part in the average of ``count`` models.
 
     .. math:: p_t = \max\left(\frac{1}{\sqrt{2 t - 1}}, \frac{1}{R}\right)
 
+    Of alike nodes at least min(1, 5 / t): a model of nearly all is as good as the average of a few.
+
     >>> [round(new_part(count, 32), 3) for count in (1, 5, 41, 2000)]
     [1.0, 0.333, 0.111, 0.031]
+    >>> [round(new_part(count, 32, alike=True), 3) for count in (1, 5, 41, 2000)]
+    [1.0, 1.0, 0.122, 0.031]
     """
     # l. 5: the first models are soon left out, and single ones weigh little
-    return max(1 / sqrt(2 * count - 1), 1 / window)
+    part = max(1 / sqrt(2 * count - 1), 1 / window)
+    return max(part, min(1.0, FIRST_MODELS / count)) if alike and window > 1 else part

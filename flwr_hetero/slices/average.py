@@ -153,7 +153,7 @@ class RecentAverage(ModelAverage):
     def part(self) -> float:
         """Return the newest model's part in the average."""
         # l. 5: p_t
-        return new_part(self.count, self.window)
+        return new_part(self.count, self.window, alike=self.alike)
 
 
 def server_momentum(strategy: Wrapper) -> float:

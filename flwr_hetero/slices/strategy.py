@@ -1,38 +1,17 @@
 """FedSlice, the composition that is recommended."""
 
-from collections.abc import Iterable, Sequence
-from math import inf, nan
-from statistics import median, median_low
 from typing import Any, ClassVar
 
-import numpy as np
-from flwr.app import ArrayRecord, Message, MetricRecord
-from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
-from numpy.typing import NDArray
 
-from flwr_hetero import keys
-from flwr_hetero._flwr import is_private, updates_needed
-from flwr_hetero.asynchronous.algorithm import Shares
-from flwr_hetero.asynchronous.engine import Update
-from flwr_hetero.asynchronous.strategy import FedBuff
-from flwr_hetero.biased_local_sgd.node_speeds import MeasuredSteps
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
-from flwr_hetero.records import arrays_in, config_of, metrics_in, read_number
-from flwr_hetero.server.aggregate import with_update
 from flwr_hetero.server.composition import check_enough_updates, name_of
-from flwr_hetero.server.context import Exchange, Messages
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.slices.algorithm import (
-    are_alike,
     buffer_size,
-    draw_chances,
-    largest_step,
-    slice_steps,
 )
-from flwr_hetero.slices.average import ADAPTIVE, RecentAverage, server_momentum
-from flwr_hetero.slices.workers import FIRST_PLACES, Usual, Workers
-from flwr_hetero.state_dict import StateDict
+from flwr_hetero.slices.average import RecentAverage, server_momentum
+from flwr_hetero.slices.rule import SliceRule, SliceSteps
 
 
 class FedSlice(Wrapper):
@@ -125,198 +104,6 @@ class FedSlice(Wrapper):
     def round_info(self) -> dict[str, Any]:
         """Return the round's server updates, and examples trained on of those wanted."""
         return self.rule.round_facts
-
-
-class SliceSteps(MeasuredSteps):
-    """Steps that fit a slice, whatever a message costs."""
-
-    name: ClassVar[str] = "local_steps"
-    called = "FedSlice"
-    slice_steps: int
-    keep_optimizer: bool
-    usual = Usual()
-
-    def num_steps(self, nodes: Sequence[str]) -> NDArray[np.int64]:
-        """Return the steps of each node's next slice; shape (len(nodes),)."""
-        speeds, usual = self.speeds, self.usual
-        known = speeds.step_s
-        # l. 1
-        return slice_steps(
-            speeds.quick_round_s(self.slice_steps, with_link=False),
-            [known.get(node, usual.step_s) for node in nodes],
-            [speeds.fixed_s(node) if node in known else usual.fixed_s for node in nodes],
-            [speeds.jobs[n].steps if n in speeds.jobs else usual.job_steps for n in nodes],
-        )
-
-    def expect(self, *, alike: bool) -> None:
-        """Expect of nodes that have not answered yet what others need, if these are alike."""
-        speeds, self.usual = self.speeds, Usual()
-        if alike and len(speeds.step_s) > 1:
-            fixed_s = [speeds.fixed_s(node) for node in speeds.step_s]
-            job_steps = [job.steps for job in speeds.jobs.values()]
-            step_s = median(speeds.step_s.values())
-            self.usual = Usual(step_s, float(np.median(fixed_s)), median_low(job_steps))
-
-    def slices_s(self, nodes: Sequence[str]) -> NDArray[np.float64]:
-        """Return the seconds of each node's slice with its message; NaN where unknown."""
-        steps_s = [self.speeds.step_s.get(node, nan) for node in nodes]
-        fixed_s = np.nan_to_num([self.speeds.fixed_s(node) for node in nodes])
-        return np.asarray(self.num_steps(nodes) * steps_s + fixed_s)
-
-    def on_instructions(self, context: Exchange, messages: Messages, grid: Grid) -> Messages:
-        """Ask nodes for the steps of a slice, and to go on with their optimizers."""
-        for message in super().on_instructions(context, messages, grid):
-            config_of(message)[keys.KEEP_OPTIMIZER] = self.keep_optimizer
-        return messages
-
-
-class SliceRule(FedBuff):
-    """FedBuff with a buffer of its own size, a bound on the step, and rounds of equal work."""
-
-    called = "FedSlice"
-    unit, evaluates_each_round = "round", True
-    # its buffers are small, and nodes of equal pace reply unevenly
-    node_limit: float | None = 2.0
-
-    def __init__(
-        self, strategy: SliceSteps, concurrency: int | None, rate_correction: float, seed: int
-    ) -> None:
-        how: dict[str, Any] = {"weighting": "examples", "rate_correction": rate_correction}
-        super().__init__(strategy, concurrency=concurrency, seed=seed, **how)
-        self.steps, self.workers = strategy, Workers()
-        # nodes that a round is of, and messages in flight: fewer where nodes share workers
-        self._training = self._places = 1
-        # by node: how many instructions there were when it was asked last
-        self._last_turns: dict[int, int] = {}
-        # examples trained on and server updates, of this round
-        self.examples, self.count = 0.0, 0
-        self.round_facts: dict[str, Any] = {}
-
-    def next_nodes(self, idle: list[int], in_flight: int, waiting: list[Update]) -> list[int]:
-        """Return the nodes that start now; the first of a simulation tell how many it trains."""
-        if self.unsent and not self.shares_workers:
-            # Their devices are emulated, and each has a processor of its own.
-            chosen, self.unsent = self.unsent, []
-            self.resting -= len(chosen)
-            return chosen
-        for node_id in self.unsent:
-            self.turns.give_back(self.identity(node_id), self._cost)
-        chosen, self.unsent = super().next_nodes(idle, in_flight, waiting), []
-        if self.shares_workers and not in_flight and not self.workers.number:
-            chosen, self.unsent = chosen[:FIRST_PLACES], chosen[FIRST_PLACES:]
-            self.resting += len(self.unsent)
-        self._last_turns |= dict.fromkeys(chosen, self.turns.given)
-        return chosen
-
-    def arrived(self, update: Update) -> None:
-        """Learn which worker of a simulation has answered."""
-        if self.shares_workers:
-            self.workers.learn(update.reply, 2 * self._training)
-
-    def room(self, num_idle: int, in_flight: int) -> int:
-        """Return how many idle nodes may start: no message is to wait for a worker for long."""
-        room = super().room(num_idle, in_flight)
-        self.steps.expect(alike=self.shares_workers and self._are_similar())
-        return min(room, max(0, self.places(in_flight + room) - in_flight))
-
-    def places(self, in_flight: int) -> int:
-        """Return for how many of the nodes that are asked there are workers."""
-        # The noise of differential privacy is right for one number of updates, set in advance.
-        if not self.shares_workers or any(map(is_private, self.chain())):
-            return in_flight
-        return self.workers.places(in_flight)
-
-    def _are_similar(self) -> bool:
-        return are_alike(list(self.steps.speeds.step_s.values()))
-
-    def draw(self, idle: list[int], room: int) -> list[int]:
-        """Draw nodes; where there are more than places, long slices seldom get one."""
-        if self.shares_workers and 0 < room < len(idle) and self._are_similar():
-            # In turn, as in FedAvg's rounds: by chance some would train twice and others not.
-            shuffled = [idle[i] for i in self.rng.permutation(len(idle))]
-            return sorted(shuffled, key=lambda node: self._last_turns.get(node, -1))[:room]
-        if 0 < room < len(idle):
-            each, every = [self.identity(node) for node in idle], list(self.steps.speeds.step_s)
-            chances = draw_chances(self.steps.slices_s(each), self.steps.slices_s(every))
-            # l. 0: whose turn does not count is left out, if enough others are idle
-            turns = (chances / self.rng.random(len(idle))).tolist()
-            least = min(1.0, sorted(turns)[-room])
-            idle = [node for node, turn in zip(idle, turns, strict=True) if turn >= least]
-        return super().draw(idle, room)
-
-    def default_size(self, in_flight: int) -> int:
-        """Return the number of updates of a server update."""
-        self._training, self._places = in_flight, self.places(in_flight)
-        # l. 3; a strategy that distrusts some updates needs others beside them
-        size = max(buffer_size(self._places), updates_needed(self.leaf))
-        return min(size, buffer_size(in_flight))
-
-    def weigh(self, updates: list[Update], weights: list[float]) -> Shares:
-        """Weigh as FedBuff does, and bound how far the model moves."""
-        # the fleet forgets those of most nodes
-        self.rates.lengths |= {node: norm for node, (norm, *_) in self.fleet.norms.items()}
-        shares, speeds = super().weigh(updates, weights), self.steps.speeds
-        in_flight = max(len(updates), self._places)
-        steps = self.steps.num_steps(list(speeds.step_s))
-        limit = largest_step(steps, len(updates), in_flight, server_momentum(self))
-        # l. 4: b, so that all updates in flight move the model by one slice
-        bound = min(1.0, limit / self.rates.mean_discount())
-        return shares._replace(scales=shares.scales * bound)
-
-    def moved(self, context: Exchange, update: Update, reply: Message, scale: float) -> Message:
-        """Add a node's scaled update to the present model, which it did not start from."""
-        start = next(iter(arrays_in(update.pending.instruction.content).values()))
-        return with_update(reply, start, context.arrays, scale)
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message], context: Exchange | None = None
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Aggregate; a step that does not grow with the updates is divided among them."""
-        leaf: Any = self.leaf
-        if not isinstance(leaf, ADAPTIVE):
-            return super().aggregate_train(server_round, replies, context)
-        eta = leaf.eta
-        # l. 4: as in FedAvg one whole step for all nodes in flight
-        leaf.eta = eta * min(1.0, len(self.updates) / self._places)
-        try:
-            return super().aggregate_train(server_round, replies, context)
-        finally:
-            leaf.eta = eta
-
-    def ends_round(self) -> bool:
-        """Return whether nodes have trained as much as in a round of FedAvg."""
-        jobs = self.steps.speeds.jobs
-        known = [job.examples for job in jobs.values() if job.examples > 0]
-        wanted = self._training * (sum(known) / len(known) if known else 0.0)
-        self.count += 1
-        self.examples += sum(map(self._examples_of, self.updates.values()))
-        # l. 6: a round is over; not before a job is known, or it might end before help is missed
-        if not jobs or self.examples < wanted:
-            return False
-        facts = {"updates": self.count, "examples": self.examples, "examples_wanted": wanted}
-        self.round_facts = facts
-        self.examples, self.count = max(0.0, self.examples - wanted), 0
-        return True
-
-    def _examples_of(self, update: Update) -> float:
-        """Return on how many examples a node trained; of its whole job if it does not say."""
-        (metrics,) = metrics_in(update.reply.content).values()
-        key = getattr(self.leaf, "weighted_by_key", None) or keys.NUM_EXAMPLES
-        examples = max(0.0, read_number(metrics, key, 1.0))
-        job = self.steps.speeds.jobs.get(self.identity(update.pending.node_id))
-        steps = read_number(metrics, keys.NUM_STEPS, 0.0)
-        if job is None or not steps or job.steps == inf:
-            return examples
-        return examples * job.passes * min(1.0, steps / job.steps)
-
-    def state_dict(self) -> StateDict:
-        """Return FedBuff's state, and what was trained on in this round."""
-        return super().state_dict() | {"trained": self.examples}
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Continue from ``state_dict``."""
-        super().load_state_dict(state)
-        self.examples = float(str(state["trained"]))
 
 
 DECIDED = SliceSteps.decides | SliceRule.decides | RecentAverage.decides

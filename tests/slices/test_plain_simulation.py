@@ -12,7 +12,7 @@ from toy import rewriting
 from flwr_hetero import keys
 from flwr_hetero.client import timing as timing_module
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
-from flwr_hetero.slices import strategy as slices
+from flwr_hetero.slices import rule as slices
 from flwr_hetero.slices import workers as workers_module
 from flwr_hetero.slices.algorithm import buffer_size
 from flwr_hetero.strategy import FedSlice
