@@ -52,6 +52,8 @@ class InMemoryGrid:
             worker = min(range(len(self.free_at_s)), key=self.free_at_s.__getitem__)
             begin_s = max(there_s, self.free_at_s[worker]) + self.handover_s
             took_s = self._stamp(reply, worker)
+            if took_s:
+                reply.content[keys.TIMING][keys.HANDOVER_TIME] = self.handover_s
             self.free_at_s[worker] = begin_s + took_s
             self.replies[message_id] = begin_s + took_s, reply
             self.answered.append((message, worker, took_s))

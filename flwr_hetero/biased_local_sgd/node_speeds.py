@@ -139,6 +139,10 @@ def divided(reply: Message, latency: Latency, steps: int, seen_s: float) -> tupl
     elif (step_s := read_number(work, keys.STEP_TIME, 0.0)) > 0:
         compute_s = min(steps * step_s, latency.seconds)
         fixed_s = latency.seconds - compute_s
+    if not latency.emulated:
+        # what the worker of a simulation spends between two messages
+        timing = configs_in(reply.content).get(keys.TIMING, ConfigRecord())
+        fixed_s += max(0.0, read_number(timing, keys.HANDOVER_TIME, 0.0))
     if latency.source != "observed":
         # what it does not claim is its link; rounded, so that no error of rounding is one
         fixed_s = max(fixed_s, round(seen_s - compute_s, 6))

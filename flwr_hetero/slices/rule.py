@@ -6,7 +6,7 @@ from statistics import median, median_low
 from typing import Any, ClassVar
 
 import numpy as np
-from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
@@ -16,14 +16,18 @@ from flwr_hetero.asynchronous.algorithm import Shares
 from flwr_hetero.asynchronous.engine import Update
 from flwr_hetero.asynchronous.in_flight import on_clock
 from flwr_hetero.asynchronous.strategy import FedBuff
-from flwr_hetero.biased_local_sgd.node_speeds import MeasuredSteps
+from flwr_hetero.biased_local_sgd.node_speeds import Job, MeasuredSteps
 from flwr_hetero.records import arrays_in, config_of, metrics_in, read_number
 from flwr_hetero.server.aggregate import with_update
 from flwr_hetero.server.context import Exchange, Messages
+from flwr_hetero.server.nodes import online_nodes
 from flwr_hetero.slices.algorithm import (
     ALIKE,
     ALIKE_SHARED,
+    FIXED_SHARE,
+    FIXED_SHARE_SHARED,
     are_alike,
+    believed_jobs,
     buffer_size,
     draw_chances,
     largest_step,
@@ -41,7 +45,7 @@ class SliceSteps(MeasuredSteps):
     called = "FedSlice"
     slice_steps: int
     keep_optimizer: bool
-    usual = Usual()
+    usual, fixed_share = Usual(), FIXED_SHARE
 
     def num_steps(self, nodes: Sequence[str]) -> NDArray[np.int64]:
         """Return the steps of each node's next slice; shape (len(nodes),)."""
@@ -53,6 +57,7 @@ class SliceSteps(MeasuredSteps):
             [known.get(node, usual.step_s) for node in nodes],
             [speeds.fixed_s(node) if node in known else usual.fixed_s for node in nodes],
             [speeds.jobs[n].steps if n in speeds.jobs else usual.job_steps for n in nodes],
+            self.fixed_share,
         )
 
     def expect(self, *, alike: bool) -> None:
@@ -98,6 +103,7 @@ class SliceRule(FedBuff):
         # by node: how many instructions there were when it was asked last, and since when it trains
         self._last_turns: dict[int, int] = {}
         self._sent_s: dict[int, float] = {}
+        self._online = frozenset[int]()
         # examples trained on and server updates, of this round
         self.examples, self.count = 0.0, 0
         self.round_facts: dict[str, Any] = {}
@@ -129,6 +135,7 @@ class SliceRule(FedBuff):
     def room(self, num_idle: int, in_flight: int) -> int:
         """Return how many idle nodes may start: no message is to wait for a worker for long."""
         room = super().room(num_idle, in_flight)
+        self.steps.fixed_share = FIXED_SHARE_SHARED if self.shares_workers else FIXED_SHARE
         self.steps.expect(alike=self.shares_workers and self._are_similar())
         return min(room, max(0, self.places(in_flight + room) - in_flight))
 
@@ -240,11 +247,11 @@ class SliceRule(FedBuff):
 
     def ends_round(self) -> bool:
         """Return whether nodes have trained as much as in a round of FedAvg."""
-        jobs = self.steps.speeds.jobs
+        jobs = self._believed_jobs()
         known = [job.examples for job in jobs.values() if job.examples > 0]
         wanted = self._training * (sum(known) / len(known) if known else 0.0)
         self.count += 1
-        self.examples += sum(map(self._examples_of, self.updates.values()))
+        self.examples += sum(self._examples_of(update, jobs) for update in self.updates.values())
         # l. 6: a round is over; not before a job is known, or it might end before help is missed
         if not jobs or self.examples < wanted:
             return False
@@ -253,12 +260,30 @@ class SliceRule(FedBuff):
         self.examples, self.count = max(0.0, self.examples - wanted), 0
         return True
 
-    def _examples_of(self, update: Update) -> float:
+    def before_train(self, context: Exchange, grid: Grid) -> Grid:
+        """Show the nodes that were chosen, and note which there are."""
+        self._online = frozenset(online_nodes(grid))
+        return super().before_train(context, grid)
+
+    def _believed_jobs(self) -> dict[str, Job]:
+        """Return the jobs of the nodes that there are, as far as they are believed."""
+        every = self.steps.speeds.jobs
+        # Right after a resume no node may be known by its name.
+        there = set(map(self.identity, self._online))
+        names = [name for name in every if name in there] or list(every)
+        if not names:
+            return {}
+        early = self.fleet.is_early(len(names), MessageType.TRAIN)
+        columns = believed_jobs(*zip(*(every[name] for name in names), strict=True), early=early)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        return {name: Job(*row) for name, row in zip(names, rows, strict=True)}
+
+    def _examples_of(self, update: Update, jobs: dict[str, Job]) -> float:
         """Return on how many examples a node trained; of its whole job if it does not say."""
         (metrics,) = metrics_in(update.reply.content).values()
         key = getattr(self.leaf, "weighted_by_key", None) or keys.NUM_EXAMPLES
         examples = max(0.0, read_number(metrics, key, 1.0))
-        job = self.steps.speeds.jobs.get(self.identity(update.pending.node_id))
+        job = jobs.get(self.identity(update.pending.node_id))
         steps = read_number(metrics, keys.NUM_STEPS, 0.0)
         if job is None or not steps or job.steps == inf:
             return examples

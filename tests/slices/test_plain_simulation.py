@@ -67,6 +67,16 @@ def test_a_node_asked_for_the_first_time_takes_a_whole_slice(monkeypatch):
     assert len({*nodes[:NODES]}) == NODES
 
 
+def test_slices_grow_with_what_a_worker_spends_between_messages(monkeypatch):
+    steps = []
+    for handover_s in (0.0, 0.1, 10.0):
+        grid = InMemoryGrid(fleet(), 2, monkeypatch, handover_s)
+        train(FedSlice(fedavg()), grid, 2)
+        steps.append(grid.answered[-1][0].content["config"][keys.NUM_STEPS])
+    # a step takes 0.05 s; eight times the cost of a message, and no more than the job
+    assert steps == [10, 16, JOB]
+
+
 def test_a_node_of_unequal_ones_is_asked_for_two_steps_first(monkeypatch):
     grid = InMemoryGrid(fleet([1.0, 8.0] * (NODES // 2)), 2, monkeypatch)
     train(FedSlice(fedavg()), grid, 1)
@@ -111,7 +121,12 @@ def test_a_reply_names_its_worker_in_a_simulation_only(simulated, monkeypatch):
     for node in grid.get_node_ids():
         del grid.context(node).node_config[keys.EMULATED]
     train(strategy, grid, 1)
-    assert all((keys.WORKER in reply.content[keys.TIMING]) == simulated for reply in seen)
+    records = [reply.content[keys.TIMING] for reply in seen]
+    assert all((keys.WORKER in record) == simulated for record in records)
+    if simulated:
+        # hardly longer than from one reply to the next message
+        assert all(0 <= record[keys.HANDOVER_TIME] < 60 for record in records)
+        assert any(record[keys.HANDOVER_TIME] > 0 for record in records)
     assert seen
 
 
