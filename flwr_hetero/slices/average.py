@@ -1,11 +1,12 @@
-"""The average of models."""
+"""The average of models, and FedSlice's: nodes train half way to it."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedYogi, Strategy
 from numpy.typing import NDArray
 
 from flwr_hetero._flwr import trains_trees
@@ -14,9 +15,12 @@ from flwr_hetero.server.aggregate import keep_dtypes
 from flwr_hetero.server.context import Exchange, Messages
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
+from flwr_hetero.slices.algorithm import TOWARDS, new_part
 from flwr_hetero.state_dict import StateDict, entries_below
 
 ARRAYS = "arrays/"
+ADAPTIVE = (FedAdagrad, FedAdam, FedYogi)
+"""Server optimisers of which the length of a step does not depend on that of the updates."""
 
 
 class ModelAverage(Wrapper):
@@ -120,3 +124,42 @@ class ModelAverage(Wrapper):
         """Continue from ``state_dict``."""
         self.count = int(state["count"])
         self.average = {n: np.asarray(array) for n, array in entries_below(ARRAYS, state).items()}
+
+
+class RecentAverage(ModelAverage):
+    """The average of recent models, of few while there are few; nodes train half way to it."""
+
+    called = "FedSlice"
+
+    def on_instructions(self, context: Exchange, messages: Messages, grid: Grid) -> Messages:
+        """Send nodes a model between the newest one and the average."""
+        # an optimizer at the server with a memory goes on by itself
+        if not self.average or server_momentum(self) or isinstance(self.leaf, ADAPTIVE):
+            return messages
+        # l. 1: steps from there are added to the newest model
+        between = self.between(context.arrays)
+        for message in messages:
+            (name,) = message.content.array_records
+            message.content[name] = between
+        return messages
+
+    def between(self, newest: ArrayRecord) -> ArrayRecord:
+        """Return the model between the newest one and the average."""
+        found = ArrayRecord(dict(newest.items()))
+        for name, average in self.average.items():
+            new = newest[name].numpy()
+            if new.dtype.kind == "f":
+                mixed = (1 - TOWARDS) * new + TOWARDS * average
+                found[name] = Array(np.asarray(mixed).astype(new.dtype))
+        return found
+
+    def part(self) -> float:
+        """Return the newest model's part in the average."""
+        # l. 5: p_t
+        return new_part(self.count, self.window, alike=self.alike)
+
+
+def server_momentum(strategy: Wrapper) -> float:
+    """Return how much of the last server update FedAvgM repeats in the next one."""
+    momentum: float = getattr(strategy.leaf, "server_momentum", 0.0)
+    return momentum
