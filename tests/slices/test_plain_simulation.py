@@ -82,7 +82,8 @@ def test_a_run_goes_on_where_the_first_nodes_have_no_good_reply(monkeypatch):
         if partition < 5:
             reply.content["arrays"] = ArrayRecord([np.array([np.nan])])
 
-    grid = InMemoryGrid(fleet(mods=[rewriting(spoil)]), 2, monkeypatch)
+    # the first three answer at the same time
+    grid = InMemoryGrid(fleet(mods=[rewriting(spoil)]), 4, monkeypatch)
     _, records = train(FedSlice(fedavg()), grid, 2)
     assert {f"node-{i}" for i in range(5, NODES)} == {*records[0]["fedbuff"]["nodes"]}
 
