@@ -168,7 +168,8 @@ class Engine:
         enough = len(self._bad) >= FRUITLESS * least and len(set(self._bad)) >= least
         if enough and self.fleet.begun:
             raise NoProgressError(f"{len(self._bad)} bad replies in a row: {why}.")
-        if self.book.in_flight:
+        # A few nodes that are asked first say nothing of the others.
+        if self.book.in_flight or self.rule.unsent:
             return
         begun, online = self.fleet.begun or bool(self.waiting), online_nodes(self.run.grid)
         if not begun and len(self._context.refused) == len(self.book.failures["train"]):

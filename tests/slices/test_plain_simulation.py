@@ -77,6 +77,17 @@ def test_slices_grow_with_what_a_worker_spends_between_messages(monkeypatch):
     assert steps == [10, 16, JOB]
 
 
+def test_a_run_goes_on_where_the_first_nodes_have_no_good_reply(monkeypatch):
+    def spoil(partition, message, reply):
+        if partition < 5:
+            reply.content["arrays"] = ArrayRecord([np.array([np.nan])])
+
+    # the first three answer at the same time
+    grid = InMemoryGrid(fleet(mods=[rewriting(spoil)]), 4, monkeypatch)
+    _, records = train(FedSlice(fedavg()), grid, 2)
+    assert {f"node-{i}" for i in range(5, NODES)} == {*records[0]["fedbuff"]["nodes"]}
+
+
 def test_a_node_of_unequal_ones_is_asked_for_two_steps_first(monkeypatch):
     grid = InMemoryGrid(fleet([1.0, 8.0] * (NODES // 2)), 2, monkeypatch)
     train(FedSlice(fedavg()), grid, 1)
