@@ -25,6 +25,8 @@ from flwr_hetero.state_dict import StateDict, rng_from_str, rng_to_str
 
 POWERS = {"fair": (1.0, 1.0), "sqrt": (0.5, 0.5), "examples": (1.0, 0.0), "equal": (0.0, 0.0)}
 """Powers of the wrapped strategy's weight and of the interval between replies."""
+KNOWN = 3
+"""Replies of a node by which its rate is known: the first ones tell more of the run's start."""
 
 
 class Rule(Selection):
@@ -65,7 +67,7 @@ class Rule(Selection):
         self.chosen: list[int] = []
         self._factors: dict[str, float] | None = None
         self._info: dict[str, Any] = {}
-        self._told_cut = False
+        self._warned_clipped = False
 
     # --- the rule: override these ----------------------------------------------
 
@@ -112,6 +114,10 @@ class Rule(Selection):
             return reply
         return with_update(reply, start, context.arrays, scale)
 
+    def knows_rates(self, updates: list[Update]) -> bool:
+        """Return whether the nodes of updates have replied often enough to know how often."""
+        return True
+
     def ends_round(self) -> bool:
         """Return whether the server update that was just made is the last one of its round."""
         return True
@@ -157,10 +163,10 @@ class Rule(Selection):
         ids = [reply.metadata.reply_to_message_id for reply in replies]
         updates = [self.updates[message_id] for message_id in ids]
         shares = self.weigh(updates, super().weights(context, replies))
-        if shares.clipped_share and not self._told_cut:
-            self._told_cut = True
-            text = "%s: %.0f %% of an update's weight is cut: nodes that reply far less often than "
-            text += "all others count less (Recorded keeps all in clipped_share)"
+        if shares.clipped_share and not self._warned_clipped and self.knows_rates(updates):
+            self._warned_clipped = True
+            text = "%s clipped %.0f %% of an update's weight. A node that replies far less often "
+            text += "than the others is weighted up, at most twofold (see clipped_share)"
             log(WARNING, text, self.called or type(self).__name__, 100 * shares.clipped_share)
         # Alg. 1, l. 4 and 7: the wrapped strategy's mean of w + a(s) d_i is w + sum / K
         scales = (shares.step * shares.scales).tolist()
@@ -310,6 +316,13 @@ class FedBuff(Rule):
         for node, weight, update, discount in replies:
             self.rates.learn(node, weight, update.pending.sent_s, update.arrived_s, discount)
         return self.rates.weigh(nodes, weights, discounts)
+
+    def knows_rates(self, updates: list[Update]) -> bool:
+        """Return whether the nodes of updates have replied often enough to know how often."""
+        nodes = [self.identity(update.pending.node_id) for update in updates]
+        return all(
+            self.rates.means[node].count >= KNOWN for node in nodes if node in self.rates.means
+        )
 
     def state_dict(self) -> StateDict:
         """Return the generator's state, and what is known of the nodes' replies."""
