@@ -165,8 +165,8 @@ class Carried:
 
     def _restore_optimizer(self, optimizer: Any) -> None:
         """Give an optimizer the state of one of the same kind for the same parameters."""
-        kind, shapes = _kind(optimizer), _shapes(optimizer)
-        digest = sha256(str(shapes).encode()).hexdigest()[:16]
+        kind = _kind(optimizer)
+        digest = sha256(str(_shapes(optimizer)).encode()).hexdigest()[:16]
         alike = f"optimizer {kind} {digest} "
         name = alike + str(sum(known.startswith(alike) for known, _ in self._restored))
         self._restored.append((name, optimizer))

@@ -15,9 +15,14 @@ class KeptSchedule:
     """
 
     def __init__(self, scheduler: Any, after_length: bool) -> None:
-        self.scheduler, self._after_length = scheduler, after_length
-        self.has_begun = self._goes_on = self._in_loop = False
+        self.scheduler = scheduler
+        self._after_length = after_length
+        self.has_begun = False
+        self._goes_on = False
+        # Whether it is stepped in the loop over batches, and its steps at the last look.
+        self._in_loop = False
         self._seen = count_of(scheduler)
+        # The highest rates of this job, in those that a constant schedule would have.
         self._peak = 0.0
         self._initial: list[dict[str, Any]] = []
         self._initial_groups: list[dict[str, Any]] = []
@@ -36,6 +41,7 @@ class KeptSchedule:
         self._initial = [_values(part) for part in tree_of(self.scheduler)]
         groups = self.scheduler.optimizer.param_groups
         self._initial_groups = [{k: g[k] for k in HYPERPARAMETERS if k in g} for g in groups]
+        self._peak = self._share()
         if kept.get("kind") != type(self.scheduler).__qualname__:
             return
         if [len(kept["parts"]), len(kept["groups"])] != [len(self._initial), len(groups)]:
@@ -46,7 +52,8 @@ class KeptSchedule:
             group |= {key: value for key, value in known.items() if key in initial}
             # The rate that it is a share of may be another one in this message.
             group["lr"] = group["initial_lr"] * known["share"]
-        self._seen, self._peak = count_of(self.scheduler), float(kept["peak"])
+        self._seen = count_of(self.scheduler)
+        self._peak = float(kept["peak"])
 
     def pass_begins(self) -> None:
         """Leave out steps that were taken between two passes, as after an epoch."""
@@ -69,7 +76,8 @@ class KeptSchedule:
             groups = self.scheduler.optimizer.param_groups
             for group, initial in zip(groups, self._initial_groups, strict=True):
                 group |= initial
-            self._seen, self._peak = count_of(self.scheduler), 0.0
+            self._seen = count_of(self.scheduler)
+            self._peak = self._share()
 
     def state(self) -> dict[str, Any]:
         """Return what the next message takes up; empty if the schedule starts over."""

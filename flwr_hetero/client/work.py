@@ -169,15 +169,20 @@ class Work:
 
     def optimizer_steps(self, optimizer: Any) -> None:
         """Note that an optimizer steps."""
+        known = self._optimizers.setdefault(id(optimizer), OptimizerSteps())
+        known.count += 1
         if not self._passes:
+            # A loop over hetero.num_steps: what was stepped since the last step was so in the loop.
+            if self._stated is not None and self.carried is not None:
+                self.carried.after_batch(known.count - 1, self.job_steps)
             return
         one = self._passes[-1]
         one.optimizer_steps += 1
-        known = self._optimizers.setdefault(id(optimizer), OptimizerSteps())
-        known.count += 1
-        known.gaps.append(self.steps - known.last)
-        known.last = self.steps
         known.after_end += one.has_ended
+        # A step after the loop says nothing of how many batches a step in it takes.
+        if one.is_open:
+            known.gaps.append(self.steps - known.last)
+        known.last = self.steps
 
     def know_data(self, size: int) -> None:
         """Note how many examples the data of a loader have."""
@@ -211,6 +216,8 @@ class Work:
             self._check_loader()
             return {}
         self._sort_out_looks()
+        if self._stated is not None and self.carried is not None:
+            self.carried.after_batch(self._stated[keys.NUM_STEPS], self.job_steps)
         # None is complete if each was broken off.
         passes = max(1, sum(each.is_complete for each in self._passes))
         asked = self._stated is not None or any(each.asked for each in self._passes)
@@ -249,7 +256,7 @@ class Work:
 
     def _sort_out_looks(self) -> None:
         """Tell passes of training from others, now that all optimizer steps are known."""
-        if not self._optimizers:
+        if not self._optimizers or not any(each.optimizer_steps for each in self._passes):
             # An app that steps no optimizer trains in a way of its own, or not at all.
             self._passes = [*self._looks, *self._passes]
             self._looks = []
@@ -277,8 +284,9 @@ class Work:
             )
         if not self.steps:
             return 0
-        last, last_total = self._kept.get(keys.PASSES, 1), self._kept.get(TOTAL, 0)
-        is_new = min(passes, last) > MANY_PASSES and passes != last and last_total == self.steps
+        last = self._kept.get(keys.PASSES, 1)
+        is_same_total = self._kept.get(TOTAL) == self.steps
+        is_new = min(passes, last) > MANY_PASSES and passes != last and is_same_total
         if not is_new and self._kept.get(LOOP_STEPS) != self.steps:
             return 0
         self._counts_steps = True
@@ -302,11 +310,10 @@ class Work:
         if self._optimizers:
             # The fewest batches between two steps: the first ones may be fetched ahead. Of one that
             # stepped once they are known from messages before.
-            gaps = [
-                min(each.gaps[1:]) if each.count > 1 else max(self._unit, *each.gaps)
-                for each in self._optimizers.values()
-            ]
-            self._unit = kept[UNIT] = max(1, *gaps)
+            all_gaps = [each.gaps for each in self._optimizers.values() if each.gaps]
+            units = [min(gaps[1:]) if gaps[1:] else max(self._unit, *gaps) for gaps in all_gaps]
+            self._unit = max([1, *units])
+            kept[UNIT] = self._unit
         elif asked and (self._has_optimizers or IDLE in self._kept):
             kept[IDLE] = True
             say_once(

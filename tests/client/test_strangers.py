@@ -282,6 +282,17 @@ def test_the_second_of_two_optimizers_steps_as_often_as_in_fedavg(first):
     assert all(own[0] == 5 * own[1] for own in counts[len(SPEEDS) :])
 
 
+def test_an_optimizer_that_steps_after_each_epoch_makes_slices_no_longer():
+    def train(model, msg, partition):
+        often, after = sgd(model), torch.optim.Adam(model.parameters(), 1e-4)
+        for batch in hetero.batches(data_of(partition), msg):
+            step(model, often, batch)
+        step(model, after, batch)
+
+    run = Stranger(train, LocalSteps(fedavg(), 4, gamma=1.0), rounds=3)
+    assert run.steps[len(SPEEDS) :] == [4] * 2 * len(SPEEDS)
+
+
 def test_a_message_without_an_optimizer_step_is_said(caplog):
     given = []
 
@@ -415,6 +426,24 @@ def test_a_schedule_by_epochs_begins_with_each_message():
     assert {rate for rates in rates_of(**by_epochs, per_epoch=True).values() for rate in rates} == {
         0.1
     }
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_schedule_goes_on_in_a_loop_by_steps(steps):
+    rates = []
+
+    def train(model, msg, partition):
+        optimizer, batches = sgd(model), cycle(data_of(partition))
+        schedule = schedules.LambdaLR(optimizer, lambda s: min(1.0, (1 + s) / 15))
+        for batch in islice(batches, hetero.num_steps(msg, default=30)):
+            step(model, optimizer, batch)
+            # The first rate is that of the last message's end by now.
+            rates.append(optimizer.param_groups[0]["lr"])
+            schedule.step()
+
+    Stranger(train, LocalSteps(fedavg(), steps, gamma=1.0), rounds=6)
+    own = rates[:: len(SPEEDS)] if steps == 1 else rates[:3] + rates[3 * len(SPEEDS) :][:3]
+    assert own == pytest.approx([0.1 * (1 + s) / 15 for s in range(len(own))])
 
 
 def test_a_rate_of_the_servers_is_taken_with_the_schedule():
