@@ -1,4 +1,4 @@
-"""FedSlice's steps of a slice, and its rule: whom to ask, when to update, when a round is over."""
+"""FedSlice's steps of a slice, and its rule for nodes, server updates and rounds."""
 
 from collections.abc import Iterable, Sequence
 from math import inf, nan

@@ -57,8 +57,8 @@ class FedSlice(Wrapper):
     None. The ``eta`` of ``FedAdam`` is divided among the nodes in flight. Nodes of which a slice
     takes longer are drawn as much less often, so that all have the same share of the places in
     flight. In Flower's simulation, unless devices are emulated, no more messages are in flight than
-    its workers need. Of nodes that are all at work and about equally fast, a server update takes
-    all replies that come at about the same time. A node that has evaluated for a tenth of the time
+    its workers need. Where all nodes train at the same time and are about equally fast, a server
+    update takes all replies that come together. A node that has evaluated for a tenth of the time
     is left out but for the last time. ``start`` with the arrays that the last one returned, on the
     same grid, goes on with what is in flight.
     """
