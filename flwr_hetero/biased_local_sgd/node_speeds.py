@@ -66,22 +66,29 @@ class NodeSpeeds:
             times = divided(reply, latency, steps, seen_s if context.same_clock else 0.0)
             # A worker of Flower's simulation loads the app once, for all of its nodes.
             record = configs_in(reply.content).get(keys.TIMING, ConfigRecord())
-            worker = str(record.get(keys.WORKER, identity))
-            loads = not latency.emulated and worker not in self._loaded
-            self._loaded.add(worker)
-            self.observe(identity, steps, *times, loads=loads)
+            loader = str(record.get(keys.WORKER, identity))
+            self.observe(identity, steps, *times, loads=not latency.emulated, loader=loader)
 
     def observe(
-        self, node: str, steps: int, compute_s: float, link_s: float, *, loads: bool = False
+        self,
+        node: str,
+        steps: int,
+        compute_s: float,
+        link_s: float,
+        *,
+        loads: bool = False,
+        loader: str = "",
     ) -> None:
         """Update a node's times with those of a round; ``loads``: its first message loads the app.
 
-        The first one's fixed cost counts until there is another.
+        The first one's fixed cost counts until there is another. ``loader``: the process that loads
+        the app, if several nodes share it.
         """
         step_s = min(max(compute_s / steps, 1 / LONGEST_S), LONGEST_S)
         link_s = min(link_s, LONGEST_S)
         self.step_s[node] = smoothed(self.step_s.get(node), step_s)
-        if loads:
+        if loads and (loader or node) not in self._loaded:
+            self._loaded.add(loader or node)
             # one that is known is of a run before
             if node not in self.link_s:
                 self.link_s[node] = self.first_s[node] = link_s

@@ -103,8 +103,8 @@ def places_in_flight(workers: int, job_s: float) -> int:
     workers: W; job_s: T, seconds for a message. One waits for the next worker that is free, and one
     more for each that comes free before the server's answer, D / 2 later, is there.
 
-    >>> places_in_flight(2, job_s=1.0), places_in_flight(2, job_s=0.05)
-    (3, 5)
+    >>> places_in_flight(2, job_s=0.4), places_in_flight(2, job_s=0.05)
+    (4, 5)
     """
     return workers + 1 + ceil(workers * DISPATCH_S / (2 * max(job_s, DISPATCH_S / 10)) - 0.1)
 
