@@ -139,8 +139,9 @@ class SliceRule(FedBuff):
     def room(self, num_idle: int, in_flight: int) -> int:
         """Return how many idle nodes may start: no message is to wait for a worker for long."""
         room = super().room(num_idle, in_flight)
-        self.steps.fixed_share = FIXED_SHARE_SHARED if self.shares_workers else FIXED_SHARE
-        self.steps.expect(alike=self.shares_workers and self._are_similar())
+        is_even = self.shares_workers and self._are_similar()
+        self.steps.fixed_share = FIXED_SHARE_SHARED if is_even else FIXED_SHARE
+        self.steps.expect(alike=is_even)
         return min(room, max(0, self.places(in_flight + room) - in_flight))
 
     def places(self, in_flight: int) -> int:

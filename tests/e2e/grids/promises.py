@@ -69,7 +69,10 @@ def quick_nodes_take_more_steps(name):
 def slices(records):
     """See both, and rounds of about the examples of a round of FedAvg."""
     quick_nodes_more_often(records)
-    quick_nodes_take_more_steps("local_steps")(records)
+    steps = records[-1]["local_steps"]["num_steps"]
+    quick = [count for node, count in steps.items() if node in QUICK]
+    # Where a message costs more than a few steps, as on a busy machine, slices are whole jobs.
+    assert min(quick) >= max(count for node, count in steps.items() if node not in QUICK), steps
     facts = [record["fedslice"] for record in records[1:]]
     trained, wanted = (sum(f[key] for f in facts) for key in ("examples", "examples_wanted"))
     assert trained >= 0.9 * wanted
