@@ -140,10 +140,14 @@ JOB_STEPS = "job-steps"
 """Steps that the app would have taken unasked: passes times batches of a full pass."""
 STEP_TIME = "step-time"
 """Seconds a step by the node's clock, the first left out where there are more; or emulated."""
-OPTIMIZER = PREFIX + "optimizer"
-"""ConfigRecord in the node's state: the states of its optimizers, as torch saves them."""
+STEP_BATCHES = "step-batches"
+"""Batches of one step of the app's optimizers, as with gradient accumulation; absent if 1."""
+DATA_SIZE = "data-size"
+"""Examples of the data that the loader passes over, 0 if unknown; absent without a loader."""
+CARRIED = PREFIX + "carried"
+"""ConfigRecord in the node's state: states of optimizers and the like, as torch saves them."""
 PASS = PREFIX + "pass"
-"""ConfigRecord in the node's state: where it is in its pass over the data, and PASSES."""
+"""ConfigRecord in the node's state: where it is in its passes over the data, and PASSES."""
 
 # --- between the processes of a node ----------------------------------------------------------
 TIMES_FILE = "FLWR_HETERO_TIMES"
@@ -164,7 +168,7 @@ PACKED = PREFIX + "packed-"
 """Serialisation of a packed array, before its bits; its type and shape are those of the model's."""
 
 RECORDS = frozenset(
-    {TIMING, SAMPLES, PACE, RESHARDING, ORDER, SAMPLER, WORK, OPTIMIZER, PASS}
+    {TIMING, SAMPLES, PACE, RESHARDING, ORDER, SAMPLER, WORK, CARRIED, PASS}
     | {COMPRESSION, RESIDUAL}
 )
 """All names above that stand for records; the others are entries, metrics or Flower's own."""

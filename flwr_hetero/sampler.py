@@ -1,9 +1,5 @@
 """Batch samplers for the node: which examples to train on, in which order, at which weight."""
 
-import warnings
-from importlib import import_module
-from typing import Any
-
 from flwr_hetero.errors import install_hint
 
 try:
@@ -35,15 +31,3 @@ __all__ = [
     "WeightedLoss",
     "sample_priorities",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Find a name in its new place, with a warning; the old one stays for one release."""
-    if name == "SampledLoss":
-        warnings.warn("SampledLoss is now WeightedLoss", DeprecationWarning, stacklevel=2)
-        return WeightedLoss
-    if name != "HerdingProbe":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    place = "flwr_hetero_studies.papers.cd_grab.herding"
-    warnings.warn(f"{name} has moved to {place}", DeprecationWarning, stacklevel=2)
-    return getattr(import_module(place), name)

@@ -53,10 +53,9 @@ class Node:
         return self.ask(steps, good=False).error.reason
 
     def work(self, steps=None):
-        """Return what the reply says of the steps, but for the time of one."""
+        """Return what the reply says of the steps, but for the time of one and the data's size."""
         found = dict(self.ask(steps).content.config_records.get(keys.WORK, {}))
-        found.pop(keys.STEP_TIME, None)
-        return found
+        return {k: v for k, v in found.items() if k not in (keys.STEP_TIME, keys.DATA_SIZE)}
 
     @property
     def context(self):

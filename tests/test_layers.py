@@ -7,7 +7,6 @@ import sys
 from collections import Counter
 from fnmatch import fnmatch
 from graphlib import TopologicalSorter
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -98,8 +97,7 @@ def test_file_avoids_packages(pattern):
 def test_package_does_not_import_its_studies():
     assert not {name for name, targets in ARROWS.items() if any("studies" in t for t in targets)}
     texts = {path: path.read_text(encoding="utf-8") for path in MODULES.values()}
-    named = {str(path.relative_to(PACKAGE)) for path, text in texts.items() if MODULE in text}
-    assert named <= {"strategy.py", "sampler.py"}  # old places, with a warning
+    assert not [path for path, text in texts.items() if MODULE in text]
 
 
 def test_every_paper_has_an_algorithm():
@@ -157,19 +155,3 @@ def test_import_stays_light(code):
     code = f"import atexit, sys; atexit.register({says}); {code}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "loaded set()"
-
-
-OLD_NAMES = {
-    "strategy": ["AdaComm", "FedAT", "Oort", "PowerOfChoice", "HerdingMeter", "SamplerFacts"],
-    "sampler": ["SampledLoss", "HerdingProbe"],
-}
-
-
-@pytest.mark.parametrize("face", OLD_NAMES)
-def test_names_of_before_are_found_with_a_warning(face):
-    module = import_module(f"flwr_hetero.{face}")
-    for name in OLD_NAMES[face]:
-        with pytest.warns(DeprecationWarning, match=name):
-            assert isinstance(getattr(module, name), type)
-    with pytest.raises(AttributeError, match="InTurn"):
-        module.InTurn  # noqa: B018

@@ -263,13 +263,26 @@ class FedBuff(Rule):
         """Return the first K updates when there are as many."""
         there = in_flight + self.resting
         # others evaluate
-        size = self.buffer_size or self.default_size(min(self.concurrency or there, there))
+        size = self.size_of(there)
         if self.node_limit is None:
             return algorithm.full_buffer(waiting, size)
-        # one of each node; of five and more nobody waits for the last one
+        # one of each node
         first = {update.pending.node_id: update for update in reversed(waiting)}
         ready = [update for update in waiting if first[update.pending.node_id] is update]
-        return algorithm.full_buffer(ready, max(1, min(size, there, max(4, there - 1))))
+        return algorithm.full_buffer(ready, max(1, min(size, most_at_once(there))))
+
+    def size_of(self, nodes: int) -> int:
+        """Return K for so many nodes."""
+        return self.buffer_size or self.default_size(min(self.concurrency or nodes, nodes))
+
+    def check_nodes(self, nodes: int) -> None:
+        """Refuse too few nodes, or else too small a buffer, for a strategy that distrusts some."""
+        if self.node_limit is not None:
+            name = "the number of nodes"
+            check_enough_updates(self.leaf, nodes, name, most_at_once, ": start more nodes")
+        size = self.size_of(nodes)
+        hint = f", and buffer_size is {size} where it is not given"
+        check_enough_updates(self.leaf, size, "buffer_size", hint=hint)
 
     def default_size(self, in_flight: int) -> int:
         """Return K where it is not given."""
@@ -296,3 +309,8 @@ class FedBuff(Rule):
         """Continue from ``state_dict``."""
         super().load_state_dict(state)
         self.rates.load_str(str(state["rates"]))
+
+
+def most_at_once(nodes: int) -> int:
+    """Return of how many nodes a server update may be: of five and more one is not waited for."""
+    return min(nodes, max(4, nodes - 1))

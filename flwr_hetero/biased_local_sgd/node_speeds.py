@@ -39,12 +39,15 @@ class Job(NamedTuple):
     passes: int
     steps: float  # infinite if unknown
     examples: float
+    least: int = 1
+    """Steps in which each pass holds a whole step of the app's optimizers."""
 
 
 class NodeSpeeds:
     """Smoothed seconds per step and per message of every node measured so far, by identity."""
 
-    def __init__(self) -> None:
+    def __init__(self, weight_key: str | None = None) -> None:
+        self.weight_key = weight_key or keys.NUM_EXAMPLES
         self.step_s: dict[str, float] = {}
         # the fixed cost of a message: its transfer, and all else that is no step
         self.link_s: dict[str, float] = {}
@@ -57,8 +60,7 @@ class NodeSpeeds:
     def learn(self, context: Exchange, reply: Message, metrics: MetricRecord, steps: int) -> None:
         """Learn a node's job, and its times of a step and of a message, from a good reply."""
         identity = context.identity(reply.metadata.src_node_id)
-        work = configs_in(reply.content).get(keys.WORK, ConfigRecord())
-        self.jobs[identity] = job_of(metrics, work, steps)
+        self.jobs[identity] = job_of(metrics, work_in(reply), steps, self.weight_key)
         if (latency := context.latency_of(reply)) is not None:
             seen_s = context.round_trip_s.get(reply.metadata.reply_to_message_id, 0.0)
             times = divided(reply, latency, steps, seen_s if context.same_clock else 0.0)
@@ -116,22 +118,32 @@ def smoothed(old: float | None, new: float) -> float:
     return new if old is None else SMOOTHING * old + (1 - SMOOTHING) * new
 
 
-def job_of(metrics: MetricRecord, work: ConfigRecord, steps: int) -> Job:
+def work_in(reply: Message) -> ConfigRecord:
+    """Return what a node says of its work; empty if it says nothing."""
+    return configs_in(reply.content).get(keys.WORK, ConfigRecord())
+
+
+def job_of(metrics: MetricRecord, work: ConfigRecord, steps: int, weight_key: str) -> Job:
     """Read from a reply of so many steps what the node's whole job would be."""
     passes = min(max(1, int(read_number(work, keys.PASSES, 1.0))), MOST_PASSES)
-    examples = passes * read_number(metrics, keys.NUM_EXAMPLES, 0.0)
+    examples = passes * read_number(metrics, weight_key, 0.0)
     batch = read_number(metrics, keys.EXAMPLES_PROCESSED, 0.0) / steps
     whole = read_number(work, keys.JOB_STEPS, examples / batch if batch > 0 else inf)
-    return Job(passes, whole if isfinite(whole) and whole >= 1 else inf, examples)
+    whole = whole if isfinite(whole) and whole >= 1 else inf
+    least = max(1.0, passes * max(1.0, read_number(work, keys.STEP_BATCHES, 1.0)))
+    return Job(passes, whole, examples, int(min(least, max(passes, whole), MOST_PASSES)))
 
 
 def divided(reply: Message, latency: Latency, steps: int, seen_s: float) -> tuple[float, float]:
     """Divide a latency into computing and the rest; ``seen_s``: the round trip, 0 if unknown."""
     compute_s, fixed_s = latency.seconds, 0.0
-    work = configs_in(reply.content).get(keys.WORK, ConfigRecord())
+    work = work_in(reply)
     if latency.emulated:
         fixed_s = read_number(configs_in(reply.content)[keys.TIMING], keys.TRANSFER_TIME, 0.0)
         compute_s -= fixed_s
+        # A message goes on beyond the steps asked for until each epoch holds an optimizer step.
+        if (done := read_number(work, keys.NUM_STEPS, steps)) > steps:
+            compute_s *= steps / done
     elif (step_s := read_number(work, keys.STEP_TIME, 0.0)) > 0:
         compute_s = min(steps * step_s, latency.seconds)
         fixed_s = latency.seconds - compute_s
@@ -166,7 +178,7 @@ class MeasuredSteps(Wrapper):
         super().__init__(strategy)
         if step_correction:
             check_unscaled(self, "step_correction", step_correction)
-        self.step_correction, self.speeds = step_correction, NodeSpeeds()
+        self.step_correction, self.speeds = step_correction, NodeSpeeds(self._weight_key)
         self.usual_steps: dict[str, tuple[float, float]] = {}  # and weight, of every node seen
         self._assigned: dict[str, int] = {}
 
@@ -185,9 +197,9 @@ class MeasuredSteps(Wrapper):
     def on_instructions(self, context: Exchange, messages: Messages, grid: Grid) -> Messages:
         """Write each node's steps into its own config."""
         steps = self.num_steps([self.identity(m.metadata.dst_node_id) for m in messages])
-        # one for each local epoch, at least
-        passes = [job.passes for job in self.speeds.jobs.values()]
-        steps = np.maximum(steps, median_low(passes) if passes else 1)
+        # Each local epoch holds one step of the app's optimizers, at least.
+        least = [job.least for job in self.speeds.jobs.values()]
+        steps = np.maximum(steps, median_low(least) if least else 1)
         for message, count in zip(messages, steps.tolist(), strict=True):
             config_of(message)[keys.NUM_STEPS] = count
         return messages
@@ -213,7 +225,10 @@ class MeasuredSteps(Wrapper):
             node_id = reply.metadata.src_node_id
             (metrics,) = metrics_in(reply.content).values()
             assigned = assigned_steps(context.instruction_of(reply))
-            if (claim := read_number(metrics, keys.NUM_STEPS, 0.0)) > assigned:
+            claim = read_number(metrics, keys.NUM_STEPS, 0.0)
+            # A message goes on until each epoch holds a whole step of the app's optimizers.
+            job = job_of(metrics, work_in(reply), assigned, self.speeds.weight_key)
+            if claim > assigned + job.least:
                 context.note(node_id, f"claims {claim:g} steps, was assigned {assigned}")
             self._assigned[context.identity(node_id)] = assigned
             if steps := self.steps_of(context, reply):

@@ -2,9 +2,10 @@
 
 import random
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import copy
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
@@ -76,6 +77,9 @@ class Stream:
 class Passes:
     """Passes over any iterable: each is entered by passing over what was given before."""
 
+    num_examples = 0
+    """Examples of the data; 0 if unknown."""
+
     def __init__(self, loader: Any, data: Any, drawing: Iterable[Any]) -> None:
         self.size, self.batch_size = length_of(data), batch_size_of(loader)
         self._loader, torch = loader, sys.modules.get("torch")
@@ -122,6 +126,7 @@ class IndexPasses(Passes):
             self._samplers.append(inner)
             inner = getattr(inner, "sampler", None)
         super().__init__(loader, loader.dataset, [loader, *self._samplers])
+        self.num_examples = max(0, self.size)
         self._wanted = list[Any]()
         self._loader = drawn_by(loader, self._wanted, by_batch=by_batch)
 
@@ -141,6 +146,56 @@ class IndexPasses(Passes):
                 sampler.set_epoch(place.number)
         with Stream(place.pass_seed, self._generators).used():
             return list(islice(self._indices, place.position, place.position + count))
+
+
+@dataclass(eq=False)
+class LoaderPass:
+    """A pass over a loader in this message."""
+
+    loader: Any
+    asked: int | None
+    """Batches that it gives; None: those of the loader's own pass."""
+    full: int
+    """Batches of the loader's own pass; -1 if unknown."""
+    places: Mapping[str, Place] = field(default_factory=dict)
+    """Where all loaders were before it."""
+    leader: "LoaderPass | None" = None
+    """The pass beside which it runs, as in ``zip``."""
+    beside: "list[LoaderPass]" = field(default_factory=list)
+    given: int = 0
+    given_alone: int = 0
+    """Batches given before the first pass beside it began."""
+    examples: int = 0
+    optimizer_steps: int = 0
+    """Steps of optimizers since it began, until the next one begins."""
+    is_open: bool = True
+    has_ended: bool = False
+    """Whether it gave all that it had to give."""
+    step_s: list[float] = field(default_factory=list)
+
+    @property
+    def steps(self) -> int:
+        """Batches that it gave: one of each loader side by side is one step."""
+        # A pass that gave no more since another one began was only a look at a batch.
+        others = [] if self.given > self.given_alone else [each.given for each in self.beside]
+        return max([self.given, *others])
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it gave all, also if the loop broke off after the last batch."""
+        most = self.full if self.asked is None else self.asked
+        return self.has_ended or 0 < most <= self.steps
+
+
+@dataclass
+class OptimizerSteps:
+    """The steps of an optimizer in this message, and after how many batches it took them."""
+
+    count: int = 0
+    last: int = 0
+    gaps: list[int] = field(default_factory=list)
+    after_end: int = 0
+    """Steps since the last pass has ended."""
 
 
 def passes_of(loader: Iterable[Any]) -> Passes | None:
@@ -174,6 +229,18 @@ def drawn_by(loader: Any, indices: Any, *, by_batch: bool = True) -> Any:
     if (base := changed.__dict__.get("base_dataloader")) is not None:
         changed.__dict__["base_dataloader"] = drawn_by(base, indices, by_batch=by_batch)
     return changed
+
+
+def plain_pass(loader: Any) -> Any:
+    """Return what gives a loader's own pass: in order, where a sampler of ours draws its batches.
+
+    Such a sampler gives some examples more often than others, and counts what it gives.
+    """
+    if not is_ours(sampler := getattr(loader, "batch_sampler", None)):
+        return loader
+    numbers = range(sampler.num_samples)
+    starts = range(0, sampler.num_samples, sampler.batch_size)
+    return drawn_by(loader, [list(numbers[i : i + sampler.batch_size]) for i in starts])
 
 
 def empty_pass() -> ValueError:

@@ -117,11 +117,16 @@ def stamp(
 
 def work(reply: Message) -> tuple[float, float, float]:
     """Read how many examples a node trained on, scored, and scores during the transfer."""
-    metrics: dict[str, object] = dict(configs_in(reply.content).get(keys.WORK, {}))
+    reported: dict[str, object] = {}
     for record in metrics_in(reply.content).values():
-        metrics.update(record)
-    metrics |= older_metrics(reply.content)
+        reported.update(record)
+    reported |= older_metrics(reply.content)
+    metrics = {**configs_in(reply.content).get(keys.WORK, {}), **reported}
     stated = keys.EXAMPLES_PROCESSED if keys.EXAMPLES_PROCESSED in metrics else keys.NUM_EXAMPLES
+    # a node does not know the strategy's weighted_by_key: the only count there is must be it
+    counts = [key for key in reported.keys() - keys.PROTOCOL if type(reported[key]) is int]
+    if stated not in metrics and len(counts) == 1:
+        stated = counts[0]
     # what a node claims below 0 counts as nothing said
     processed = value if (value := read_number(metrics, stated, 1.0)) >= 0 else 1.0
     others = (keys.EXAMPLES_SCORED, keys.EXAMPLES_HIDDEN)

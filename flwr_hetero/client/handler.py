@@ -18,8 +18,10 @@ class Handler:
     # samplers that follow the server and answer it; those that our loaders made
     led: list[Any] = field(default_factory=list)
     made: dict[Any, Any] = field(default_factory=dict)
-    # counts the message's steps, if our loaders are used
+    # Counts the message's steps, if our loaders are used.
     work: Any = None
+    # What torch objects of the app hand on to the next message.
+    carried: Any = None
     has_saved: bool = False  # whether the function saves states by itself
 
 
@@ -32,8 +34,8 @@ MOD = "add to the ClientApp: from flwr_hetero.mod import hetero; app = ClientApp
 _said: set[str] = set()
 
 
-def say_once(text: str) -> None:
-    """Log a warning, once in this process."""
-    if text not in _said:
-        _said.add(text)
+def say_once(text: str, about: str = "") -> None:
+    """Log a warning, once in this process for what it is ``about``, else for the text."""
+    if (about or text) not in _said:
+        _said.add(about or text)
         logging.getLogger("flwr").warning(text)

@@ -1,5 +1,6 @@
 """The client's part of every method: one mod around the ClientApp, one loader inside it."""
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -7,9 +8,18 @@ from flwr.app import Context, Message
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import ClientAppCallable
-from flwr_hetero.client.data_pass import Passes, empty_pass, is_ours, length_of, passes_of
+from flwr_hetero.client.data_pass import (
+    LoaderPass,
+    Passes,
+    Place,
+    empty_pass,
+    is_ours,
+    length_of,
+    passes_of,
+    plain_pass,
+)
 from flwr_hetero.client.handler import MOD, current_handler, say_once
-from flwr_hetero.client.samplers import SamplerMaker, follow, with_sampler
+from flwr_hetero.client.samplers import SamplerMaker, follow, keep, with_sampler
 from flwr_hetero.client.timing import timing
 from flwr_hetero.client.work import Work, current_work
 from flwr_hetero.errors import check_count, invalid
@@ -60,9 +70,10 @@ class Hetero:
         >>> [len(batch) for batch in hetero.batches([[1, 2], [3, 4], [5]], {"num-steps": 4})]
         [2, 2, 1, 2]
         """
+        plain = loader if sampler is not None else None
         if sampler is not None:
             loader = with_sampler(loader, sampler, model)
-        steps = StepLoader(loader, msg)
+        steps = StepLoader(loader, msg, plain)
         own, handler = getattr(loader, "batch_sampler", None), current_handler()
         # an app may have let it follow by hand
         if is_ours(own) and handler is not None and own not in handler.led:
@@ -97,6 +108,33 @@ class Hetero:
             work.state(steps, batch_size, default)
         return steps
 
+    def keep(self, kept: Any, name: str = "kept") -> None:
+        """Let an object go on from message to message: it takes up the state of the last one.
+
+        This is for objects that the app creates in each message and that do not go on by
+        themselves, such as a schedule of another library. The state may hold tensors, numbers,
+        texts, lists and dicts. RuntimeError without the mod.
+
+        Parameters
+        ----------
+        kept : object
+            Has ``state_dict`` and ``load_state_dict``, else ValueError.
+        name : str
+            Name of the state, another one for each object, else ValueError.
+
+        Examples
+        --------
+        >>> def train(msg, context):
+        ...     schedule = CosineLRScheduler(optimizer, t_initial=1000)
+        ...     hetero.keep(schedule)
+        """
+        if (handler := current_handler()) is None:
+            raise RuntimeError(f"nothing keeps an object without the mod: {MOD}")
+        if is_ours(kept):
+            keep(kept, handler.context, name)
+        else:
+            handler.carried.keep(kept, name)
+
 
 hetero = Hetero()
 """The client's part: ``ClientApp(mods=[hetero])``, ``hetero.batches(loader, msg)``."""
@@ -107,8 +145,13 @@ class StepLoader:
 
     With :data:`~flwr_hetero.mod.hetero` around the ClientApp the pass over the data continues
     from message to message. A loop over epochs stays as it is: as many passes share the steps as
-    the app made for the last message; at first ``local-epochs`` of the run-config, or 1. Without
-    ``num-steps`` it gives the loader's own passes. Without a mod each message starts over.
+    the app made for the last message; at first ``local-epochs`` of the config or run-config, or 1.
+    Each pass has a batch at least, and whole steps of torch optimizers: it goes on until one.
+    Without ``num-steps`` it gives the loader's own passes. Without a mod each message starts over.
+
+    A pass while torch's gradients are off is the loader's own and counts nothing, with a sampler of
+    this package too. A pass in which no optimizer steps counts nothing either, which is said once.
+    ``len`` is the number of batches of the last pass, and before the first one that of the next.
 
     Parameters
     ----------
@@ -117,51 +160,96 @@ class StepLoader:
     msg : Message or mapping
         Passed to the ClientApp's ``train`` function, or the ``config`` of ``fit`` of Flower's older
         API. ValueError if it is neither or asks for less than 1, or a pass gives no batch.
+    own : iterable of batches, optional
+        What a pass without gradients gives, if not ``loader``.
 
     Examples
     --------
     >>> loader = StepLoader([[1, 2], [3]], {"num-steps": 5})
     >>> [len(batch) for epoch in range(3) for batch in loader], loader.metrics
-    ([2, 1, 2, 1, 2], {'num-steps': 5})
+    ([2, 1, 2, 1, 2, 2, 2], {'num-steps': 7})
     """
 
-    def __init__(self, loader: Iterable[Any], msg: Message | Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        msg: Message | Mapping[str, Any],
+        own: Iterable[Any] | None = None,
+    ) -> None:
         self._loader, self.num_steps = loader, asked_steps(msg)
+        self._own = plain_pass(loader) if own is None else own
         work = current_work()
         if work is None:
             say_once(f"without its mod a loader begins a new pass with each message: {MOD}")
         self._work = work or Work()
+        self._work.loader_made |= self.num_steps is not None
         self._passes: Passes | None = None
+        # Its number among loaders of the same sizes that are iterated side by side.
+        self._index: int | None = None
+        self._length: int | None = None
 
     def __iter__(self) -> Iterator[Any]:
         """Give a pass: of the batches asked for its share, or the loader's own."""
-        count = self._work.begin_pass(self.num_steps, length_of(self._loader))
-        for batch in self._loader if self.num_steps is None else self._asked(count):
-            self._work.count(batch_length(batch))
-            yield batch
-            self._work.step_done()
-        self._work.end_pass()
+        if not gradients_are_on():
+            self._length = length_of(self._own)
+            yield from self._own
+            return
+        one = self._work.begin_pass(self, self.num_steps, length_of(self._loader))
+        self._length = None if one.asked is None else one.asked
+        has_ended = False
+        try:
+            for batch in self._loader if one.asked is None else self._asked(one, one.asked):
+                self._work.count(one, batch_length(batch))
+                self._length = max(self._length or 0, one.given)
+                yield batch
+                self._work.step_done(one)
+            has_ended = True
+        finally:
+            self._work.end_pass(one, has_ended=has_ended)
 
     def __len__(self) -> int:
-        """Batches of a pass: the share of those asked for, else the loader's."""
+        """Batches of the last pass, else of the next one."""
+        if not gradients_are_on():
+            return len(self._own)  # type: ignore[arg-type]
+        self._work.length_asked = True
         if self.num_steps is None:
             return len(self._loader)  # type: ignore[arg-type]
-        return self._work.allotment(self.num_steps)
+        return self._work.allotment(self.num_steps) if self._length is None else self._length
 
-    def _asked(self, count: int) -> Iterator[Any]:
-        """Give so many batches, of several passes of the loader if need be."""
-        if not count:
-            return
-        own = getattr(self._loader, "batch_sampler", None)
-        # samplers of this package know by themselves where they are
-        if self._work.context is not None and not is_ours(own):
+    def _asked(self, one: LoaderPass, count: int) -> Iterator[Any]:
+        """Give so many batches, of several passes of the loader if need be, or more."""
+        more = count
+        while more:
+            for places, batch in self._given(one, more):
+                if one.given >= count and not self._work.wants_more(one):
+                    return
+                self._work.places |= places
+                yield batch
+            more = one.given if self._work.wants_more(one) else 0
+
+    def _given(self, one: LoaderPass, count: int) -> Iterator[tuple[dict[str, Place], Any]]:
+        """Give batches, each with the place after it where places are kept."""
+        sampler = getattr(self._loader, "batch_sampler", None)
+        # Samplers of this package know by themselves where they are.
+        if self._work.context is not None and not is_ours(sampler):
             self._passes = self._passes or passes_of(self._loader)
         if self._passes is None:
-            yield from repeated(self._loader, count, own if is_ours(own) else None)
+            ours = sampler if is_ours(sampler) else None
+            self._work.know_data(0 if ours is None else ours.num_samples)
+            for batch in repeated(self._loader, count, ours, is_more=one.given > 0):
+                yield {}, batch
             return
-        for place, batch in self._passes.take(self._work.enter(self._passes), count):
-            self._work.place = place
-            yield batch
+        if self._index is None:
+            self._index = self._work.alike_before(one, self.sizes)
+        self._work.know_data(self._passes.num_examples)
+        name, place = self._work.enter(self._passes, self._index)
+        for after, batch in self._passes.take(place, count):
+            yield {name: after}, batch
+
+    @property
+    def sizes(self) -> tuple[int, int] | None:
+        """Sizes of the data and of batches, by which places are kept."""
+        return (self._passes.size, self._passes.batch_size) if self._passes else None
 
     def __getattr__(self, name: str) -> Any:
         # of a copy that is being made
@@ -182,11 +270,19 @@ class StepLoader:
         return criterion_for(getattr(self._loader, "batch_sampler", None), loss_fn)
 
 
-def repeated(loader: Iterable[Any], count: int, sampler: "BatchSampler | None") -> Iterator[Any]:
+def gradients_are_on() -> bool:
+    """Return whether what is computed now may be trained on; without torch it may."""
+    torch: Any = sys.modules.get("torch")
+    return torch is None or bool(torch.is_grad_enabled())
+
+
+def repeated(
+    loader: Iterable[Any], count: int, sampler: "BatchSampler | None", *, is_more: bool
+) -> Iterator[Any]:
     """Give so many batches of a loader, pass after pass, led by a sampler of this package."""
     given = 0
     while given < count:
-        if given and sampler is not None:
+        if (given or is_more) and sampler is not None:
             # the last batch may be in use when the next is drawn
             sampler.continues = True
         before = given

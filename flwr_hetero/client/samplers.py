@@ -165,6 +165,9 @@ def finish(handler: Handler, *, trained: bool) -> dict[str, Mapping[str, Any]]:
         found |= sampler.reply_records()
     if trained and handler.work is not None:
         found |= handler.work.finish()
+        handler.carried.save(handler.work.steps, handler.work.job_steps)
+    elif trained:
+        handler.carried.save(0, None)
     for name, (sampler, context) in handler.kept.items():
         save_state(context, name, sampler.state_dict())
     for sampler in handler.used:

@@ -11,6 +11,7 @@ from flwr.app import ConfigRecord, Context, Message, MessageType
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import ClientAppCallable, is_message_process
+from flwr_hetero.client.carried import Carried, watching
 from flwr_hetero.client.device import FORWARD_SHARE
 from flwr_hetero.client.handler import CURRENT, Handler
 from flwr_hetero.client.samplers import finish
@@ -38,14 +39,18 @@ def timing(message: Message, context: Context, call_next: ClientAppCallable) -> 
 
 def call_app(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Call the ClientApp; then keep what is to be kept, and add what its steps and samplers say."""
-    token = CURRENT.set(handler := Handler(message, context))
+    trained = message.metadata.message_type == MessageType.TRAIN
+    handler = Handler(message, context, carried=Carried(message, context, trains=trained))
+    token = CURRENT.set(handler)
     try:
-        reply: Any = unpacking(call_next)(message, context)
+        with watching():
+            reply: Any = unpacking(call_next)(message, context)
         # without a reply a SuperNode waits for ever
         if not isinstance(reply, Message):
             raise TypeError(f"the ClientApp returned {type(reply).__name__}, not a Message")
-        trained = message.metadata.message_type == MessageType.TRAIN
         found = finish(handler, trained=trained)
+    except StopIteration as error:
+        raise too_few_batches(error, handler) from error
     finally:
         CURRENT.reset(token)
     # what the app reports by itself counts
@@ -53,6 +58,16 @@ def call_app(message: Message, context: Context, call_next: ClientAppCallable) -
         if reply.has_content() and name not in reply.content:
             reply.content[name] = ConfigRecord(dict(record))
     return reply
+
+
+def too_few_batches(error: StopIteration, handler: Handler) -> Exception:
+    """Return the error of a loop by steps for which there were too few batches, else this one."""
+    if handler.work is None or not handler.work.steps:
+        return error
+    return RuntimeError(
+        f"StopIteration: hetero.batches gives {handler.work.steps} batches here, as the server "
+        "asks for. A loop by steps takes `for _ in range(hetero.num_steps(msg, default=N))`"
+    )
 
 
 def timing_record(

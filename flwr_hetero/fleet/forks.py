@@ -20,6 +20,7 @@ import numpy as np
 
 from flwr_hetero.client.preload import preload_all
 from flwr_hetero.fleet import _flwr
+from flwr_hetero.fleet.linux import check_linux
 
 PROBE_S = 20.0
 """Seconds of the process that tries whether numerical libraries work after a fork."""
@@ -56,6 +57,7 @@ def rest_of_process() -> Iterator[None]:
 
 def fork() -> int:
     """Fork, without text that the child would write a second time."""
+    check_linux("a warm node")
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()

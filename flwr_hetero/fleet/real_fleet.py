@@ -15,6 +15,7 @@ from shlex import quote
 from flwr_hetero.client.device import DeviceProfile
 from flwr_hetero.errors import check_number, invalid
 from flwr_hetero.fleet import processes
+from flwr_hetero.fleet.linux import check_linux
 from flwr_hetero.fleet.processes import FILE, FleetFile, SuperNodeSpec, no_proxy
 
 # seconds that a process may take to come up, to end, and to list the nodes online
@@ -67,8 +68,9 @@ class RealFleet:
         ``cpu`` in (0, 1], link speeds are kept. With ``database`` the SuperLink's state survives a
         restart. Unless ``warm``, each message starts a new process, as in Flower's own nodes.
         ValueError for bad arguments or a folder that is not empty; RuntimeError with its log if
-        something does not start.
+        something does not start, or on another system than Linux.
         """
+        check_linux("a real fleet")
         check_number("cpu", cpu, "(0, 1]")
         if self.folder.exists() and any(self.folder.iterdir()):
             hint = "end the fleet in it with `down`, or choose another"
@@ -181,9 +183,9 @@ class RealFleet:
         """Return whether a process is alive and one of this fleet."""
         return processes.has_tag(pid, self.folder)
 
-    def end_process(self, pid: int, signal_number: int = signal.SIGKILL) -> None:
-        """End one process of the fleet and wait until it is gone; others are not touched."""
-        processes.signal_one(pid, self.folder, signal_number)
+    def end_process(self, pid: int, signal_number: int | None = None) -> None:
+        """End one process of the fleet, by SIGKILL if no other signal is given, and wait for it."""
+        processes.signal_one(pid, self.folder, signal_number or signal.SIGKILL)
         deadline_s = time.monotonic() + END_S
         while self.is_alive(pid) and time.monotonic() < deadline_s:
             time.sleep(0.05)

@@ -5,7 +5,6 @@
 
 import logging
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 
 from flwr_hetero._flwr import pull_quickly
 from flwr_hetero.fleet import _flwr
+from flwr_hetero.fleet.linux import why_not_here
 from flwr_hetero.fleet.message_times import tell_times
 from flwr_hetero.fleet.warm import PIPES
 
@@ -83,10 +83,8 @@ def why_cold(arguments: Sequence[str]) -> str:
         return "each message installs the packages of its app"
     if "process" in arguments or "--isolation=process" in arguments:
         return "with --isolation process others start the processes"
-    # macOS has fork, and libraries that do not bear it
-    if platform.system() != "Linux":
-        return f"processes are not forked on {platform.system()}"
-    return _flwr.why_untried()
+    # macOS has forks, too, and libraries that do not bear them
+    return why_not_here() or _flwr.why_untried()
 
 
 def main(arguments: Sequence[str] | None = None) -> Any:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from math import inf
 from pathlib import Path
 
+from flwr_hetero.fleet.linux import check_linux
 from flwr_hetero.fleet.processes import HOST, FleetFile, has_tag
 
 # seconds for which a device that was idle may run at full speed
@@ -120,6 +121,7 @@ async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter, link: 
 
 async def enforce(folder: Path) -> None:
     """Enforce the limits of a fleet until cancelled; then let everything run freely."""
+    check_linux("a throttle")
     fleet = FleetFile.load(folder)
     throttles = {node.name: Throttle(node.cpu) for node in fleet.nodes if node.cpu < 1}
     for node in fleet.nodes:

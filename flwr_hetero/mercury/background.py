@@ -77,8 +77,9 @@ def collect_scores(folder: str) -> tuple[NDArray[np.float64], float]:
 
 def main() -> None:
     """Score the job on standard input, then wait until the folder may go."""
-    # before the job brings PyTorch
-    os.nice(19)
+    # before the job brings PyTorch; Windows has no such call
+    if hasattr(os, "nice"):
+        os.nice(19)
     folder, deadline_s = Path(sys.argv[1]), float(sys.argv[2])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     try:

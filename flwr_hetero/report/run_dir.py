@@ -99,7 +99,7 @@ class RunDirectory:
         """
         line = files.plain(record)
         check_count("round", line.get("round"))
-        with self._history.open("a", encoding="utf-8") as file:
+        with self._history.open("a", encoding="utf-8", newline="\n") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())

@@ -144,6 +144,8 @@ def is_good(context: Exchange, reply: Message, node_id: int, expected: Expected)
         if reply.metadata.src_node_id != node_id:
             raise ValueError("it names another node as its source")
         _learn_latency(context, reply)
+        if expected.weight_key:
+            weigh_by_job(context, reply, expected.weight_key)
     except ValueError as error:
         # an error whose cause is not known may not come the next time
         answered = reply.has_content() or (expected.arrays is not None and hint_for(str(error)))
@@ -172,6 +174,34 @@ def check_form(reply: Message, expected: Expected) -> None:
         if not (isinstance(weight, (int, float)) and 0 <= weight <= MAX_WEIGHT):
             text = f"metric {key!r} is {brief(weight)} instead of a number of at least 0"
             raise ValueError(text)
+
+
+def weigh_by_job(context: Exchange, reply: Message, weight_key: str) -> None:
+    """Let a node that counts the examples of a message count as it would after its whole job.
+
+    Apps report the examples that they trained on, or the length of their loader. In FedAvg that is
+    in proportion to their data, but a slice would then count by its steps twice.
+    """
+    work: Any = configs_in(reply.content).get(keys.WORK, {})
+    steps = read_number(work, keys.NUM_STEPS, 0.0)
+    job_steps = read_number(work, keys.JOB_STEPS, 0.0)
+    if not 0 < steps < job_steps or keys.DATA_SIZE not in work:
+        return
+    passes = max(1.0, read_number(work, keys.PASSES, 1.0))
+    processed = read_number(work, keys.EXAMPLES_PROCESSED, 0.0)
+    for metrics in metrics_in(reply.content).values():
+        said = read_number(metrics, weight_key)
+        # Counted in the loop over all batches or over those of the last epoch, or len(loader).
+        is_count = min(abs(said - processed), abs(said - processed / passes)) < processed / steps
+        is_count |= said in (steps, steps / passes)
+        more = min(said * job_steps / steps, MAX_WEIGHT)
+        if said == read_number(work, keys.DATA_SIZE):
+            # It may be either: what the node counted as before tells.
+            known = context.fleet.examples.get(MessageType.TRAIN, {})
+            _, last = known.get(context.identity(reply.metadata.src_node_id), (said, said))
+            is_count &= abs(last - more) < abs(last - said)
+        if is_count:
+            metrics[weight_key] = round(more) if isinstance(metrics[weight_key], int) else more
 
 
 def count(context: Exchange, replies: list[Message], weight_key: str | None) -> list[Message]:

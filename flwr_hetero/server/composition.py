@@ -53,14 +53,34 @@ def check_composition(wrapper: Any) -> None:
 
 
 def check_enough_updates(
-    leaf: Strategy, count: int | None, argument: str, updates_of: Callable[[int], int] = int
+    leaf: Strategy,
+    count: int | None,
+    argument: str,
+    updates_of: Callable[[int], int] = int,
+    hint: str = "",
 ) -> None:
     """Refuse fewer updates at a time than a strategy needs that distrusts some; None: unknown."""
     if count is not None and updates_of(count) < (need := updates_needed(leaf)):
         kind, hostile = type(leaf).__name__, getattr(leaf, "num_malicious_nodes", 0)
         least = next(each for each in counter(count) if updates_of(each) >= need)
         rule = f"be at least {least} around {kind} with num_malicious_nodes={hostile}"
-        raise invalid(argument, count, rule, f"{kind} cannot choose among fewer updates")
+        why = f"{kind} cannot choose among fewer than {need} updates{hint.format(need)}"
+        raise invalid(argument, count, rule, why)
+
+
+def check_first_update(wrapper: Any, count: int, nodes: int) -> None:
+    """Refuse a first server update of too few, by what can be changed; ``nodes``: online."""
+    leaf: Any = wrapper.leaf
+    if count >= updates_needed(leaf):
+        return
+    for each in wrapper.wrappers():
+        if hasattr(each, "check_nodes"):
+            each.check_nodes(nodes)
+    is_ours = any("selection" in each.decides for each in wrapper.wrappers())
+    if count < nodes and not is_ours:
+        name = f"{type(leaf).__name__}.min_train_nodes"
+        check_enough_updates(leaf, leaf.min_train_nodes, name)
+    check_enough_updates(leaf, count, "the number of nodes that train", hint=": start more nodes")
 
 
 def check_unscaled(wrapper: Any, setting: str, value: Any) -> None:

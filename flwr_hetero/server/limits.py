@@ -31,10 +31,13 @@ DIVERGED = 100.0
 """An update of so many times its limit is dropped."""
 SMALL = 1.0
 """Norm up to which a model counts as this large: one of few numbers may be near zero."""
+STILL = 1e-6
+"""Of the model's norm, what an update has to be longer than to say how far others may move."""
 CUT_UPDATES = "updates"
 """Among what was cut: that an update was, which is said once."""
 Known = tuple[float, float, float]
-"""Of a node's last update: norms of its parameters and running statistics, and steps."""
+"""Of a node's last update: norms of its parameters and running statistics, 0 where these did not
+move, and steps."""
 
 
 def check_limit(limit: float | None) -> float | None:
@@ -48,32 +51,39 @@ def limit_updates(
     context: Exchange, good: Sequence[Message], limit: float, weight_key: str | None = None
 ) -> list[Message]:
     """Shorten updates that are far longer than the last ones of most nodes; drop diverged ones."""
+    if not good:
+        return []
     nodes = [context.identity(reply.metadata.src_node_id) for reply in good]
     asked = [context.instruction_of(reply) for reply in good]
     starts = [_model(message) for message in asked]
     norms = [model_norms(_model(r), start) for r, start in zip(good, starts, strict=True)]
     steps = [steps_that_count(*each) for each in zip(asked, good, strict=True)]
     known = context.fleet.norms
+    still = [STILL * max(norm, SMALL) for norm in model_norms(starts[0])]
     for node, own, count in zip(nodes, norms, steps, strict=True):
         # the last one of each node, so that quick ones do not set what is usual
         known.pop(node, None)
-        known[node] = (*own, count)
+        parameters, statistics = (o if o > s else 0.0 for o, s in zip(own, still, strict=True))
+        known[node] = (parameters, statistics, count)
     recent = max(RECENT_NODES, RECENT_UPDATES * len(good))
     context.fleet.norms = known = dict([*known.items()][-recent:])
-    few = len(known) < QUORUM
+    is_first = len(known) < QUORUM
     # a fleet of one or two has none to compare with
-    if few and context.quorum < QUORUM:
+    if is_first and context.quorum < QUORUM:
         return list(good)
+    few = sum(parameters > 0 for parameters, *_ in known.values()) < QUORUM
     early = context.fleet.is_early(len(known), MessageType.TRAIN)
     most = {count: longest_update(known.values(), count, limit, early) for count in {*steps}}
     claims = context.fleet.examples.get(MessageType.TRAIN, {}) if weight_key else {}
     heavy = HEAVY * usual_of([last for _, last in claims.values() if last] or [inf], early)
     counted = []
     for reply, node, start, own, count in zip(good, nodes, starts, norms, steps, strict=True):
-        # before others are known, the norm of the model stands for the median
-        first = Norms(limit * max(model_norms(start).parameters, SMALL), 0.0) if few else None
         share = min(1.0, heavy / claims[node][1]) if claims.get(node, (0, 0))[1] else 1.0
-        longest = first or most[count]
+        longest = most[count]
+        if few:
+            # before others are known to move, the norm of the model stands for the median
+            own_size = limit * max(model_norms(start).parameters, SMALL)
+            longest = Norms(own_size, 0.0 if is_first else longest.statistics)
         parts = parts_that_count(own, Norms(*(share * norm for norm in longest)))
         if (part := min(parts)) < DIVERGED**-2 and not few:
             context.drop(reply, f"its update is {part**-0.5:.3g} times as long as it may be")
@@ -106,7 +116,7 @@ def longest_update(
     """
     longest = []
     for part in range(2):
-        # those that did not move at all say nothing of how far others may
+        # those that did not move say nothing of how far others may
         each = [own[part] * max(1.0, sqrt(steps / own[2])) for own in known if own[part]]
         longest.append(limit * usual_of(each or [0.0], early))
     return Norms(*longest)

@@ -21,7 +21,7 @@ from flwr_hetero.errors import check_count, check_number, invalid
 from flwr_hetero.records import Latency, metrics_in, read_number
 from flwr_hetero.server.aggregate import replaced, why_no_model
 from flwr_hetero.server.arrivals import POLL_S
-from flwr_hetero.server.composition import check_enough_updates, name_of
+from flwr_hetero.server.composition import check_first_update, name_of
 from flwr_hetero.server.context import Exchange, Fleet
 from flwr_hetero.server.nodes import MINIMA, GridView, is_simulated, online_nodes, whole_grid
 
@@ -160,8 +160,7 @@ def aggregate(
 ) -> Record:
     """Make the next global model of an exchange's replies; its record tells of ``messages``."""
     if messages and not run.fleet.begun:
-        at_once = "the number of updates at a time"
-        check_enough_updates(run.strategy.leaf, len(context.messages), at_once)
+        check_first_update(run.strategy, len(context.messages), len(online_nodes(run.grid)))
     arrays, metrics = run.strategy.aggregate_train(context.round, replies, context)
     if arrays is not None:
         run.arrays = arrays

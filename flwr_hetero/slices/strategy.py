@@ -35,6 +35,9 @@ from flwr_hetero.state_dict import StateDict
 ADAPTIVE = (FedAdagrad, FedAdam, FedYogi)
 """Server optimisers of which the length of a step does not depend on that of the updates."""
 
+QUARTER = ", a server update has a quarter of these; FedBuff(buffer_size={}) needs fewer nodes"
+"""Why a strategy that distrusts some gets too few updates, and what is the way out."""
+
 
 class FedSlice(Wrapper):
     r"""Train in slices of time instead of rounds, and return the average of recent models.
@@ -112,7 +115,7 @@ class FedSlice(Wrapper):
         super().__init__(average)
         check_number("server_momentum", server_momentum(self), "[0, 1)")
         if concurrency is not None:
-            check_enough_updates(self.leaf, concurrency, "concurrency", buffer_size)
+            check_enough_updates(self.leaf, concurrency, "concurrency", buffer_size, QUARTER)
 
     @property
     def node_limit(self) -> float | None:
@@ -201,6 +204,10 @@ class SliceRule(FedBuff):
         # l. 3
         return buffer_size(in_flight)
 
+    def check_nodes(self, nodes: int) -> None:
+        """Refuse too few nodes for a strategy that distrusts some."""
+        check_enough_updates(self.leaf, nodes, "the number of nodes", buffer_size, QUARTER)
+
     def weigh(self, updates: list[Update], weights: list[float]) -> Shares:
         """Weigh as FedBuff does, and bound how far the model moves."""
         # the fleet forgets those of most nodes
@@ -251,8 +258,7 @@ class SliceRule(FedBuff):
     def _examples_of(self, update: Update) -> float:
         """Return on how many examples a node trained; of its whole job if it does not say."""
         (metrics,) = metrics_in(update.reply.content).values()
-        key = getattr(self.leaf, "weighted_by_key", None) or keys.NUM_EXAMPLES
-        examples = max(0.0, read_number(metrics, key, 1.0))
+        examples = max(0.0, read_number(metrics, self.steps.speeds.weight_key, 1.0))
         job = self.steps.speeds.jobs.get(self.identity(update.pending.node_id))
         steps = read_number(metrics, keys.NUM_STEPS, 0.0)
         if job is None or not steps or job.steps == inf:

@@ -1,8 +1,7 @@
 """What sampling by tiers does for differential privacy (section 4.6), by a public accountant."""
 
-import argparse
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -104,34 +103,3 @@ def epsilon_of(rate: float, rounds: int, noise_multiplier: float, delta: float) 
     noisy = dp_accounting.GaussianDpEvent(noise_multiplier)
     accountant.compose(dp_accounting.PoissonSampledDpEvent(rate, noisy), rounds)
     return float(accountant.get_epsilon(delta))
-
-
-def add(commands: Any) -> None:
-    """Add the command ``privacy``."""
-    text = "epsilon of a run with tiers, noise and a static policy, for one client's data"
-    parser = commands.add_parser("privacy", help=text, description=text)
-    add = parser.add_argument
-    add("--tiers", type=int, nargs="+", required=True, metavar="N", help="clients of each tier")
-    add("--per-round", type=int, required=True, help="clients of a round")
-    add("--rounds", type=int, required=True)
-    add("--noise", type=float, required=True, help="noise multiplier: deviation / clipping norm")
-    add("--delta", type=float, required=True)
-    add("--policy", default="uniform", help="static policy of TiFL (default: %(default)s)")
-    parser.set_defaults(run=_run)
-
-
-def _run(given: argparse.Namespace) -> int:
-    try:
-        found = tier_privacy(
-            given.tiers, given.per_round, rounds=given.rounds, noise_multiplier=given.noise,
-            delta=given.delta, policy=given.policy,
-        )  # fmt: skip
-    except ModuleNotFoundError as error:
-        raise RuntimeError(str(error)) from error
-    rates = ", ".join(f"{rate:.3g}" for rate in found.rates)
-    print(
-        f"epsilon {found.epsilon:.3g} at delta {given.delta:g} if tiers are secret, "
-        f"{found.epsilon_seen:.3g} if they are seen, {found.epsilon_all:.3g} if all train; "
-        f"the paper's q_max epsilon: {found.paper:.3g}; q by tier: {rates}"
-    )
-    return 0

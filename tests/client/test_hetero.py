@@ -67,11 +67,11 @@ SAID = {
         [(10, [2, 2], report(4, 2, 12)), (10, [5, 5], report(10, 2, 12))],
     ),
     "more than planned": (
-        loop(3), {}, [(6, [6, 0, 0], report(6, 3, 18)), (6, [2, 2, 2], report(6, 3, 18))],
+        loop(3), {}, [(6, [6, 1, 1], report(8, 3, 18)), (6, [2, 2, 2], report(6, 3, 18))],
     ),
     "a loader for each epoch": (loop(2, anew=True), EPOCHS[2], [(8, [4, 4], report(8, 2, 12))]),
     "a look": (
-        loop(2, look=True), {}, [(9, [8, 0], report(9, 2, 12)), (9, [4, 3], report(8, 2, 12))],
+        loop(2, look=True), {}, [(9, [8, 1], report(10, 2, 12)), (9, [4, 3], report(8, 2, 12))],
     ),
     "broken off": (loop(3, stop=2), {}, [(20, [2] * 3, report(6)), (None, [2] * 3, report(6))]),
     "no lengths": (loop(make=Endless), {}, [(3, [3], report(3, 1, None, None))]),

@@ -13,7 +13,7 @@ from torch import nn
 from toy import reply_with
 
 from flwr_hetero import keys
-from flwr_hetero.client import work
+from flwr_hetero.client import carried as carried_module
 from flwr_hetero.client.handler import _said
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import hetero, timing
@@ -135,7 +135,7 @@ def test_a_node_recovers_from_a_state_that_is_no_number():
 
 def test_a_state_too_large_for_a_message_begins_anew_and_is_said(caplog, monkeypatch):
     _said.clear()
-    monkeypatch.setattr(work, "MOST_BYTES", 99)
+    monkeypatch.setattr(carried_module, "MOST_BYTES", 99)
     parts, anew = Trainer(MOMENTUM).fits(3, 3), Trainer(MOMENTUM).fits(3, 3, keep=False)
     np.testing.assert_array_equal(parts.weights, anew.weights)
     assert "GB are too much" in caplog.text
@@ -146,7 +146,7 @@ def test_nothing_is_kept_unless_the_server_asks():
 
     def look(message, context, call_next):
         reply = timing(message, context, call_next)
-        seen.append(keys.OPTIMIZER in context.state)
+        seen.append(keys.CARRIED in context.state)
         return reply
 
     Trainer(MOMENTUM, mod=look).fits(2, keep=False).fits(2)

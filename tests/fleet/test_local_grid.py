@@ -10,7 +10,7 @@ import torch
 from flwr.app import Array, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
-from toy import target, toy_app, toy_arrays
+from toy import reply_with, target, toy_app, toy_arrays
 
 from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
@@ -54,6 +54,25 @@ def test_round_lasts_as_long_as_the_slowest():
     replies = grid.send_and_receive(ask(grid))
     assert partitions(grid, replies) == [2, 1, 0]  # in order of arrival
     assert grid.virtual_time_s == pytest.approx(100 * 0.01 / 0.5)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "took_s"),
+    [
+        ({"samples": 100, "loss": 1.5}, 1.0),  # of a strategy with weighted_by_key="samples"
+        ({"samples": 100, "num-steps": 4}, 1.0),
+        ({"samples": 100, "num-examples": 50}, 0.5),
+        ({"samples": 100, "examples-processed": 30}, 0.3),
+        ({"samples": 100, "epochs": 2}, 0.01),  # neither is known to be it
+        ({"loss": 100.0}, 0.01),
+    ],
+)
+def test_a_node_takes_the_time_of_the_examples_it_reports(metrics, took_s):
+    app = ClientApp()
+    app.train()(lambda message, context: reply_with(message, metrics))
+    grid = LocalGrid(app, [DeviceProfile(1.0)])
+    grid.send_and_receive(ask(grid))
+    assert grid.virtual_time_s == pytest.approx(took_s)
 
 
 def test_link_time_is_counted_both_ways():

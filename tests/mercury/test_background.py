@@ -4,6 +4,7 @@ import os
 import signal
 from contextlib import suppress
 from functools import partial
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import numpy as np
@@ -89,3 +90,15 @@ def test_caller_goes_on_and_removes_only_what_a_worker_made(monkeypatch, tmp_pat
         scores, seconds = collect_scores(made)
         assert (len(scores), seconds) == (0, 0.0)
         assert Path(made).exists() == found
+
+
+def test_a_worker_scores_where_no_process_can_be_nice(monkeypatch, tmp_path):
+    """As on Windows."""
+    monkeypatch.delattr(os, "nice")
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr("sys.argv", ["background", str(tmp_path / "folder"), "inf"])
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO()))
+    scored = []
+    monkeypatch.setattr(background, "_score", lambda *job: scored.append(job))
+    background.main()
+    assert len(scored) == 1

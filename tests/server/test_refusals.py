@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import warnings
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -13,6 +14,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import fixedclipping_mod
 from flwr.serverapp import strategy as flower
 from older_toy import older_app
+from steps_toy import steps_app, steps_arrays
 from toy import toy_app, toy_arrays
 
 from flwr_hetero import strategy as ours
@@ -137,13 +139,35 @@ def test_too_few_updates_are_refused_at_construction(make, argument):
     make(flower.Krum())
 
 
-@pytest.mark.parametrize("kind", [ours.Wrapper, ours.FedBuff, ours.LocalSteps])
-def test_too_few_nodes_are_refused_before_the_first_update(kind):
-    models, grid = [], LocalGrid(toy_app(), FLEET)
-    strategy = kind(flower.Bulyan(num_malicious_nodes=1, min_available_nodes=2))
-    with pytest.raises(ValueError, match=r"at a time must be at least 7 around Bulyan.*got [35]"):
-        strategy.start(grid, toy_arrays(buffer=False), 3, evaluate_fn=lambda n, _: models.append(n))
-    assert models == [0]
+KRUM = partial(flower.Krum, num_malicious_nodes=1)
+BULYAN = partial(flower.Bulyan, num_malicious_nodes=1)
+HALF = partial(BULYAN, fraction_train=0.5)
+FEW = [  # strategy, the least nodes with which it runs, what is said with one less
+    (lambda: ours.Wrapper(BULYAN()), 7, "the number of nodes that train .* got 6"),
+    (lambda: ours.LocalSteps(BULYAN()), 7, "the number of nodes that train .* got 6"),
+    (lambda: ours.TiFL(KRUM(), 5, 1), 5, "the number of nodes that train .* got 4"),
+    (lambda: ours.Wrapper(HALF()), 14, r"Bulyan.min_train_nodes .* at least 7 .* got 2"),
+    (lambda: ours.FedBuff(BULYAN(), buffer_size=7), 8, "the number of nodes .* least 8 .* got 7"),
+    (lambda: ours.FedBuff(KRUM()), 9, "buffer_size .* at least 5 .* got 4: .* not given"),
+    (lambda: ours.FedBuff(KRUM(), buffer_size=8), 6, "the number of nodes .* least 6 .* got 5"),
+    (lambda: ours.FedSlice(flower.Krum()), 12, "the number of nodes .* 12 .* got 11: .*size=3"),
+    (lambda: ours.FedSlice(KRUM()), 20, "the number of nodes .* 20 .* got 19: .*_size=5"),
+    (lambda: ours.FedSlice(KRUM(), concurrency=20), 20, "the number of nodes .* 20 .* got 19"),
+]
+
+
+@pytest.mark.parametrize(("make", "least", "text"), FEW)
+def test_too_few_updates_are_refused_by_what_to_change(make, least, text):
+    for nodes in (least - 1, least):
+        profiles = [DeviceProfile(1.0 + 0.1 * number) for number in range(nodes)]
+        models, grid = [], LocalGrid(steps_app(), profiles)
+        start = partial(make().start, grid, steps_arrays(), 1)
+        if nodes == least:
+            start()
+            continue
+        with pytest.raises(ValueError, match=f"^{text}"):
+            start(evaluate_fn=lambda n, _, into=models: into.append(n))
+        assert models == [0]
 
 
 @pytest.mark.parametrize(

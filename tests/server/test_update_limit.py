@@ -230,6 +230,41 @@ def test_nodes_that_do_not_move_hold_nobody():
     assert exchange([0.0, 0.0, 0.0, 1.0, 1.5])[0][4] == pytest.approx(1.5)
 
 
+@pytest.mark.parametrize("sent", [0.0, 500.0])
+@pytest.mark.parametrize("long", [1, 2, 5])
+def test_updates_near_zero_are_no_yardstick(sent, long):
+    """As where a learning rate is tiny in most slices: the others are of a usual length."""
+    # the model's norm is 2 * sent
+    size = max(1.0, 2 * sent)
+    norms = [0.9e-6 * size] * 9 + [1.2 * size] * long
+    fleet = Fleet()
+    for _ in range(3):
+        found, context = exchange(norms, fleet, sent=sent)
+        assert (context.shortened, context.failed) == ({}, {})
+        assert found == pytest.approx(dict(enumerate(norms)), rel=1e-3)
+
+
+def test_updates_that_are_small_but_not_near_zero_are_one():
+    _, context = exchange([1.1e-6] * 4 + [1.2])
+    assert list(context.failed) == [4]
+
+
+@pytest.mark.parametrize("norm", [1e-2, 1e-4, 1e-9, 0.0])
+def test_one_liar_among_nodes_that_have_converged_is_held(norm):
+    """Near zero by the model's norm, else by theirs."""
+    fleet = Fleet()
+    for _ in range(3):
+        found, context = exchange([norm] * 9 + [90.0], fleet)
+        assert found.get(9, 0.0) == pytest.approx(0.0 if norm > 1e-6 else 2.0**2 / 90)
+        assert context.failed.keys() | {int(node[3:]) for node in context.shortened} == {9}
+
+
+def test_fedslice_weighs_nobody_by_updates_near_zero():
+    strategy = ours.FedSlice(fedavg())
+    run(strategy, goals=[0.0] * 10, x=1e-8, rounds=2)
+    assert list(strategy.rule.rates.lengths.values()) == [0.0] * 10
+
+
 @pytest.mark.parametrize("limit", [0, 0.5, float("nan"), "2"])
 def test_a_limit_is_checked(limit):
     with pytest.raises(ValueError, match="update_limit"):

@@ -16,10 +16,13 @@ from flwr.serverapp.strategy import (
     Krum,
 )
 from recording import History
+from steps_toy import steps_app, steps_arrays
+from toy import rewriting
 
 from flwr_hetero import keys
 from flwr_hetero.asynchronous.engine import Update
 from flwr_hetero.fleet import DeviceProfile, LocalGrid, named_fleet
+from flwr_hetero.mod import timing
 from flwr_hetero.server import limits
 from flwr_hetero.strategy import FedSlice, ModelAverage, TiFL, Wrapper
 from flwr_hetero_studies.advise.task import run_config, small_task
@@ -70,6 +73,23 @@ def test_as_many_rounds_train_on_as_many_examples_as_fedavg(num_rounds, in_fligh
     assert grid.examples == pytest.approx(num_rounds * per_round, rel=0.2)
     assert [record["round"] for record in records] == list(range(num_rounds + 1))
     assert all(r["fedslice"]["examples"] >= r["fedslice"]["examples_wanted"] for r in records[1:])
+
+
+def test_another_key_of_weights_changes_nothing():
+    def renamed(partition, message, reply):
+        for metrics in reply.content.metric_records.values():
+            if keys.NUM_EXAMPLES in metrics:
+                metrics["samples"] = metrics.pop(keys.NUM_EXAMPLES)
+
+    found = []
+    for key, mods in ((keys.NUM_EXAMPLES, ()), ("samples", [rewriting(renamed)])):
+        grid = LocalGrid(steps_app(mods=[*mods, timing]), named_fleet("paper-5", 6), seed=1)
+        strategy = FedSlice(quiet(weighted_by_key=key))
+        arrays = strategy.start(grid, steps_arrays(), 4).arrays
+        facts = strategy.rule.round_facts
+        found.append((grid.num_sent, grid.virtual_time_s, facts, values_of(arrays)["w"].tolist()))
+    assert found[0] == found[1]
+    assert found[0][2]["examples_wanted"] == 600
 
 
 def test_lengths_of_all_nodes_are_known(monkeypatch):

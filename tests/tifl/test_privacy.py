@@ -1,11 +1,9 @@
-"""The accountant: rates of tiers, its limits, and the line of the command."""
+"""The accountant: rates of tiers, and its limits."""
 
-import argparse
 import sys
 
 import pytest
 
-from flwr_hetero.tifl import privacy
 from flwr_hetero.tifl.privacy import epsilon_of, tier_privacy
 
 RUN = {"rounds": 100, "noise_multiplier": 1.1, "delta": 1e-5}
@@ -58,15 +56,3 @@ def test_a_missing_accountant_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install dp-accounting, or .*\[privacy\]"):
         epsilon_of(0.5, 1, 1.0, 1e-5)
-
-
-def test_the_command_prints_a_line(accountant, capsys):
-    parser = argparse.ArgumentParser()
-    privacy.add(parser.add_subparsers())
-    tiers = ["--tiers", "10", "10", "--per-round", "5", "--rounds", "9", "--noise", "1"]
-    given = parser.parse_args(["privacy", *tiers, "--delta", "1e-5"])
-    assert given.run(given) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("epsilon ")
-    assert said.count("\n") == 1
-    assert "q by tier: 0.25, 0.25" in said

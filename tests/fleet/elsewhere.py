@@ -1,0 +1,134 @@
+"""The package as on a system without names of POSIX, or without /proc: ``SYSTEM FOLDER``.
+
+What others have imported by then keeps what it has; this package finds what it would find there.
+"""
+
+import asyncio
+import multiprocessing.connection  # noqa: F401
+import os
+import pkgutil
+import platform
+import signal
+import subprocess  # noqa: F401
+import sys
+import time
+import warnings
+from importlib import import_module
+from pathlib import Path
+
+import filelock  # noqa: F401
+import plotly.io  # noqa: F401
+import torch
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+
+MODULES = ("fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "syslog", "readline")
+OF_POSIX = {
+    os: (
+        *("fork", "forkpty", "killpg", "getpgid", "setsid", "getuid", "geteuid", "getgid", "nice"),
+        *("sysconf", "waitid", "WNOHANG", "WNOWAIT", "WEXITED", "P_PID", "O_NOFOLLOW", "uname"),
+        *("O_DIRECTORY", "O_CLOEXEC", "getloadavg", "statvfs", "mkfifo", "chown", "fchmod"),
+        *("sched_getaffinity", "sched_setaffinity", "register_at_fork", "ttyname", "wait3"),
+    ),
+    signal: (
+        *("SIGKILL", "SIGSTOP", "SIGCONT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGCHLD"),
+        *("SIGPIPE", "SIGQUIT", "SIGTSTP", "alarm", "setitimer", "pause", "pthread_kill"),
+    ),
+    time: ("clock_gettime", "CLOCK_MONOTONIC", "CLOCK_BOOTTIME", "CLOCK_REALTIME", "tzset"),
+}
+OF_LINUX = {os: ("sched_getaffinity", "sched_setaffinity"), time: ("CLOCK_BOOTTIME",)}
+
+
+def no_proc(event, arguments):
+    """Fail as for a folder that is not there."""
+    if event in ("open", "os.listdir", "os.scandir") and str(arguments[0]).startswith("/proc/"):
+        raise FileNotFoundError(arguments[0])
+
+
+def become(system):
+    """Take away what the other system does not have, and import all of the package."""
+    for module, names in (OF_POSIX if system == "Windows" else OF_LINUX).items():
+        for name in names:
+            vars(module).pop(name, None)
+    if system == "Windows":
+        sys.modules.update(dict.fromkeys(MODULES))
+        # there it is always set, and torch asks for it
+        os.environ["USERNAME"] = "user"
+    platform.system = lambda: system
+    sys.addaudithook(no_proc)
+    package = import_module("flwr_hetero")
+    for found in pkgutil.walk_packages(package.__path__, "flwr_hetero."):
+        if not found.name.endswith("__main__"):
+            import_module(found.name)
+
+
+def app():
+    from flwr_hetero.mod import hetero
+
+    app = ClientApp(mods=[hetero])
+
+    @app.train()
+    def train(message, context):
+        model = torch.nn.Linear(2, 1)
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        data = torch.utils.data.TensorDataset(torch.ones(8, 2), torch.ones(8, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for x, y in hetero.batches(torch.utils.data.DataLoader(data, batch_size=2), message):
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+        content = {"arrays": ArrayRecord(model.state_dict())}
+        content["metrics"] = MetricRecord({"num-examples": 8})
+        return Message(RecordDict(content), reply_to=message)
+
+    return app
+
+
+def run(folder, rounds, resume):
+    from flwr_hetero.fleet import DeviceProfile, LocalGrid
+    from flwr_hetero.strategy import FedSlice, Recorded
+
+    grid = LocalGrid(app(), [DeviceProfile(1.0), DeviceProfile(0.5), DeviceProfile(0.25)])
+    strategy = Recorded(FedSlice(FedAvg(fraction_evaluate=0.0)), run_dir=folder, resume=resume)
+    initial = ArrayRecord(torch.nn.Linear(2, 1).state_dict())
+    return strategy.start(grid, initial, num_rounds=rounds)
+
+
+def refusal(call):
+    try:
+        call()
+    except RuntimeError as error:
+        return str(error)
+    return "nothing is refused"
+
+
+def check(system, folder):
+    from flwr_hetero.cli import main
+    from flwr_hetero.fleet import DeviceProfile, RealFleet, forks, supernode
+    from flwr_hetero.fleet.throttle import enforce
+
+    run(folder, 2, resume=False)
+    assert len(run(folder, 3, resume=True).train_metrics_clientapp) == 3
+    assert b"\r" not in (folder / "history.jsonl").read_bytes()
+    assert (folder / "report.html").stat().st_size
+    assert main(["report", str(folder)]) == 0
+    assert main(["doctor"]) == 0
+    assert main(["fleet", "certificates", str(folder / "keys"), "--host", "a.example"]) == 0
+    assert main(["fleet", "up", "--dir", str(folder / "fleet")]) == 2
+    fleet = RealFleet(folder / "fleet")
+    uses = (
+        lambda: fleet.up([DeviceProfile()]),
+        forks.fork,
+        lambda: asyncio.run(enforce(folder)),
+    )
+    for use in uses:
+        assert f"of Linux, not {system}. LocalGrid emulates a fleet" in refusal(use)
+    assert not fleet.folder.exists()
+    assert system in supernode.why_cold([])
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("error")
+    become(sys.argv[1])
+    check(sys.argv[1], Path(sys.argv[2]))
