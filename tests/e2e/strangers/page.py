@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from e2e.strangers.apps import APPS, KNOWN, METHODS, SAMPLERS
+from e2e.strangers.apps import APPS, KNOWN, METHODS
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[2] / "docs" / "strangers.md"
@@ -23,7 +23,7 @@ def made(results: list[dict]) -> str:
             continue
         usual = found[name, "FedAvg"]
         link = f"[{name}]({app.source.address}/tree/{app.source.commit}/{app.folder})"
-        cells = [link, app.kind, f"`{app.score[1]}`", f"{usual['scores'][-1]:.3f}"]
+        cells = [link, app.kind, f"`{app.score.split()[1]}`", f"{usual['scores'][-1]:.3f}"]
         for method in ("FedSlice", "TiFL", app.sampler):
             one = found.get((name, method))
             cells.append(cell(one, usual, KNOWN.get((name, method))) if one else "")
@@ -33,7 +33,7 @@ def made(results: list[dict]) -> str:
 
 def cell(one: dict, usual: dict, why: str | None) -> str:
     """Write a score, the examples trained on over FedAvg's, and the lines changed."""
-    name = f"{SAMPLERS[one['method']]}: " if one["method"] in SAMPLERS else ""
+    name = f"{kind}: " if (kind := METHODS[one["method"]].sampler) else ""
     if one["error"] or not one["scores"]:
         return f"{name}error {number(why)}"
     ratio = one["trained"] / usual["trained"]

@@ -1,4 +1,4 @@
-"""Change a copy of a public app as README says, run it by plain ``flwr run``, and see what it did."""
+"""Change a copy of a public app as README says, run it by ``flwr run``, see what it did."""
 
 import json
 import os
@@ -70,16 +70,6 @@ def apply(folder: Path, changes: Iterable[tuple[str, str]], wrapped: str = "stra
         path.write_text(changed(path.read_text(encoding="utf-8"), diff, wrapped), encoding="utf-8")
 
 
-def lines_changed(app: App, method: str) -> int:
-    """Count the lines that a user adds or replaces for a method."""
-    changes = app.changes_for(method)
-    if method in ("FedSlice", "TiFL"):
-        changes += app.everyone.items()
-    lines = [line for _, diff in changes for line in diff.splitlines()]
-    # one that only makes room for another stays
-    return sum(line[:1] == "+" and f"-{line[1:]}" not in lines for line in lines)
-
-
 def source_of(app: App) -> Path:
     return Path(os.environ[FOLDER]) / app.source.folder / app.folder
 
@@ -89,12 +79,13 @@ def write(app: App, method: str, folder: Path) -> None:
     shutil.copytree(source_of(app), folder)
     for name, text in app.files().items():
         (folder / name).write_text(text, encoding="utf-8")
-    apply(folder, app.here.items())
-    apply(folder, app.everyone.items())
-    start = folder / app.package / "__init__.py"
+    package = folder / app.package
+    apply(package, app.here.items())
+    apply(package, app.everyone.items())
+    start = package / "__init__.py"
     text = start.read_text(encoding="utf-8") if start.exists() else ""
     start.write_text("import strangers_kit\n" + text, encoding="utf-8")
-    apply(folder, app.changes_for(method), METHODS[method].wrapped)
+    apply(package, app.changes_for(method), METHODS[method].wrapped)
 
 
 def run(app: App, method: str, tmp: Path, timeout_s: float = 600) -> Outcome:
@@ -119,10 +110,10 @@ def run(app: App, method: str, tmp: Path, timeout_s: float = 600) -> Outcome:
         "OMP_NUM_THREADS": "1",
         "NO_COLOR": "1",
         "STRANGERS_RECORDS": str(records),
-        "STRANGERS_NEEDS": " ".join(app.needs),
+        "STRANGERS_NEEDS": app.needs,
     }
     rounds = METHODS[method].rounds
-    config = f"{app.rounds_key}={rounds} {app.config}".strip()
+    config = f"num-server-rounds={rounds} {app.config}".strip()
     federation = f"num-supernodes={NODES} client-resources-num-cpus=1 init-args-num-cpus={WORKERS}"
     command = [str(processes.BIN / "flwr"), "run", str(folder), "--stream"]
     command += ["--run-config", config, "--federation-config", federation]
@@ -170,7 +161,7 @@ def seen(app: App, records: Path, log: str) -> Outcome:
 
 def read(app: App, outcome: Outcome, result: dict) -> None:
     """Read the metrics and scores of one ``start``."""
-    place, key = app.score
+    place, key = app.score.split()
     for where, rounds in result.items():
         for record in rounds.values():
             outcome.metrics |= {f"{where.split('_')[0]}:{name}" for name in record}

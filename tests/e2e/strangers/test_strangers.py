@@ -8,12 +8,12 @@ from collections.abc import Callable
 import pytest
 from e2e.strangers.apps import APPS, KNOWN
 from e2e.strangers.page import PAGE, RESULTS, made
-from e2e.strangers.running import FOLDER, Outcome, lines_changed, run, source_of
+from e2e.strangers.running import FOLDER, Outcome, run, source_of
 
 SPARED = 0.2
 """By so much of FedAvg's examples another number may be trained on."""
 POINTS = 0.02
-"""By so much an accuracy may lie below FedAvg's; or a loss above, of that after FedAvg's round 1."""
+"""By so much an accuracy may lie below FedAvg's; or a loss above it, of that after round 1."""
 TRUE_WARNINGS = (
     # nodes are alike here
     "TiFL: tiers of",
@@ -29,7 +29,7 @@ CASES = [
         id=f"{name}-{method}",
     )
     for name, app in APPS.items()
-    for method in ("FedSlice", "TiFL", *filter(None, [app.sampler]))
+    for method in app.methods
 ]
 
 
@@ -47,8 +47,7 @@ def outcome(tmp_path_factory):
     yield of
     if path := os.environ.get(f"{FOLDER}_RESULTS"):
         found = [
-            {"app": name, "method": method, "lines": lines_changed(APPS[name], method)}
-            | one.facts()
+            {"app": name, "method": method, "lines": APPS[name].lines_for(method)} | one.facts()
             for (name, method), one in known.items()
         ]
         with open(path, "a", encoding="utf-8") as file:
@@ -62,7 +61,7 @@ def open_app(name: str) -> None:
     if not source_of(APPS[name]).exists():
         pytest.skip(f"{source_of(APPS[name])} is not there")
     stood_in = {"wandb", "evaluate"}
-    missing = [each for each in {*APPS[name].needs} - stood_in if not is_there(each)]
+    missing = [each for each in {*APPS[name].needs.split()} - stood_in if not is_there(each)]
     if missing:
         pytest.skip(f"needs {', '.join(sorted(missing))}")
 
@@ -87,7 +86,7 @@ def test_public_app(name: str, method: str, outcome: Callable[[str, str], Outcom
     assert not untrue
     assert mine.scores, "no score was reported"
     last, first = usual.scores[-1], usual.scores[0]
-    if "loss" in APPS[name].score[1]:
+    if "loss" in APPS[name].score:
         assert mine.scores[-1] <= last + POINTS * first
     else:
         assert mine.scores[-1] >= last - POINTS

@@ -62,7 +62,7 @@ def texts(count, rng):
 def payments(count, rng):
     """Make bank transfers, one in eight a fraud."""
     fraud = (rng.random(count) < 0.125).astype(int)
-    amount = rng.gamma(2.0, 100.0, count) * (1 + 4 * fraud)
+    amount = rng.gamma(2.0, 100.0, count) * (1 + 20 * fraud)
     old = rng.gamma(2.0, 500.0, count)
     return {
         "step": rng.integers(1, 700, count).tolist(),
@@ -102,7 +102,7 @@ KINDS = {
     "hitorilabs/iris": (iris, 150),
     "stanfordnlp/imdb": (texts, 1280),
     "flwrlabs/fed-fraud-paysim-banks": (payments, 2560),
-    "scikit-learn/adult-census-income": (census, 1280),
+    "scikit-learn/adult-census-income": (census, 5120),
     "flwrlabs/fed-legal": (talks, 256),
 }
 """The data set that an app asks for: what makes it, and how many examples are to train on."""
