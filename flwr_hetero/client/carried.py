@@ -113,10 +113,7 @@ class Carried:
 
     # --- from message to message -----------------------------------------------------------
     def keep(self, kept: Any, name: str) -> None:
-        """Let an object of the app's go on, under a name; see :meth:`Hetero.keep`."""
-        for method in ("state_dict", "load_state_dict"):
-            if not callable(getattr(kept, method, None)):
-                raise invalid("kept", type(kept).__name__, "have state_dict and load_state_dict")
+        """Let an object of the app's go on, under a name."""
         known = self._named.setdefault(name, kept)
         if known is not kept:
             raise invalid("name", name, "be another one for each object", "give it a name")

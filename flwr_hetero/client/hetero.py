@@ -19,7 +19,7 @@ from flwr_hetero.client.data_pass import (
     plain_pass,
 )
 from flwr_hetero.client.handler import MOD, current_handler, say_once
-from flwr_hetero.client.samplers import SamplerMaker, follow, keep, with_sampler
+from flwr_hetero.client.samplers import SamplerMaker, follow, keep, restore, with_sampler
 from flwr_hetero.client.timing import timing
 from flwr_hetero.client.work import Work, current_work
 from flwr_hetero.errors import check_count, invalid
@@ -132,8 +132,15 @@ class Hetero:
             raise RuntimeError(f"nothing keeps an object without the mod: {MOD}")
         if is_ours(kept):
             keep(kept, handler.context, name)
-        else:
+            return
+        for method in ("state_dict", "load_state_dict"):
+            if not callable(getattr(kept, method, None)):
+                raise invalid("kept", type(kept).__name__, "have state_dict and load_state_dict")
+        if "torch" in sys.modules:
             handler.carried.keep(kept, name)
+        else:
+            handler.kept[name] = kept, handler.context
+            restore(kept, handler.context, name)
 
 
 hetero = Hetero()

@@ -255,15 +255,12 @@ class Work:
             self._passes = [*self._looks, *self._passes]
             self._looks = []
             return
-        is_asked = any(each.asked for each in self._passes)
         looks = [each for each in self._passes if not each.optimizer_steps]
         self._passes = [each for each in self._passes if each.optimizer_steps]
-        given = sum(each.given for each in [*self._looks, *looks])
-        if is_asked and given:
+        if any(each.asked and each.given for each in [*self._looks, *looks]):
             say_once(
-                f"{given} batches of hetero.batches were read in a pass without an optimizer step. "
-                f"They do not count as training: {TEST_WITHOUT}, and wrap it right at the training "
-                "loop",
+                "a pass over hetero.batches had no optimizer step, so its batches do not count as "
+                f"training. If it is none, {TEST_WITHOUT}, and wrap it right at the training loop",
                 about="passes without a step",
             )
 
@@ -278,10 +275,11 @@ class Work:
                 f"server asks for so: {line.format(most + self.steps)}",
                 about="steps after the batches",
             )
-        known = self._kept.get(LOOP_STEPS, 0)
+        if not self.steps:
+            return 0
         last, last_total = self._kept.get(keys.PASSES, 1), self._kept.get(TOTAL, 0)
         is_new = min(passes, last) > MANY_PASSES and passes != last and last_total == self.steps
-        if not is_new and known != self.steps:
+        if not is_new and self._kept.get(LOOP_STEPS) != self.steps:
             return 0
         self._counts_steps = True
         say_once(
