@@ -68,6 +68,7 @@ class App:
     config: str = ""
     sampler: str = ""
     data: str = ""
+    true_warnings: tuple[str, ...] = ()
     criterion: dict[str, str] = field(default_factory=dict)
     everyone: dict[str, str] = field(default_factory=dict)
     here: dict[str, str] = field(default_factory=dict)
