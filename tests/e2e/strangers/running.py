@@ -22,11 +22,13 @@ WEIGHT = "num-examples"
 
 @dataclass
 class Outcome:
-    """What a run did: examples and steps by kind of message, metrics, warnings, its score."""
+    """What a run did: examples, steps, metrics, warnings, its score."""
 
     log: str
     error: str = ""
+    # in replies that made models, and in others until the end
     trained: int = 0
+    in_flight: int = 0
     steps: int = 0
     jobs: int = 0
     # of messages that report examples: those reported, and those trained
@@ -135,6 +137,7 @@ def seen(app: App, records: Path, log: str) -> Outcome:
     ]
     notes.sort(key=lambda each: each["at"])
     ends = [each["at"] for each in notes if each["kind"] == "end"]
+    used = {name for each in notes if each["kind"] == "used" for name in each["ids"]}
     for each in notes:
         if each["kind"] == "warning":
             outcome.warnings.append(plain(each["text"]))
@@ -145,7 +148,11 @@ def seen(app: App, records: Path, log: str) -> Outcome:
                 read(app, outcome, result)
         elif each.get("error"):
             outcome.failures.append(plain(each["error"]))
-        elif each["type"] == "train" and each["at"] <= max(ends, default=0.0):
+        elif each.get("type") != "train":
+            continue
+        elif each["id"] not in used:
+            outcome.in_flight += each["examples"]
+        else:
             outcome.trained += each["examples"]
             outcome.steps += each["steps"]
             outcome.jobs += 1

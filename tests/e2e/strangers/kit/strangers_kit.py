@@ -16,6 +16,7 @@ from unittest.mock import MagicMock
 import stand_ins
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import FedAvg
 from flwr.serverapp.strategy.result import Result
 
 RECORDS = Path(os.environ["STRANGERS_RECORDS"])
@@ -171,6 +172,18 @@ def watched(call):
     return served
 
 
+def listed(aggregate):
+    """Wrap what aggregates: the instructions whose replies make models are noted."""
+
+    @functools.wraps(aggregate)
+    def aggregated(strategy, server_round, replies):
+        replies = list(replies)
+        note("used", ids=[reply.metadata.reply_to_message_id for reply in replies])
+        return aggregate(strategy, server_round, replies)
+
+    return aggregated
+
+
 def told(result):
     """Return the metrics of a result by where they were found, and round."""
     return {
@@ -188,6 +201,7 @@ def install():
     logging.getLogger("flwr").addHandler(Warnings(logging.WARNING))
     ClientApp.__call__ = counted(ClientApp.__call__)
     ServerApp.__call__ = watched(ServerApp.__call__)
+    FedAvg.aggregate_train = listed(FedAvg.aggregate_train)
     needs = os.environ["STRANGERS_NEEDS"].split()
     if "torch" in needs:
         count_torch()
