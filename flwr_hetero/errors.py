@@ -135,6 +135,10 @@ HINTS = {
         "initial_arrays must be the list that the client takes and returns, in its order:\n"
         "    initial_arrays = ArrayRecord(get_weights(model))"
     ),
+    "missing or unknown|of initial_arrays": (
+        "initial_arrays must hold all arrays that nodes return, by the same names. With PEFT:\n"
+        "    initial_arrays = ArrayRecord(get_peft_model_state_dict(model))"
+    ),
     "secaggplus_configs": (
         "SecAgg+ needs the workflow of Flower's older server, which runs no strategy of today's:\n"
         "take the mod out. Differential privacy goes with every strategy:\n"

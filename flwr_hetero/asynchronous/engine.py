@@ -80,12 +80,16 @@ class Engine:
             evaluating = {message.metadata.dst_node_id for message in messages}
             free = [node for node in idle if node not in evaluating]
             training += len(messages) - self.evaluations.num_open
+        self.rule.shares_workers = self.queue.shares_workers
         if trains and free:
             self.rule.chosen = self.rule.next_nodes(free, training, self.waiting)
             messages += self._instructions() if self.rule.chosen else []
         if messages:
             self.queue.send(messages, self.version)
             self.book.in_flight |= {m.metadata.dst_node_id: self.now_s for m in messages}
+            # The clock of emulated devices has not moved: the rest is sent at the same time.
+            if self.rule.unsent and self.queue.finds_emulated():
+                self.start(trains)
         elif trains and not (self.queue.pending or backed_off):
             wait_for_nodes(self.run.grid, 1, WAIT_S)
             if idle:
@@ -125,7 +129,9 @@ class Engine:
                 self.book.succeed(pending.node_id)
                 self._took_s[pending.node_id] = self.now_s - pending.sent_s
                 self._context.messages.append(pending.instruction)
-                self.waiting.append(Update(pending, reply, self.now_s))
+                update = Update(pending, reply, self.now_s)
+                self.rule.arrived(update)
+                self.waiting.append(update)
             else:
                 self._lost.append(pending.instruction)
                 self._fail(pending.node_id, reply)
@@ -162,7 +168,8 @@ class Engine:
         enough = len(self._bad) >= FRUITLESS * least and len(set(self._bad)) >= least
         if enough and self.fleet.begun:
             raise NoProgressError(f"{len(self._bad)} bad replies in a row: {why}.")
-        if self.book.in_flight:
+        # A few nodes that are asked first say nothing of the others.
+        if self.book.in_flight or self.rule.unsent:
             return
         begun, online = self.fleet.begun or bool(self.waiting), online_nodes(self.run.grid)
         if not begun and len(self._context.refused) == len(self.book.failures["train"]):

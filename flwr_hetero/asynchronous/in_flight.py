@@ -18,6 +18,8 @@ from flwr_hetero.server.rounds import Run
 
 EVALUATION_SHARE = 0.1
 """Part of the time in which nodes are asked to evaluate; of each node's if it is every round."""
+SIMULATION_POLL_S = 0.02
+"""Seconds between two polls of Flower's simulation."""
 LATE_S = 60.0
 """Seconds that a message outlives its time-out, so that a node given up is known to be slow."""
 
@@ -57,6 +59,8 @@ class MessageQueue:
         self.clock, self.costs, self.timeout_s = clock, costs, timeout_s
         self.is_local = hasattr(self.fleet, "virtual_time_s")
         self.is_simulated = is_simulated(grid)
+        # A poll of a simulation costs next to nothing: its replies are in this process.
+        self._pause_s = SIMULATION_POLL_S if self.is_simulated else POLL_S
         # the one that is given up first is the first
         self.pending: dict[str, Pending] = {}
         # given up: replies are collected and thrown away
@@ -66,6 +70,24 @@ class MessageQueue:
         # before the first reply of a simulation, its clock is unknown
         self._answered, self._next_poll_s = False, 0.0
         self._zero_s = clock.virtual_s - self._fleet_s()
+
+    @property
+    def shares_workers(self) -> bool:
+        """Whether messages wait for free workers: in Flower's simulation of devices as they are."""
+        return self.is_simulated and not self.is_local and not self.clock.emulated
+
+    def finds_emulated(self) -> bool:
+        """Wait for a first reply of a simulation; return whether its devices are emulated."""
+        start_s = time.monotonic()
+        while self.shares_workers and self.pending.keys() - self._held.keys():
+            for reply in self._pull([*(self.pending.keys() - self._held.keys())]):
+                self._hold(reply)
+            # A device that is away answers with an error, which does not tell.
+            has_content = any(reply.has_content() for _, reply in self._held.values())
+            if has_content or time.monotonic() - start_s > self.timeout_s:
+                break
+            time.sleep(self._pause_s)
+        return self.clock.emulated
 
     def send(self, messages: Sequence[Message], version: int = 0) -> None:
         """Send instructions; one that cannot be sent is given up when its time is over."""
@@ -127,7 +149,7 @@ class MessageQueue:
             self._tick()
             if replies or self.clock.virtual_s >= wake_s:
                 return replies
-            time.sleep(POLL_S)
+            time.sleep(self._pause_s)
 
     def _pull(self, message_ids: list[str]) -> list[Message]:
         """Pull replies, no more often than is good for the server and a simulation's threads."""
@@ -156,7 +178,7 @@ class MessageQueue:
             if time.monotonic() - start_s > self.timeout_s:
                 break
             if missing - self._held.keys():
-                time.sleep(POLL_S)
+                time.sleep(self._pause_s)
         return self.clock.emulated
 
     def _hold(self, reply: Message) -> None:

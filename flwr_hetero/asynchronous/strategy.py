@@ -55,6 +55,9 @@ class Rule(Selection):
         self.turns = algorithm.Turns()
         # idle nodes that were not asked
         self.resting, self._cost = 0, 0.0
+        # whether messages wait for the workers of a simulation, and nodes that are asked later
+        self.shares_workers = False
+        self.unsent: list[int] = []
         # of this server update, by message
         self.updates: dict[str, Update] = {}
         # of the last run, which may go on
@@ -72,7 +75,7 @@ class Rule(Selection):
         A node rests while an update of it waits, and while it is ahead of its share.
         """
         there = len(idle)
-        room = there if self.concurrency is None else max(0, self.concurrency - in_flight)
+        room = self.room(there, in_flight)
         # turns that an instruction costs
         cost = min(self.concurrency or inf, in_flight + there) / (self.node_limit or inf)
         self._cost = cost
@@ -85,6 +88,10 @@ class Rule(Selection):
         self.turns.take([self.identity(node) for node in chosen], cost)
         self.resting = there - len(chosen)
         return chosen
+
+    def room(self, num_idle: int, in_flight: int) -> int:
+        """Return how many of the idle nodes may start."""
+        return num_idle if self.concurrency is None else max(0, self.concurrency - in_flight)
 
     def draw(self, idle: list[int], room: int) -> list[int]:
         """Draw as many of the nodes that may start as there is room for."""
@@ -108,6 +115,9 @@ class Rule(Selection):
     def ends_round(self) -> bool:
         """Return whether the server update that was just made is the last one of its round."""
         return True
+
+    def arrived(self, update: Update) -> None:
+        """Learn that a node has a good reply."""
 
     def failed(self, node_id: int) -> None:
         """Learn that a node that was to train has no reply that counts."""

@@ -64,7 +64,12 @@ class NodeSpeeds:
         if (latency := context.latency_of(reply)) is not None:
             seen_s = context.round_trip_s.get(reply.metadata.reply_to_message_id, 0.0)
             times = divided(reply, latency, steps, seen_s if context.same_clock else 0.0)
-            self.observe(identity, steps, *times, loads=not latency.emulated)
+            # A worker of Flower's simulation loads the app once, for all of its nodes.
+            record = configs_in(reply.content).get(keys.TIMING, ConfigRecord())
+            worker = str(record.get(keys.WORKER, identity))
+            loads = not latency.emulated and worker not in self._loaded
+            self._loaded.add(worker)
+            self.observe(identity, steps, *times, loads=loads)
 
     def observe(
         self, node: str, steps: int, compute_s: float, link_s: float, *, loads: bool = False
@@ -76,8 +81,7 @@ class NodeSpeeds:
         step_s = min(max(compute_s / steps, 1 / LONGEST_S), LONGEST_S)
         link_s = min(link_s, LONGEST_S)
         self.step_s[node] = smoothed(self.step_s.get(node), step_s)
-        if loads and node not in self._loaded:
-            self._loaded.add(node)
+        if loads:
             # one that is known is of a run before
             if node not in self.link_s:
                 self.link_s[node] = self.first_s[node] = link_s
@@ -147,6 +151,10 @@ def divided(reply: Message, latency: Latency, steps: int, seen_s: float) -> tupl
     elif (step_s := read_number(work, keys.STEP_TIME, 0.0)) > 0:
         compute_s = min(steps * step_s, latency.seconds)
         fixed_s = latency.seconds - compute_s
+    if not latency.emulated:
+        # what the worker of a simulation spends between two messages
+        timing = configs_in(reply.content).get(keys.TIMING, ConfigRecord())
+        fixed_s += max(0.0, read_number(timing, keys.HANDOVER_TIME, 0.0))
     if latency.source != "observed":
         # what it does not claim is its link; rounded, so that no error of rounding is one
         fixed_s = max(fixed_s, round(seen_s - compute_s, 6))

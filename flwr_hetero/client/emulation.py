@@ -1,6 +1,5 @@
 """Emulated devices: a reply carries the time that a device profile would have taken."""
 
-import sys
 import zlib
 from functools import lru_cache
 
@@ -17,7 +16,13 @@ from flwr_hetero.client.device import (
     named_fleet,
     transfer_time_s,
 )
-from flwr_hetero.client.timing import call_app, note_pace, timing, timing_record
+from flwr_hetero.client.timing import (
+    call_app,
+    in_simulation,
+    note_pace,
+    timing,
+    timing_record,
+)
 from flwr_hetero.records import configs_in, metrics_in, payload_bytes, read_number
 
 
@@ -44,12 +49,6 @@ def emulated_device(message: Message, context: Context, call_next: ClientAppCall
 
 
 _profiles = lru_cache(maxsize=8)(named_fleet)
-
-
-def in_simulation() -> bool:
-    """Return whether this process is a worker of Flower's simulation engine."""
-    ray = sys.modules.get("ray")
-    return ray is not None and bool(ray.is_initialized())
 
 
 def is_emulated(context: Context) -> bool:

@@ -216,7 +216,9 @@ class StepLoader:
 
     def __len__(self) -> int:
         """Batches of the last pass, else of the next one."""
-        if not gradients_are_on():
+        # Opacus makes of the length the part of the data that a batch is of.
+        caller = str(sys._getframe(1).f_globals.get("__name__"))
+        if not gradients_are_on() or caller.startswith("opacus."):
             return len(self._own)  # type: ignore[arg-type]
         self._work.length_asked = True
         if self.num_steps is None:

@@ -2,6 +2,8 @@
 
 import json
 import os
+import platform
+import sys
 import time
 from math import isfinite, nan
 from pathlib import Path
@@ -33,8 +35,33 @@ def timing(message: Message, context: Context, call_next: ClientAppCallable) -> 
     if reply.has_content():
         record = timing_record(context, end_s - start_s, 0.0, emulated=False)
         record.update(times_beside(start_s) if is_message_process() else {})
+        if in_simulation():
+            record.update(worker_times(message, start_s))
         reply.content[keys.TIMING] = record
+    _last_end_s["worker"] = end_s
     return reply
+
+
+def in_simulation() -> bool:
+    """Return whether this process is a worker of Flower's simulation engine."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
+def worker_times(message: Message, called_s: float) -> dict[str, str | float]:
+    """Name the worker of a simulation, and tell how long the message kept it from working.
+
+    Flower and Ray need that time: to collect the last reply, and to hand the message over.
+    """
+    # A worker may also be idle because no message was there.
+    created_s = called_s - max(0.0, time.time() - message.metadata.created_at)
+    ended_s = _last_end_s.get("worker", called_s)
+    handover_s = max(0.0, called_s - max(ended_s, created_s))
+    return {keys.WORKER: f"{platform.node()}-{os.getpid()}", keys.HANDOVER_TIME: handover_s}
+
+
+_last_end_s: dict[str, float] = {}
+"""When this worker returned its last reply, by the monotonic clock."""
 
 
 def call_app(message: Message, context: Context, call_next: ClientAppCallable) -> Message:

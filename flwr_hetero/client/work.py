@@ -23,7 +23,6 @@ MANY_PASSES = 3
 """Only above so many passes may a loop be one that counts steps."""
 LONGEST = 100
 """A pass of unknown length is prolonged to so many times the batches asked for, at most."""
-TEST_WITHOUT = "test on the DataLoader itself, or with torch.no_grad()"
 
 
 class Work:
@@ -260,7 +259,8 @@ class Work:
         if any(each.asked and each.given for each in [*self._looks, *looks]):
             say_once(
                 "a pass over hetero.batches had no optimizer step, so its batches do not count as "
-                f"training. If it is none, {TEST_WITHOUT}, and wrap it right at the training loop",
+                "training. Test on the DataLoader itself or with torch.no_grad(), and wrap it "
+                "right at the training loop",
                 about="passes without a step",
             )
 

@@ -162,10 +162,10 @@ class Norms(NamedTuple):
 def model_norms(arrays: Mapping[str, Array], start: Mapping[str, Array] | None = None) -> Norms:
     """Return how large a good model is, or how far from its start; integers are left out."""
     squares = [0.0, 0.0]
-    for name, array in (start or arrays).items():
-        before = view_array(array)
+    for name, array in arrays.items():
+        before = view_array((start or arrays)[name])
         if before.dtype.kind == "f":
-            step = step_between(before, view_array(arrays[name])) if start else before
+            step = step_between(before, view_array(array)) if start else before
             flat = step.reshape(-1).astype(np.result_type(step, np.float32), copy=False)
             with np.errstate(over="ignore"):
                 square = float(np.dot(flat, flat))
@@ -192,11 +192,12 @@ def mean_arrays(
     records: Sequence[ArrayRecord], weights: ArrayLike, like: ArrayRecord
 ) -> ArrayRecord:
     """Average ArrayRecords of one model without unpacking them, in the types of ``like``."""
-    mean = ArrayRecord()
+    mean = ArrayRecord(dict(like.items()))
     for name, array in like.items():
-        dtype = np.dtype(array.dtype)
-        views = [view_array(record[name]).astype(dtype, copy=False) for record in records]
-        mean[name] = Array(weighted_mean(views, weights))
+        # what nodes have left out is the server's own array
+        if any(record[name] is not array for record in records):
+            views = [view_array(r[name]).astype(array.dtype, copy=False) for r in records]
+            mean[name] = Array(weighted_mean(views, weights))
     return mean
 
 
@@ -263,8 +264,10 @@ def _parse_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 def check_arrays(arrays: Mapping[str, Array], sent: Mapping[str, Array]) -> None:
     """Check a model; ValueError says why it cannot be averaged with others of those sent."""
-    if arrays.keys() != sent.keys():
-        raise ValueError(f"arrays {sorted(set(arrays) ^ set(sent))[:3]} missing or unknown")
+    unknown, missing = arrays.keys() - sent.keys(), sent.keys() - arrays.keys()
+    # names of a list are positions, which do not say what is left out
+    if unknown or not arrays or (missing and all(map(str.isdecimal, sent))):
+        raise ValueError(f"arrays {sorted(unknown or missing)[:3]} missing or unknown")
     for name, array in arrays.items():
         try:
             _check_array(array, sent[name])

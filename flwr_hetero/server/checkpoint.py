@@ -19,6 +19,7 @@ from flwr_hetero._flwr import log, trains_trees
 from flwr_hetero.errors import check_count, check_number, clean, invalid
 from flwr_hetero.files import GrowingFile, drafted
 from flwr_hetero.report.trackers import Trackers, check_trackers
+from flwr_hetero.server.limits import votes_from_json, votes_to_json
 from flwr_hetero.server.nodes import online_nodes
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
@@ -61,6 +62,7 @@ class Checkpoints:
             "times_s": fleet.times_s,
             "nodes": fleet.nodes.state(),
             "norms": fleet.norms,
+            "left_out": votes_to_json(fleet.left_out),
             "cut": sorted(fleet.cut),
             "known_metrics": fleet.metrics,
             "usual_names": fleet.usual_names,
@@ -128,6 +130,7 @@ class Checkpoints:
         run.wall_offset_s = check_number("wall_s", meta["wall_s"], "[0, inf)")
         run.logged_s = check_number("virtual_s", meta["virtual_s"], "[0, inf)")
         fleet.clock.virtual_s = run.logged_s
+        fleet.left_out = votes_from_json(meta.get("left_out", ()))
         fleet.cut = set(map(str, meta.get("cut", ())))
         fleet.usual_names = {kind: str(name) for kind, name in meta.get("usual_names", {}).items()}
         fleet.metrics = {

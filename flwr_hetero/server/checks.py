@@ -28,7 +28,7 @@ from flwr_hetero.records import (
 from flwr_hetero.server.aggregate import check_arrays, holds_trees, weight_of
 from flwr_hetero.server.arrivals import is_enough
 from flwr_hetero.server.context import QUORUM, Exchange
-from flwr_hetero.server.limits import limit_updates, usual_of
+from flwr_hetero.server.limits import keep_common, limit_updates, usual_of
 
 MAX_WEIGHT = 2.0**53
 """Weights above this are nonsense, and sums of them could be infinite."""
@@ -88,6 +88,8 @@ def accept(context: Exchange, replies: Sequence[Message], judge: Verdicts) -> li
     expected, good = judge.expected, _answers(context, replies, judge)
     sort_key = context.fleet.nodes.sort_key
     good.sort(key=lambda reply: sort_key(reply.metadata.src_node_id))
+    if expected.arrays is not None:
+        good = keep_common(context, good)
     if expected.metrics and good:
         good = _same_metrics(context, good)
         if expected.weight_key:

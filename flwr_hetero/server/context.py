@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, TypeAlias
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType
 from flwr.serverapp import Grid
 
 from flwr_hetero.errors import clean
@@ -65,6 +65,8 @@ class Exchange:
     """Instructions whose replies were not waited for."""
     counted: list[str] = field(default_factory=list)
     """Nodes whose replies went to the innermost strategy."""
+    left_out: dict[str, Array] = field(default_factory=dict)
+    """Arrays that most nodes do not return, with the value that they keep."""
     weights: dict[str, float] = field(default_factory=dict)
     """By what the models of these nodes were weighted."""
     shortened: dict[str, float] = field(default_factory=dict)
@@ -112,8 +114,7 @@ class Exchange:
         arrivals.close()
         self.fleet.costs.sent(self.messages, clock.virtual_s, self.timeout_s)
         clock.virtual_s += self.virtual_s
-        trips_s = self.round_trip_s if emulated_s is None else {}
-        self.fleet.costs.answered(arrived, inf, trips_s)
+        self.fleet.costs.answered(arrived, inf, self.round_trip_s if emulated_s is None else {})
         return replies
 
     def _emulated_s(self, arrivals: Arrivals) -> float | None:
@@ -307,6 +308,10 @@ class Fleet:
     """Nodes whose claims of examples were cut; "metrics of" those with values that were."""
     norms: dict[str, tuple[float, float, float]] = field(default_factory=dict)
     """By node, the last ones at the end: of its update (parameters, statistics), and its steps."""
+    left_out: dict[str, frozenset[str]] = field(default_factory=dict)
+    """By node: arrays that were not in its last reply."""
+    first_arrays: dict[str, Array] | None = None
+    """The model as it was at first, until most nodes that were asked have answered."""
     update_limit: float | None = 4.0
     standstill: dict[str, Standstill] = field(default_factory=lambda: defaultdict(Standstill))
     """Of "training" and of "evaluation"."""

@@ -1,4 +1,6 @@
-r"""Updates judged by their size: one far longer than those of most nodes counts little.
+r"""What counts of models beside those of most nodes: by the size of updates, and of which arrays.
+
+An update that is far longer than most counts little:
 
 .. math:: \ell_i = c \, \operatorname{median}_j \left( \lVert d_j \rVert
           \max\left(1, \sqrt{\tau_i / \tau_j}\right) \right), \qquad
@@ -8,19 +10,25 @@ d_j: the last update of node j; tau_j: its assigned steps, or 1; c: the wrapper'
 Of a node that claims far more examples than most, which weigh its update, the limit is shorter.
 More steps may make an update longer, but fewer need not make it shorter: a slow node may hold what
 no other does. By the square a lie counts the less, the larger it is.
+
+Models of which nodes return a part, as of LoRA: by its last reply each node has a vote on each
+array. One that half of the nodes or more leave out keeps the server's value, to the bit. A reply
+without an array that most return is dropped, and what most leave out is taken out of a reply.
 """
 
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from logging import INFO
 from math import inf, sqrt
 from statistics import median_low
 
-from flwr.app import ArrayRecord, Message, MessageType
+from flwr.app import Array, ArrayRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero._flwr import log
-from flwr_hetero.errors import check_number
+from flwr_hetero.errors import check_number, clean
 from flwr_hetero.records import arrays_in, steps_that_count
-from flwr_hetero.server.aggregate import Norms, model_norms, with_update
+from flwr_hetero.server.aggregate import Norms, aggregate, model_norms, with_update
 from flwr_hetero.server.context import QUORUM, Exchange
 
 RECENT_NODES, RECENT_UPDATES = 50, 4
@@ -38,6 +46,10 @@ CUT_UPDATES = "updates"
 Known = tuple[float, float, float]
 """Of a node's last update: norms of its parameters and running statistics, 0 where these did not
 move, and steps."""
+MOST_NAMES = 3
+"""Arrays that a reason or a log line names."""
+Votes = Mapping[str, frozenset[str]]
+"""By node: the arrays that its last reply left out."""
 
 
 def check_limit(limit: float | None) -> float | None:
@@ -59,7 +71,7 @@ def limit_updates(
     norms = [model_norms(_model(r), start) for r, start in zip(good, starts, strict=True)]
     steps = [steps_that_count(*each) for each in zip(asked, good, strict=True)]
     known = context.fleet.norms
-    still = [STILL * max(norm, SMALL) for norm in model_norms(starts[0])]
+    still = [STILL * max(norm, SMALL) for norm in model_norms(_part_of(starts[0], good[0]))]
     for node, own, count in zip(nodes, norms, steps, strict=True):
         # the last one of each node, so that quick ones do not set what is usual
         known.pop(node, None)
@@ -82,7 +94,7 @@ def limit_updates(
         longest = most[count]
         if few:
             # before others are known to move, the norm of the model stands for the median
-            own_size = limit * max(model_norms(start).parameters, SMALL)
+            own_size = limit * max(model_norms(_part_of(start, reply)).parameters, SMALL)
             longest = Norms(own_size, 0.0 if is_first else longest.statistics)
         parts = parts_that_count(own, Norms(*(share * norm for norm in longest)))
         if (part := min(parts)) < DIVERGED**-2 and not few:
@@ -136,6 +148,11 @@ def _model(message: Message) -> ArrayRecord:
     return next(iter(arrays_in(message.content).values()))
 
 
+def _part_of(start: ArrayRecord, reply: Message) -> dict[str, Array]:
+    """Return what a node was sent of the arrays that it returns."""
+    return {name: start[name] for name in _model(reply)}
+
+
 def _say(context: Exchange, node: str, part: float) -> None:
     """Log that an update was cut, once."""
     if CUT_UPDATES not in context.fleet.cut:
@@ -144,3 +161,125 @@ def _say(context: Exchange, node: str, part: float) -> None:
             "%s: its update is longer than most and counts with %.2g of its length (update_limit; "
         )
         log(INFO, f"{text}Recorded keeps all in shortened)", node, part)
+
+
+# --- models of which nodes return a part -----------------------------------------------------
+def keep_common(context: Exchange, replies: Sequence[Message]) -> list[Message]:
+    """Keep replies that have what most nodes return; take out of them what most leave out."""
+    fleet, votes, sent = context.fleet, context.fleet.left_out, context.arrays
+    if fleet.first_arrays is None:
+        fleet.first_arrays = dict(sent.items())
+    # nodes that leave out the same share one set, which may hold hundreds of names
+    known = {names: names for names in votes.values()}
+    for reply in replies:
+        names = frozenset(sent.keys() - _model(reply).keys())
+        votes[context.identity(reply.metadata.src_node_id)] = known.setdefault(names, names)
+    counts, most = count_left_out(votes), context.believed(MessageType.TRAIN)
+    left_out = [name for name in sent if counts[name] and 2 * counts[name] >= len(votes)]
+    # a few bad nodes may answer first: what they have changed is undone once most disagree
+    context.left_out = {name: fleet.first_arrays.get(name, sent[name]) for name in left_out}
+    if all(max(counts[name], len(votes) - counts[name]) >= most for name in sent):
+        fleet.first_arrays = {}
+        _say_left_out(context, len(sent))
+    return [reply for reply in replies if _takes_part(context, reply)]
+
+
+def count_left_out(votes: Votes) -> Counter[str]:
+    """Count by array how many nodes leave it out.
+
+    >>> count_left_out({"a": frozenset({"base"}), "b": frozenset({"base"}), "c": frozenset()})
+    Counter({'base': 2})
+    """
+    found = Counter[str]()
+    for names, count in Counter(votes.values()).items():
+        found.update(dict.fromkeys(names, count))
+    return found
+
+
+def _takes_part(context: Exchange, reply: Message) -> bool:
+    """Take out of a reply what most nodes leave out; drop it if it lacks what most return."""
+    model, left_out = _model(reply), context.left_out
+    if lacking := context.arrays.keys() - left_out.keys() - model.keys():
+        text = f"it leaves out arrays {_brief(lacking)}, which most nodes return"
+        context.drop(reply, text)
+        return False
+    if not (extra := left_out.keys() & model.keys()):
+        return True
+    if len(extra) == len(model):
+        text = f"most nodes leave out all that it returns, of initial_arrays {_brief(left_out)}"
+        context.drop(reply, text)
+        return False
+    ((name, _),) = arrays_in(reply.content).items()
+    reply.content[name] = ArrayRecord({n: a for n, a in model.items() if n not in extra})
+    # a node is named once, for its app returns them each time
+    node = f"arrays of {context.identity(reply.metadata.src_node_id)}"
+    if node not in context.fleet.cut and not context.fleet.first_arrays:
+        context.fleet.cut.add(node)
+        text = f"returns arrays {_brief(extra)}, which most nodes leave out and which do not count"
+        context.note(reply.metadata.src_node_id, text)
+    return True
+
+
+def aggregate_parts(
+    inner: Strategy, leaf: Strategy, context: Exchange, replies: list[Message], weights: list[float]
+) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    """Let a strategy aggregate what nodes return; it sees whole models, and so does all else."""
+    if context.left_out:
+        replies = [_whole(context, reply) for reply in replies]
+    arrays, metrics = aggregate(inner, leaf, context, replies, weights)
+    return arrays and with_left_out(arrays, context), metrics
+
+
+def with_left_out(arrays: ArrayRecord, context: Exchange) -> ArrayRecord:
+    """Give arrays that nodes leave out the server's value: a mean of equal ones may round it."""
+    for name, array in context.left_out.items():
+        arrays[name] = array
+    return arrays
+
+
+def _whole(context: Exchange, reply: Message) -> Message:
+    """Complete a reply with the server's arrays, which are not copied, in their order."""
+    ((name, part),) = arrays_in(reply.content).items()
+    whole = {n: part[n] if n in part else context.left_out[n] for n in context.arrays}
+    content = RecordDict({**reply.content, name: ArrayRecord(whole)})
+    return Message(content, metadata=reply.metadata)  # type: ignore[call-overload,no-any-return]
+
+
+def _say_left_out(context: Exchange, num_arrays: int) -> None:
+    """Log once which arrays keep their value."""
+    if not context.left_out:
+        return
+    names = ", ".join(sorted(context.left_out)[:MOST_NAMES])
+    more = ", ..." if len(context.left_out) > MOST_NAMES else ""
+    text = f"{len(context.left_out)} of {num_arrays} arrays are not returned by nodes and keep "
+    text += clean(f"their value: {names}{more}")
+    if text not in context.fleet.cut:
+        context.fleet.cut.add(text)
+        log(INFO, "%s", text)
+
+
+def _brief(names: Iterable[str]) -> list[str]:
+    return sorted(names)[:MOST_NAMES]
+
+
+# --- checkpoints -----------------------------------------------------------------------------
+def votes_to_json(votes: Votes) -> list[tuple[list[str], list[str]]]:
+    """Write each set of arrays once, with the nodes that leave it out.
+
+    >>> votes_to_json({"a": frozenset({"base"}), "b": frozenset({"base"})})
+    [(['base'], ['a', 'b'])]
+    """
+    found: dict[frozenset[str], list[str]] = {}
+    for node, names in votes.items():
+        found.setdefault(names, []).append(node)
+    return [(sorted(names), nodes) for names, nodes in found.items()]
+
+
+def votes_from_json(
+    saved: Iterable[tuple[Sequence[str], Sequence[str]]],
+) -> dict[str, frozenset[str]]:
+    """Read what :func:`votes_to_json` wrote."""
+    votes: dict[str, frozenset[str]] = {}
+    for names, nodes in saved:
+        votes |= dict.fromkeys(map(str, nodes), frozenset(map(str, names)))
+    return votes

@@ -11,7 +11,7 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from flwr_hetero._flwr import check_strategy, pull_quickly
 from flwr_hetero.errors import invalid
 from flwr_hetero.records import own_records
-from flwr_hetero.server.aggregate import aggregate, keep_dtypes, settle_evaluations, weight_of
+from flwr_hetero.server.aggregate import keep_dtypes, settle_evaluations, weight_of
 from flwr_hetero.server.arrivals import check_late_limit
 from flwr_hetero.server.checks import accept, count, judge_of
 from flwr_hetero.server.client_support import (
@@ -22,7 +22,7 @@ from flwr_hetero.server.client_support import (
 )
 from flwr_hetero.server.composition import check_composition, name_of
 from flwr_hetero.server.context import Exchange, Fleet, OfFleet
-from flwr_hetero.server.limits import check_limit
+from flwr_hetero.server.limits import aggregate_parts, check_limit
 from flwr_hetero.server.rounds import Loop, Run, by_node, run_rounds
 from flwr_hetero.state_dict import StateDict
 
@@ -238,7 +238,7 @@ class Wrapper(Strategy):
             # a server update may hold several replies of a node
             for identity, weight in zip(context.counted, weights, strict=True):
                 context.weights[identity] = weight + context.weights.get(identity, 0.0)
-            arrays, metrics = aggregate(self.inner, self.leaf, context, good, weights)
+            arrays, metrics = aggregate_parts(self.inner, self.leaf, context, good, weights)
         if self.outer is None:
             # Flower's FedAdam gives float64
             if arrays is not None and context.arrays:

@@ -6,24 +6,37 @@ r"""FedSlice on NumPy arrays, for server model w of version t, average a, n node
     1: node i takes tau_i steps from (w_t + a) / 2, that fit a slice  slice_steps, TOWARDS
     2: its update d_i waits in a buffer                               asynchronous.engine
     3: when K = max(2, n // 4) wait:                                  buffer_size
+       of alike nodes also all that come within one more slice        strategy.SliceRule.due
     4:     w <- w + b sum_i (v_i / mean v) a(s_i) d_i / K             FedBuff; b: largest_step
     5:     a <- a + p_t (w - a)                                       new_part
     6: a round is over when the nodes trained as much as in FedAvg    strategy.SliceRule
 """
 
-from math import sqrt
+from math import ceil, sqrt
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-FIXED_SHARE = 0.2
-"""Largest share of a message's fixed cost in a node's slice."""
+FIXED_SHARE, FIXED_SHARE_SHARED = 0.2, 1 / 9
+"""Largest share of a message's fixed cost in a node's slice.
+
+What a message costs a worker that nodes share is lost to all of them."""
 QUICK = 0.9
 """Quantile of the nodes' steps that counts as a quick node's."""
 TOWARDS = 0.5
 """Part of the average in the model that nodes train from."""
 FIRST_STEPS = 2
 """Steps of a node that was never timed: the first one may hold a warm-up."""
+ALIKE, ALIKE_SHARED = 1.5, 3.0
+"""Largest ratio of a slow node's step time to a quick one's where nodes are alike.
+
+On shared workers differences are mostly those of the machine's other work."""
+MOST_PASSES, MOST_BATCHES, LEAST_BATCHES = 2.0, 2.0, 0.25
+"""What is believed of a node's job, in medians of all: local epochs, and examples of a step."""
+FIRST_MODELS = 5
+"""Models of alike nodes that are not averaged; of later ones a fifth."""
+DISPATCH_S = 0.1
+"""Seconds between two looks of Flower's simulation for messages that wait."""
 
 
 def draw_chances(slices_s: ArrayLike, all_slices_s: ArrayLike) -> NDArray[np.float64]:
@@ -45,7 +58,11 @@ def draw_chances(slices_s: ArrayLike, all_slices_s: ArrayLike) -> NDArray[np.flo
 
 
 def slice_steps(
-    quick_s: float, step_times_s: ArrayLike, fixed_times_s: ArrayLike, most: ArrayLike
+    quick_s: float,
+    step_times_s: ArrayLike,
+    fixed_times_s: ArrayLike,
+    most: ArrayLike,
+    share: float = FIXED_SHARE,
 ) -> NDArray[np.int64]:
     r"""Set the steps of each node's slice.
 
@@ -53,15 +70,15 @@ def slice_steps(
               \right\rfloor, m_i\right)
 
     quick_s: S, seconds of a quick node's steps; step_times_s, fixed_times_s: (num_nodes,), NaN
-    where unknown; most: (num_nodes,), steps of FedAvg's job, infinite where unknown
+    where unknown; most: (num_nodes,), steps of FedAvg's job, infinite where unknown; share: rho
     -> (num_nodes,), at least 1, and 2 where the step time is unknown.
 
     >>> slice_steps(10.0, [0.5, 0.5, 20.0, np.nan], [0.0, 5.0, 0.0, np.nan], most=99)
     array([20, 40,  1,  2])
     """
-    # l. 1: a slice is longer where a message's fixed cost is more than a fifth of it
+    # l. 1: a slice is longer where a message's fixed cost is more than that share of it
     fixed_s = np.nan_to_num(np.asarray(fixed_times_s, np.float64))
-    slice_s = np.maximum(quick_s, fixed_s * (1 - FIXED_SHARE) / FIXED_SHARE)
+    slice_s = np.maximum(quick_s, fixed_s * (1 - share) / share)
     steps = slice_s / np.asarray(step_times_s, np.float64)
     # so that 0.3 / 0.1 is 3 steps and not 2
     whole = np.floor(np.minimum(np.nan_to_num(steps, nan=FIRST_STEPS), most) * (1 + 1e-9))
@@ -76,6 +93,30 @@ def buffer_size(in_flight: int) -> int:
     """
     # l. 3: K = max(2, n // 4), and no more than there are nodes
     return min(max(2, in_flight // 4), max(1, in_flight))
+
+
+def places_in_flight(workers: int, job_s: float) -> int:
+    r"""Return how many messages keep workers busy that take one at a time.
+
+    .. math:: W + 1 + \left\lceil \frac{W D}{2 T} - 0.1 \right\rceil
+
+    workers: W; job_s: T, seconds for a message. One waits for the next worker that is free, and one
+    more for each that comes free before the server's answer, D / 2 later, is there.
+
+    >>> places_in_flight(2, job_s=1.0), places_in_flight(2, job_s=0.05)
+    (3, 5)
+    """
+    return workers + 1 + ceil(workers * DISPATCH_S / (2 * max(job_s, DISPATCH_S / 10)) - 0.1)
+
+
+def are_alike(step_times_s: ArrayLike, ratio: float = ALIKE) -> bool:
+    """Return whether nodes take about as long for a step: (num_nodes,), seconds.
+
+    >>> are_alike([1.0, 1.1, 1.3]), are_alike([1.0, 1.1, 2.0])
+    (True, False)
+    """
+    known = np.asarray(step_times_s, np.float64)
+    return bool(known.size and np.quantile(known, QUICK) <= ratio * np.quantile(known, 1 - QUICK))
 
 
 def largest_step(
@@ -99,13 +140,48 @@ def largest_step(
     return (1 - momentum) / (1 + momentum) * num_updates / in_flight * spread
 
 
-def new_part(count: int, window: int) -> float:
+def believed_jobs(
+    passes: ArrayLike, steps: ArrayLike, examples: ArrayLike, *, early: bool = False
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Cut what nodes say of their jobs to what most say: one node must not set a round's length.
+
+    passes, steps, examples: (num_nodes,), of a node's job in FedAvg, infinite steps where unknown;
+    early: most of the few that are known may lie -> the same, with as many steps as give a
+    believable number of examples in each.
+
+    >>> [x.tolist() for x in believed_jobs([1, 1, 1, 9], [4, 4, 4, 1], [32, 32, 32, 288])]
+    [[1.0, 1.0, 1.0, 2.0], [4.0, 4.0, 4.0, 4.0], [32.0, 32.0, 32.0, 64.0]]
+    """
+    said, whole, size = (np.asarray(each, np.float64) for each in (passes, steps, examples))
+    usual = _usual(said, early)
+    counted = np.minimum(said, MOST_PASSES * usual)
+    size = np.where(counted < said, size * counted / said, size)
+    batches = size / whole
+    usual = _usual(batches, early)
+    possible = np.clip(batches, LEAST_BATCHES * usual, MOST_BATCHES * usual)
+    # What is believed stays as it is, to the last bit.
+    is_cut = (possible != batches) & (possible > 0)
+    return counted, np.where(is_cut, size / np.where(is_cut, possible, 1.0), whole), size
+
+
+def _usual(values: NDArray[np.float64], early: bool) -> float:
+    """Return the median; early at most twice the low quartile, as limits of updates do."""
+    low, usual = (float(np.quantile(values, part, method="lower")) for part in (0.25, 0.5))
+    return min(usual, 2 * low) if early else usual
+
+
+def new_part(count: int, window: int, *, alike: bool = False) -> float:
     r"""Return the newest model's part in the average of ``count`` models.
 
     .. math:: p_t = \max\left(\frac{1}{\sqrt{2 t - 1}}, \frac{1}{R}\right)
 
+    Of alike nodes at least min(1, 5 / t): a model of nearly all is as good as the average of a few.
+
     >>> [round(new_part(count, 32), 3) for count in (1, 5, 41, 2000)]
     [1.0, 0.333, 0.111, 0.031]
+    >>> [round(new_part(count, 32, alike=True), 3) for count in (1, 5, 41, 2000)]
+    [1.0, 1.0, 0.122, 0.031]
     """
     # l. 5: the first models are soon left out, and single ones weigh little
-    return max(1 / sqrt(2 * count - 1), 1 / window)
+    part = max(1 / sqrt(2 * count - 1), 1 / window)
+    return max(part, min(1.0, FIRST_MODELS / count)) if alike and window > 1 else part

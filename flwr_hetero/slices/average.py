@@ -1,11 +1,12 @@
-"""The average of models."""
+"""The average of models, and FedSlice's: nodes train half way to it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedYogi, Strategy
 from numpy.typing import NDArray
 
 from flwr_hetero._flwr import trains_trees
@@ -14,9 +15,12 @@ from flwr_hetero.server.aggregate import keep_dtypes
 from flwr_hetero.server.context import Exchange, Messages
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
+from flwr_hetero.slices.algorithm import TOWARDS, new_part
 from flwr_hetero.state_dict import StateDict, entries_below
 
 ARRAYS = "arrays/"
+ADAPTIVE = (FedAdagrad, FedAdam, FedYogi)
+"""Server optimisers of which the length of a step does not depend on that of the updates."""
 
 
 class ModelAverage(Wrapper):
@@ -57,8 +61,9 @@ class ModelAverage(Wrapper):
         """Return the newest model's part in the average of ``count`` models."""
         return max(1 / self.count, 1 / self.window)
 
-    def add(self, model: ArrayRecord) -> None:
-        """Add a model to the average."""
+    def add(self, model: Mapping[str, Array]) -> None:
+        """Add what nodes return of a model to the average."""
+        self.average = {name: old for name, old in self.average.items() if name in model}
         self.count += 1
         part = self.part()
         for name, array in model.items():
@@ -73,9 +78,10 @@ class ModelAverage(Wrapper):
 
     def averaged(self, arrays: ArrayRecord) -> ArrayRecord:
         """Return the average, or these arrays before the first one."""
-        if not self.average:
-            return arrays
-        return ArrayRecord({n: Array(self.average[n].astype(a.dtype)) for n, a in arrays.items()})
+        found = ArrayRecord(dict(arrays.items()))
+        for name, average in self.average.items():
+            found[name] = Array(average.astype(arrays[name].dtype))
+        return found
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message], context: Exchange | None = None
@@ -83,7 +89,9 @@ class ModelAverage(Wrapper):
         """Add the new global model to the average."""
         arrays, metrics = super().aggregate_train(server_round, replies, context)
         if arrays is not None:
-            self.add(keep_dtypes(arrays, self.given(context).arrays))
+            context = self.given(context)
+            new = keep_dtypes(arrays, context.arrays)
+            self.add({name: new[name] for name in new if name not in context.left_out})
         return arrays, metrics
 
     def configure_evaluate(
@@ -116,3 +124,42 @@ class ModelAverage(Wrapper):
         """Continue from ``state_dict``."""
         self.count = int(state["count"])
         self.average = {n: np.asarray(array) for n, array in entries_below(ARRAYS, state).items()}
+
+
+class RecentAverage(ModelAverage):
+    """The average of recent models, of few while there are few; nodes train half way to it."""
+
+    called = "FedSlice"
+
+    def on_instructions(self, context: Exchange, messages: Messages, grid: Grid) -> Messages:
+        """Send nodes a model between the newest one and the average."""
+        # an optimizer at the server with a memory goes on by itself
+        if not self.average or server_momentum(self) or isinstance(self.leaf, ADAPTIVE):
+            return messages
+        # l. 1: steps from there are added to the newest model
+        between = self.between(context.arrays)
+        for message in messages:
+            (name,) = message.content.array_records
+            message.content[name] = between
+        return messages
+
+    def between(self, newest: ArrayRecord) -> ArrayRecord:
+        """Return the model between the newest one and the average."""
+        found = ArrayRecord(dict(newest.items()))
+        for name, average in self.average.items():
+            new = newest[name].numpy()
+            if new.dtype.kind == "f":
+                mixed = (1 - TOWARDS) * new + TOWARDS * average
+                found[name] = Array(np.asarray(mixed).astype(new.dtype))
+        return found
+
+    def part(self) -> float:
+        """Return the newest model's part in the average."""
+        # l. 5: p_t
+        return new_part(self.count, self.window, alike=self.alike)
+
+
+def server_momentum(strategy: Wrapper) -> float:
+    """Return how much of the last server update FedAvgM repeats in the next one."""
+    momentum: float = getattr(strategy.leaf, "server_momentum", 0.0)
+    return momentum

@@ -14,6 +14,7 @@ from flwr_hetero.asynchronous.strategy import Rule
 from flwr_hetero.errors import check_count
 from flwr_hetero.server.aggregate import mean_arrays, why_no_model
 from flwr_hetero.server.context import Exchange
+from flwr_hetero.server.limits import with_left_out
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.state_dict import StateDict, entries_below
 from flwr_hetero_studies.rivals.node_memory import NodeMemory
@@ -140,7 +141,8 @@ class FedAT(NodeMemory, Rule):
         self.counts[self._due] += 1
         weights, tiers = mirrored_weights(self.counts), sorted(self.models)
         models = [self.models[tier] for tier in tiers]
-        return mean_arrays(models, weights[tiers], context.arrays), metrics
+        mean = mean_arrays(models, weights[tiers], context.arrays)
+        return with_left_out(mean, context), metrics
 
     def on_start(self, run: Run) -> None:
         """Begin without models of tiers; after a resume find out which nodes are in which tier."""

@@ -10,7 +10,8 @@ from torch import nn
 
 from flwr_hetero import keys
 from flwr_hetero.client.batch_sampler import BatchSampler, UniformSampler
-from flwr_hetero.client.emulation import in_config, in_simulation, is_emulated, repeat_of
+from flwr_hetero.client.emulation import in_config, is_emulated, repeat_of
+from flwr_hetero.client.timing import in_simulation
 from flwr_hetero.client.weighted_loss import Loss
 from flwr_hetero.errors import invalid
 from flwr_hetero.mod import preload

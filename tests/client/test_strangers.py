@@ -45,6 +45,18 @@ SAMPLERS = {
 }
 every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
 every_sampler = pytest.mark.parametrize("sampler", SAMPLERS)
+every_pair = pytest.mark.parametrize(
+    ("strategy", "sampler"),
+    [
+        pytest.param(
+            strategy,
+            sampler,
+            marks=[] if sampler == "none" or strategy == "FedSlice" else pytest.mark.nightly,
+        )
+        for strategy in STRATEGIES
+        for sampler in SAMPLERS
+    ],
+)
 
 
 def net():
@@ -114,8 +126,7 @@ def warnings_in(caplog):
 
 
 # --- passes that do not train ------------------------------------------------------------
-@every_sampler
-@every_strategy
+@every_pair
 def test_a_pass_without_gradients_is_the_loaders_own(strategy, sampler):
     seen = []
 
@@ -184,8 +195,7 @@ def test_other_passes_without_a_step_do_not_count_and_are_said_once(look, early,
 
 
 # --- epochs ------------------------------------------------------------------------------
-@every_sampler
-@every_strategy
+@every_pair
 def test_no_epoch_is_empty_and_all_are_alike_later(strategy, sampler):
     lengths = []
 
@@ -229,8 +239,7 @@ def test_local_epochs_of_a_message_are_read(key):
 
 
 # --- whole optimizer steps ---------------------------------------------------------------
-@every_sampler
-@every_strategy
+@every_pair
 @pytest.mark.parametrize("every", [4, 12])
 def test_accumulation_takes_whole_steps(every, strategy, sampler):
     counts = []
@@ -371,7 +380,7 @@ def test_a_warm_up_happens_once(strategy):
     def warm_up(optimizer, _):
         return schedules.LambdaLR(optimizer, lambda s: min(1.0, (1 + s) / 15))
 
-    for rates in rates_of(warm_up, rounds=8, strategy=strategy).values():
+    for rates in rates_of(warm_up, rounds=5, strategy=strategy).values():
         assert rates == pytest.approx(wanted_rates(warm_up, len(rates), again=False))
 
 
@@ -644,7 +653,7 @@ def weights_of(report, epochs=1):
                 count += len(batch[1])
         return report(loader, count)
 
-    run = Stranger(train, rounds=6, **{"local-epochs": epochs})
+    run = Stranger(train, rounds=4, **{"local-epochs": epochs})
     assert not run.failures
     total = Counter()
     for record in run.history.records:

@@ -73,6 +73,7 @@ def test_every_cure_is_for_one_symptom():
         "error 2: KeyError: 'fitins.parameters'",
         "error 2: Exception ClientAppException occurred. Message: 'arrays''>",
         "error 2: ValueError: fit() returned 3 arrays, the model has 6",
+        "arrays ['base.weight'] missing or unknown",
         "error 2: KeyError: 'secaggplus_configs'",
         "error 6: fixedclipping_mod requires the key 'clipping_norm' to be present",
         "error 6: fixedclipping_mod expects exactly one ConfigRecord, but found 2",

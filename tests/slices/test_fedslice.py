@@ -175,7 +175,8 @@ def test_all_in_flight_take_one_step_of_an_adaptive_server(nodes, part):
             return super().aggregate_train(server_round, replies)
 
     leaf = Seen(fraction_evaluate=0.0, eta=0.01)
-    run(FedSlice(leaf), 2, [DeviceProfile()] * nodes)
+    # of alike nodes a server update has all that come at about the same time
+    run(FedSlice(leaf), 2, [DeviceProfile(speed) for speed in np.geomspace(1, 2, nodes)])
     assert steps
     assert steps == pytest.approx([0.01 * part] * len(steps))
     assert leaf.eta == 0.01

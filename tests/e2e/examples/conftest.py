@@ -1,1 +1,1 @@
-collect_ignore = ["scikit_learn", "xgboost", "lightning", "hugging_face"]  # Flower apps
+collect_ignore = ["scikit_learn", "xgboost", "lightning", "hugging_face", "lora"]  # Flower apps

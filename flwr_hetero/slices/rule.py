@@ -1,0 +1,313 @@
+"""FedSlice's steps of a slice, and its rule for nodes, server updates and rounds."""
+
+from collections.abc import Iterable, Sequence
+from math import inf, nan
+from statistics import median, median_low
+from typing import Any, ClassVar
+
+import numpy as np
+from flwr.app import ArrayRecord, Message, MessageType, MetricRecord
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from flwr_hetero import keys
+from flwr_hetero._flwr import is_private, updates_needed
+from flwr_hetero.asynchronous.algorithm import Shares
+from flwr_hetero.asynchronous.engine import Update
+from flwr_hetero.asynchronous.in_flight import on_clock
+from flwr_hetero.asynchronous.strategy import FedBuff
+from flwr_hetero.biased_local_sgd.node_speeds import Job, MeasuredSteps
+from flwr_hetero.records import arrays_in, config_of, metrics_in, read_number
+from flwr_hetero.server.aggregate import with_update
+from flwr_hetero.server.composition import check_enough_updates
+from flwr_hetero.server.context import Exchange, Messages
+from flwr_hetero.server.nodes import online_nodes
+from flwr_hetero.slices.algorithm import (
+    ALIKE,
+    ALIKE_SHARED,
+    FIXED_SHARE,
+    FIXED_SHARE_SHARED,
+    are_alike,
+    believed_jobs,
+    buffer_size,
+    draw_chances,
+    largest_step,
+    slice_steps,
+)
+from flwr_hetero.slices.average import ADAPTIVE, server_momentum
+from flwr_hetero.slices.workers import FIRST_PLACES, Usual, Workers
+from flwr_hetero.state_dict import StateDict
+
+QUARTER = ", a server update has a quarter of these; FedBuff(buffer_size={}) needs fewer nodes"
+"""Why a strategy that distrusts some gets too few updates, and what is the way out."""
+
+
+class SliceSteps(MeasuredSteps):
+    """Steps that fit a slice, whatever a message costs."""
+
+    name: ClassVar[str] = "local_steps"
+    called = "FedSlice"
+    slice_steps: int
+    keep_optimizer: bool
+    usual, fixed_share = Usual(), FIXED_SHARE
+
+    def num_steps(self, nodes: Sequence[str]) -> NDArray[np.int64]:
+        """Return the steps of each node's next slice; shape (len(nodes),)."""
+        speeds, usual = self.speeds, self.usual
+        known = speeds.step_s
+        # l. 1
+        return slice_steps(
+            speeds.quick_round_s(self.slice_steps, with_link=False),
+            [known.get(node, usual.step_s) for node in nodes],
+            [speeds.fixed_s(node) if node in known else usual.fixed_s for node in nodes],
+            [speeds.jobs[n].steps if n in speeds.jobs else usual.job_steps for n in nodes],
+            self.fixed_share,
+        )
+
+    def expect(self, *, alike: bool) -> None:
+        """Expect of nodes that have not answered yet what others need, if these are alike."""
+        speeds, self.usual = self.speeds, Usual()
+        if alike and len(speeds.step_s) > 1:
+            fixed_s = [speeds.fixed_s(node) for node in speeds.step_s]
+            job_steps = [job.steps for job in speeds.jobs.values()]
+            step_s = median(speeds.step_s.values())
+            self.usual = Usual(step_s, float(np.median(fixed_s)), median_low(job_steps))
+
+    def slices_s(self, nodes: Sequence[str]) -> NDArray[np.float64]:
+        """Return the seconds of each node's slice with its message; NaN where unknown."""
+        steps_s = [self.speeds.step_s.get(node, nan) for node in nodes]
+        fixed_s = np.nan_to_num([self.speeds.fixed_s(node) for node in nodes])
+        return np.asarray(self.num_steps(nodes) * steps_s + fixed_s)
+
+    def on_instructions(self, context: Exchange, messages: Messages, grid: Grid) -> Messages:
+        """Ask nodes for the steps of a slice, and to go on with their optimizers."""
+        for message in super().on_instructions(context, messages, grid):
+            config_of(message)[keys.KEEP_OPTIMIZER] = self.keep_optimizer
+        return messages
+
+
+class SliceRule(FedBuff):
+    """FedBuff with a buffer of its own size, a bound on the step, and rounds of equal work."""
+
+    called = "FedSlice"
+    unit, evaluates_each_round = "round", True
+    # its buffers are small, and nodes of equal pace reply unevenly
+    node_limit: float | None = 2.0
+
+    def __init__(
+        self, strategy: SliceSteps, concurrency: int | None, rate_correction: float, seed: int
+    ) -> None:
+        how: dict[str, Any] = {"weighting": "examples", "rate_correction": rate_correction}
+        super().__init__(strategy, concurrency=concurrency, seed=seed, **how)
+        self.steps, self.workers = strategy, Workers()
+        # nodes that a round is of, and messages in flight: fewer where nodes share workers
+        self._training = self._places = 1
+        # whether all nodes are at work and alike, and until when their replies are waited for
+        self.alike, self._wake_s = False, inf
+        # by node: how many instructions there were when it was asked last, and since when it trains
+        self._last_turns: dict[int, int] = {}
+        self._sent_s: dict[int, float] = {}
+        self._online = frozenset[int]()
+        # examples trained on and server updates, of this round
+        self.examples, self.count = 0.0, 0
+        self.round_facts: dict[str, Any] = {}
+
+    def next_nodes(self, idle: list[int], in_flight: int, waiting: list[Update]) -> list[int]:
+        """Return the nodes that start now; the first of a simulation tell how many it trains."""
+        if self.unsent and not self.shares_workers:
+            # Their devices are emulated, and each has a processor of its own.
+            chosen, self.unsent = self.unsent, []
+            self.resting -= len(chosen)
+            return chosen
+        for node_id in self.unsent:
+            self.turns.give_back(self.identity(node_id), self._cost)
+        self.alike = self._are_alike(idle)
+        chosen, self.unsent = super().next_nodes(idle, in_flight, waiting), []
+        if self.shares_workers and not in_flight and not self.workers.number:
+            chosen, self.unsent = chosen[:FIRST_PLACES], chosen[FIRST_PLACES:]
+            self.resting += len(self.unsent)
+        self._last_turns |= dict.fromkeys(chosen, self.turns.given)
+        self._sent_s |= dict.fromkeys(chosen, self.fleet.clock.virtual_s)
+        return chosen
+
+    def arrived(self, update: Update) -> None:
+        """Learn that a node is idle, and which worker of a simulation has answered."""
+        self._sent_s.pop(update.pending.node_id, None)
+        if self.shares_workers:
+            self.workers.learn(update.reply, 2 * self._training)
+
+    def room(self, num_idle: int, in_flight: int) -> int:
+        """Return how many idle nodes may start: no message is to wait for a worker for long."""
+        room = super().room(num_idle, in_flight)
+        self.steps.fixed_share = FIXED_SHARE_SHARED if self.shares_workers else FIXED_SHARE
+        self.steps.expect(alike=self.shares_workers and self._are_similar())
+        return min(room, max(0, self.places(in_flight + room) - in_flight))
+
+    def places(self, in_flight: int) -> int:
+        """Return for how many of the nodes that are asked there are workers."""
+        is_limited = self.shares_workers and not self._is_private()
+        return self.workers.places(in_flight) if is_limited else in_flight
+
+    def failed(self, node_id: int) -> None:
+        """Learn that a node that was to train has no reply that counts."""
+        self._sent_s.pop(node_id, None)
+        super().failed(node_id)
+
+    def _are_similar(self) -> bool:
+        return are_alike(list(self.steps.speeds.step_s.values()), ALIKE_SHARED)
+
+    def _are_alike(self, idle: list[int]) -> bool:
+        """Return whether all nodes are asked, known, and of about the same pace."""
+        nodes = {self.identity(node) for node in {*idle, *self.fleet.nodes.in_flight}}
+        step_s = self.steps.speeds.step_s
+        if not nodes <= step_s.keys() or len(nodes) > (self.concurrency or inf):
+            return False
+        ratio = ALIKE_SHARED if self.shares_workers else ALIKE
+        return not self._is_private() and are_alike([step_s[node] for node in nodes], ratio)
+
+    def _is_private(self) -> bool:
+        # The noise of differential privacy is right for one number of updates, set in advance.
+        return any(map(is_private, self.chain()))
+
+    def draw(self, idle: list[int], room: int) -> list[int]:
+        """Draw nodes; where there are more than places, long slices seldom get one."""
+        if self.shares_workers and 0 < room < len(idle) and self._are_similar():
+            # In turn, as in FedAvg's rounds: by chance some would train twice and others not.
+            shuffled = [idle[i] for i in self.rng.permutation(len(idle))]
+            return sorted(shuffled, key=lambda node: self._last_turns.get(node, -1))[:room]
+        if 0 < room < len(idle):
+            each, every = [self.identity(node) for node in idle], list(self.steps.speeds.step_s)
+            chances = draw_chances(self.steps.slices_s(each), self.steps.slices_s(every))
+            # l. 0: whose turn does not count is left out, if enough others are idle
+            turns = (chances / self.rng.random(len(idle))).tolist()
+            least = min(1.0, sorted(turns)[-room])
+            idle = [node for node, turn in zip(idle, turns, strict=True) if turn >= least]
+        return super().draw(idle, room)
+
+    def due(self, waiting: list[Update], in_flight: int) -> list[Update]:
+        """Return a buffer of updates; of alike nodes all that come at about the same time."""
+        found, self._wake_s = super().due(waiting, in_flight), inf
+        # Where nodes share workers, replies come one by one: to wait would cost server updates.
+        if not found or not self.alike or self.shares_workers:
+            return found
+        # l. 3: whoever was sent its instruction before the buffer was full is about to reply
+        full_s = found[-1].arrived_s
+        until_s = on_clock(full_s + self._usual_trip_s())
+        if (
+            self.fleet.clock.virtual_s < until_s
+            and min(self._sent_s.values(), default=inf) <= full_s
+        ):
+            self._wake_s = until_s
+            return []
+        return list({update.pending.node_id: update for update in reversed(waiting)}.values())
+
+    @property
+    def wake_s(self) -> float:
+        """Until when to wait for the next reply at most, on the fleet's clock."""
+        return self._wake_s
+
+    def _usual_trip_s(self) -> float:
+        """Return how long a message of alike nodes usually takes."""
+        return float(np.median(self.steps.slices_s(list(self.steps.speeds.step_s))))
+
+    def default_size(self, in_flight: int) -> int:
+        """Return the number of updates of a server update."""
+        self._training, self._places = in_flight, self.places(in_flight)
+        # l. 3; a strategy that distrusts some updates needs others beside them
+        size = max(buffer_size(self._places), updates_needed(self.leaf))
+        return min(size, buffer_size(in_flight))
+
+    def check_nodes(self, nodes: int) -> None:
+        """Refuse too few nodes for a strategy that distrusts some."""
+        check_enough_updates(self.leaf, nodes, "the number of nodes", buffer_size, QUARTER)
+
+    def weigh(self, updates: list[Update], weights: list[float]) -> Shares:
+        """Weigh as FedBuff does, and bound how far the model moves."""
+        # the fleet forgets those of most nodes
+        self.rates.lengths |= {node: norm for node, (norm, *_) in self.fleet.norms.items()}
+        shares, speeds = super().weigh(updates, weights), self.steps.speeds
+        in_flight = max(len(updates), self._places)
+        steps = self.steps.num_steps(list(speeds.step_s))
+        limit = largest_step(steps, len(updates), in_flight, server_momentum(self))
+        # l. 4: b, so that all updates in flight move the model by one slice
+        bound = min(1.0, limit / self.rates.mean_discount())
+        return shares._replace(scales=shares.scales * bound)
+
+    def moved(self, context: Exchange, update: Update, reply: Message, scale: float) -> Message:
+        """Add a node's scaled update to the present model, which it did not start from."""
+        start = next(iter(arrays_in(update.pending.instruction.content).values()))
+        return with_update(reply, start, context.arrays, scale)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message], context: Exchange | None = None
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Aggregate; a step that does not grow with the updates is divided among them."""
+        leaf: Any = self.leaf
+        if not isinstance(leaf, ADAPTIVE):
+            return super().aggregate_train(server_round, replies, context)
+        eta = leaf.eta
+        # l. 4: as in FedAvg one whole step for all nodes in flight
+        leaf.eta = eta * min(1.0, len(self.updates) / self._places)
+        try:
+            return super().aggregate_train(server_round, replies, context)
+        finally:
+            leaf.eta = eta
+
+    def ends_round(self) -> bool:
+        """Return whether nodes have trained as much as in a round of FedAvg."""
+        jobs = self._believed_jobs()
+        known = [job.examples for job in jobs.values() if job.examples > 0]
+        wanted = self._training * (sum(known) / len(known) if known else 0.0)
+        self.count += 1
+        self.examples += sum(self._examples_of(update, jobs) for update in self.updates.values())
+        # l. 6: a round is over; not before a job is known, or it might end before help is missed
+        if not jobs or self.examples < wanted:
+            return False
+        facts = {"updates": self.count, "examples": self.examples, "examples_wanted": wanted}
+        self.round_facts = facts
+        self.examples, self.count = max(0.0, self.examples - wanted), 0
+        return True
+
+    def before_train(self, context: Exchange, grid: Grid) -> Grid:
+        """Show the nodes that were chosen, and note which there are."""
+        self._online = frozenset(online_nodes(grid))
+        return super().before_train(context, grid)
+
+    def _believed_jobs(self) -> dict[str, Job]:
+        """Return the jobs of the nodes that there are, as far as they are believed."""
+        every = self.steps.speeds.jobs
+        # Right after a resume no node may be known by its name.
+        there = set(map(self.identity, self._online))
+        names = [name for name in every if name in there] or list(every)
+        if not names:
+            return {}
+        early = self.fleet.is_early(len(names), MessageType.TRAIN)
+        said = [every[name] for name in names]
+        columns = believed_jobs(
+            [job.passes for job in said],
+            [job.steps for job in said],
+            [job.examples for job in said],
+            early=early,
+        )
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        return {name: Job(*row) for name, row in zip(names, rows, strict=True)}
+
+    def _examples_of(self, update: Update, jobs: dict[str, Job]) -> float:
+        """Return on how many examples a node trained; of its whole job if it does not say."""
+        (metrics,) = metrics_in(update.reply.content).values()
+        examples = max(0.0, read_number(metrics, self.steps.speeds.weight_key, 1.0))
+        job = jobs.get(self.identity(update.pending.node_id))
+        steps = read_number(metrics, keys.NUM_STEPS, 0.0)
+        if job is None or not steps or job.steps == inf:
+            return examples
+        # Both are bounded: steps by those that were asked for, jobs by what most nodes report.
+        return examples * job.passes * (steps / job.steps)
+
+    def state_dict(self) -> StateDict:
+        """Return FedBuff's state, and what was trained on in this round."""
+        return super().state_dict() | {"trained": self.examples}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Continue from ``state_dict``."""
+        super().load_state_dict(state)
+        self.examples = float(str(state["trained"]))

@@ -1,0 +1,79 @@
+"""Flower's simulation on a clock for tests: nodes share workers where devices are not emulated."""
+
+from flwr.app import ConfigRecord
+
+from flwr_hetero import keys
+from flwr_hetero.asynchronous import in_flight
+
+TICK_S = 0.1
+"""Seconds between two looks of the simulation for messages that wait."""
+
+
+class Time:
+    """A clock that goes on only when somebody sleeps."""
+
+    now_s = 0.0
+
+    def monotonic(self):
+        return self.now_s
+
+    def sleep(self, seconds):
+        self.now_s += max(0.0, seconds)
+
+
+class InMemoryGrid:
+    """Let the nodes of a LocalGrid share workers; its devices' times are those of the workers.
+
+    Without ``workers`` the devices are emulated: replies come at once. ``handover_s``: what a
+    worker spends between two messages; ``answered``: instruction, worker and seconds of each;
+    ``at_once``: messages in flight after each sending.
+    """
+
+    def __init__(self, grid, workers, monkeypatch, handover_s=0.0):
+        self.hidden, self.handover_s, self.clock = grid, handover_s, Time()
+        self.free_at_s, self.replies = [0.0] * workers, {}
+        self.answered, self.at_once = [], []
+        monkeypatch.setattr(in_flight, "time", self.clock)
+
+    def __getattr__(self, name):
+        if name == "virtual_time_s":
+            raise AttributeError(name)
+        return getattr(self.hidden, name)
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        ids = list(self.hidden.push_messages(messages))
+        there_s = (self.clock.now_s // TICK_S + 1) * TICK_S
+        for message, message_id in zip(messages, ids, strict=True):
+            reply = self.hidden.pending.pop(message_id).reply
+            if not self.free_at_s:
+                self.replies[message_id] = 0.0, reply
+                continue
+            worker = min(range(len(self.free_at_s)), key=self.free_at_s.__getitem__)
+            begin_s = max(there_s, self.free_at_s[worker]) + self.handover_s
+            took_s = self._stamp(reply, worker)
+            if took_s:
+                reply.content[keys.TIMING][keys.HANDOVER_TIME] = self.handover_s
+            self.free_at_s[worker] = begin_s + took_s
+            self.replies[message_id] = begin_s + took_s, reply
+            self.answered.append((message, worker, took_s))
+        self.at_once.append(len(self.replies))
+        return ids
+
+    def _stamp(self, reply, worker):
+        """Write the worker's own times into a reply; return the seconds in the ClientApp."""
+        if not reply.has_content():
+            return 0.0
+        times = reply.content[keys.TIMING]
+        took_s = times[keys.TRAIN_TIME]
+        times.update({keys.EMULATED: False, keys.WORKER: f"host-{worker}"})
+        (metrics,) = reply.content.metric_records.values()
+        if steps := metrics.get(keys.NUM_STEPS):
+            work = reply.content.config_records.setdefault(keys.WORK, ConfigRecord())
+            work[keys.STEP_TIME] = took_s / steps
+        return took_s
+
+    def pull_messages(self, message_ids):
+        now_s = self.clock.now_s
+        there = sorted((self.replies[i][0], i) for i in {*message_ids} & self.replies.keys())
+        return [self.replies.pop(i)[1] for at_s, i in there if at_s <= now_s]

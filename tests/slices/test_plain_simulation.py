@@ -1,0 +1,162 @@
+"""FedSlice where nodes share the workers of Flower's simulation."""
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, Krum
+from plain_simulation import InMemoryGrid
+from quadratics import app, fedavg, models
+from recording import History
+from toy import rewriting
+
+from flwr_hetero import keys
+from flwr_hetero.client import timing as timing_module
+from flwr_hetero.fleet import DeviceProfile, LocalGrid
+from flwr_hetero.slices import rule as slices
+from flwr_hetero.slices import workers as workers_module
+from flwr_hetero.slices.algorithm import buffer_size
+from flwr_hetero.strategy import FedSlice
+
+NODES = 12
+JOB = 40
+"""Steps of a node's job: one for each example."""
+
+
+@pytest.fixture(autouse=True)
+def two_cpus(monkeypatch):
+    for module in (slices, workers_module):
+        monkeypatch.setattr(module, "FIRST_PLACES", 3)
+
+
+def fleet(speeds=None, mods=()):
+    client_app = app(1 + np.arange(NODES) / NODES, [JOB] * NODES, 0.05, mods=mods)
+    speeds = [1.0] * NODES if speeds is None else speeds
+    return LocalGrid(client_app, [DeviceProfile(s, seconds_per_example=0.05) for s in speeds])
+
+
+def train(strategy, grid, num_rounds=4):
+    seen = History(strategy)
+    found, _ = models(seen, grid, num_rounds)
+    return found, seen.records[1:]
+
+
+@pytest.mark.parametrize(("workers", "places"), [(1, 2), (2, 4), (4, 6)])
+def test_no_more_messages_wait_than_keep_the_workers_busy(workers, places, monkeypatch):
+    grid = InMemoryGrid(fleet(), workers, monkeypatch)
+    _, records = train(FedSlice(fedavg()), grid)
+    # two of the first three may be on their way when there is but one worker
+    assert max(grid.at_once) <= max(3, places)
+    stale = [each for record in records[1:] for each in record["fedbuff"]["staleness"]]
+    assert np.mean(stale) <= places / buffer_size(places)
+    # a round is of all nodes' jobs all the same
+    facts = [record["fedslice"] for record in records]
+    assert {each["examples_wanted"] for each in facts} == {NODES * JOB}
+    # and no worker is idle for more than a twentieth of the time, the start left out
+    assert sum(took_s for *_, took_s in grid.answered) > 0.95 * workers * (grid.clock.now_s - 2)
+
+
+def test_a_node_asked_for_the_first_time_takes_a_whole_slice(monkeypatch):
+    grid = InMemoryGrid(fleet(), 2, monkeypatch)
+    train(FedSlice(fedavg()), grid, 1)
+    nodes = [message.metadata.dst_node_id for message, *_ in grid.answered]
+    steps = [message.content["config"][keys.NUM_STEPS] for message, *_ in grid.answered]
+    first = [nodes.index(node) for node in dict.fromkeys(nodes)]
+    assert [steps[i] for i in first[:3]] == [2, 2, 2]
+    assert min(steps[i] for i in first[6:]) >= 9
+    # in turn: nobody is asked again before all were
+    assert len({*nodes[:NODES]}) == NODES
+
+
+def test_slices_grow_with_what_a_worker_spends_between_messages(monkeypatch):
+    steps = []
+    for handover_s in (0.0, 0.1, 10.0):
+        grid = InMemoryGrid(fleet(), 2, monkeypatch, handover_s)
+        train(FedSlice(fedavg()), grid, 2)
+        steps.append(grid.answered[-1][0].content["config"][keys.NUM_STEPS])
+    # a step takes 0.05 s; eight times the cost of a message, and no more than the job
+    assert steps == [10, 16, JOB]
+
+
+def test_a_run_goes_on_where_the_first_nodes_have_no_good_reply(monkeypatch):
+    def spoil(partition, message, reply):
+        if partition < 5:
+            reply.content["arrays"] = ArrayRecord([np.array([np.nan])])
+
+    # the first three answer at the same time
+    grid = InMemoryGrid(fleet(mods=[rewriting(spoil)]), 4, monkeypatch)
+    _, records = train(FedSlice(fedavg()), grid, 2)
+    assert {f"node-{i}" for i in range(5, NODES)} == {*records[0]["fedbuff"]["nodes"]}
+
+
+def test_a_node_of_unequal_ones_is_asked_for_two_steps_first(monkeypatch):
+    grid = InMemoryGrid(fleet([1.0, 8.0] * (NODES // 2)), 2, monkeypatch)
+    train(FedSlice(fedavg()), grid, 1)
+    first = {}
+    for message, *_ in grid.answered:
+        first.setdefault(message.metadata.dst_node_id, message.content["config"][keys.NUM_STEPS])
+    # two may seem alike before the first of the other kind has answered
+    assert sorted(first.values())[: NODES - 4] == [2] * (NODES - 4)
+
+
+@pytest.mark.parametrize("in_flight", [None, 5])
+def test_emulated_devices_have_a_processor_each(in_flight, monkeypatch):
+    speeds = np.geomspace(1, 20, NODES)
+    outcomes = [
+        train(FedSlice(fedavg(), concurrency=in_flight), grid)
+        for grid in (fleet(speeds), InMemoryGrid(fleet(speeds), 0, monkeypatch))
+    ]
+    (found, records), (same, others) = outcomes
+    assert same == pytest.approx(found)
+    for record, other in zip(records, others, strict=True):
+        assert other["virtual_s"] == pytest.approx(record["virtual_s"])
+        assert other["local_steps"] == record["local_steps"]
+        for name in ("nodes", "staleness"):
+            assert other["fedbuff"][name] == record["fedbuff"][name]
+
+
+def test_a_node_outside_a_simulation_names_no_worker_that_counts():
+    named = rewriting(lambda _, message, reply: reply.content.__setitem__(
+        keys.TIMING, ConfigRecord({keys.WORKER: "mine", keys.TRAIN_TIME: 0.1})))  # fmt: skip
+    plain, lying = (train(FedSlice(fedavg()), fleet(mods=mods)) for mods in ((), (named,)))
+    assert plain[0].tolist() == lying[0].tolist()
+
+
+@pytest.mark.parametrize("simulated", [False, True])
+def test_a_reply_names_its_worker_in_a_simulation_only(simulated, monkeypatch):
+    monkeypatch.setattr(timing_module, "in_simulation", lambda: simulated)
+    grid = fleet(mods=[timing_module.timing])
+    strategy, seen = FedSlice(fedavg()), []
+    monkeypatch.setattr(strategy.rule, "arrived", lambda update: seen.append(update.reply))
+    del grid._node_config[keys.EMULATED]
+    monkeypatch.setattr("flwr_hetero.fleet.local_grid.stamp", lambda *args: None)
+    for node in grid.get_node_ids():
+        del grid.context(node).node_config[keys.EMULATED]
+    train(strategy, grid, 1)
+    records = [reply.content[keys.TIMING] for reply in seen]
+    assert all((keys.WORKER in record) == simulated for record in records)
+    if simulated:
+        # hardly longer than from one reply to the next message
+        assert all(0 <= record[keys.HANDOVER_TIME] < 60 for record in records)
+        assert any(record[keys.HANDOVER_TIME] > 0 for record in records)
+    assert seen
+
+
+def test_strategies_that_count_updates_get_as_many(monkeypatch):
+    settings = {"noise_multiplier": 0.1, "clipping_norm": 1.0, "num_sampled_clients": 3}
+    for inner in (
+        Krum(fraction_evaluate=0.0, num_malicious_nodes=0),
+        DifferentialPrivacyServerSideFixedClipping(fedavg(), **settings),
+    ):
+        grid = InMemoryGrid(fleet(), 2, monkeypatch)
+        _, records = train(FedSlice(inner), grid, 2)
+        # of twelve nodes a server update has three
+        assert {len(r["fedbuff"]["nodes"]) / r["fedslice"]["updates"] for r in records} == {3}
+        assert isinstance(grid, InMemoryGrid)
+
+
+def test_messages_of_a_run_that_is_over_are_no_news(monkeypatch):
+    strategy, grid = FedSlice(fedavg()), InMemoryGrid(fleet(), 2, monkeypatch)
+    arrays = ArrayRecord({"x": next(iter(ArrayRecord([np.zeros(1)]).values()))})
+    for _ in range(3):
+        arrays = strategy.start(grid, arrays, 1).arrays
+    assert strategy.rule.workers.number == 2
