@@ -36,8 +36,9 @@ def cell(one: dict, usual: dict, why: str | None) -> str:
     name = f"{kind}: " if (kind := METHODS[one["method"]].sampler) else ""
     if one["error"] or not one["scores"]:
         return f"{name}error {number(why)}"
-    ratio = one["trained"] / usual["trained"]
-    text = f"{name}{one['scores'][-1]:.3f}, {ratio:.2f}, {one['lines']} lines"
+    part, more = (one[kind] / usual["trained"] for kind in ("trained", "in_flight"))
+    trained = f"{part:.2f} + {more:.2f}" if more >= 0.005 else f"{part:.2f}"
+    text = f"{name}{one['scores'][-1]:.3f}; {trained}; {one['lines']}"
     return f"{text}, see {number(why)}" if why else text
 
 
@@ -51,7 +52,7 @@ def main() -> None:
     lines = [json.loads(line) for line in Path(sys.argv[1]).read_text("utf-8").splitlines()]
     newest = {(each["app"], each["method"]): each for each in lines}
     order = {name: i for i, name in enumerate(APPS)}, {name: i for i, name in enumerate(METHODS)}
-    kept = ("app", "method", "lines", "trained", "steps", "jobs", "scores", "warnings", "error")
+    kept = ("app", "method", "lines", "trained", "in_flight", "reported", "scores", "warnings", "error")
     results = [
         {name: newest[key][name] for name in kept}
         for key in sorted(newest, key=lambda key: (order[0][key[0]], order[1][key[1]]))

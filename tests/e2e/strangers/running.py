@@ -26,7 +26,7 @@ class Outcome:
 
     log: str
     error: str = ""
-    # in replies that made models, and in others until the end
+    # until the last update of the model, and after it: by nodes that were still in flight
     trained: int = 0
     in_flight: int = 0
     steps: int = 0
@@ -137,7 +137,7 @@ def seen(app: App, records: Path, log: str) -> Outcome:
     ]
     notes.sort(key=lambda each: each["at"])
     ends = [each["at"] for each in notes if each["kind"] == "end"]
-    used = {name for each in notes if each["kind"] == "used" for name in each["ids"]}
+    last_update = max((each["at"] for each in notes if each["kind"] == "update"), default=0.0)
     for each in notes:
         if each["kind"] == "warning":
             outcome.warnings.append(plain(each["text"]))
@@ -150,7 +150,7 @@ def seen(app: App, records: Path, log: str) -> Outcome:
             outcome.failures.append(plain(each["error"]))
         elif each.get("type") != "train":
             continue
-        elif each["id"] not in used:
+        elif each["at"] > last_update:
             outcome.in_flight += each["examples"]
         else:
             outcome.trained += each["examples"]

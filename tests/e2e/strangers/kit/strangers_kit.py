@@ -172,14 +172,13 @@ def watched(call):
     return served
 
 
-def listed(aggregate):
-    """Wrap what aggregates: the instructions whose replies make models are noted."""
+def noted(aggregate):
+    """Wrap what aggregates: when it did is noted."""
 
     @functools.wraps(aggregate)
-    def aggregated(strategy, server_round, replies):
-        replies = list(replies)
-        note("used", ids=[reply.metadata.reply_to_message_id for reply in replies])
-        return aggregate(strategy, server_round, replies)
+    def aggregated(*args, **kwargs):
+        note("update")
+        return aggregate(*args, **kwargs)
 
     return aggregated
 
@@ -201,7 +200,7 @@ def install():
     logging.getLogger("flwr").addHandler(Warnings(logging.WARNING))
     ClientApp.__call__ = counted(ClientApp.__call__)
     ServerApp.__call__ = watched(ServerApp.__call__)
-    FedAvg.aggregate_train = listed(FedAvg.aggregate_train)
+    FedAvg.aggregate_train = noted(FedAvg.aggregate_train)
     needs = os.environ["STRANGERS_NEEDS"].split()
     if "torch" in needs:
         count_torch()
