@@ -28,7 +28,9 @@ def made(results: list[dict]) -> str:
             one = found.get((name, method))
             cells.append(cell(one, usual, KNOWN.get((name, method))) if one else "")
         rows.append(cells)
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+    table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    reasons = [f"{i}. {why}." for i, why in enumerate(dict.fromkeys(KNOWN.values()), 1)]
+    return "\n".join([table, "", *reasons, ""])
 
 
 def cell(one: dict, usual: dict, why: str | None) -> str:
