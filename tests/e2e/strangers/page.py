@@ -54,7 +54,7 @@ def main() -> None:
     lines = [json.loads(line) for line in Path(sys.argv[1]).read_text("utf-8").splitlines()]
     newest = {(each["app"], each["method"]): each for each in lines}
     order = {name: i for i, name in enumerate(APPS)}, {name: i for i, name in enumerate(METHODS)}
-    kept = ("app", "method", "lines", "trained", "in_flight", "reported", "scores", "warnings", "error")
+    kept = ("app", "method", "lines", "trained", "in_flight", "scores", "warnings", "error")
     results = [
         {name: newest[key][name] for name in kept}
         for key in sorted(newest, key=lambda key: (order[0][key[0]], order[1][key[1]]))
