@@ -1,6 +1,7 @@
 """The public apps of apps.toml, and the lines that a user changes in them for a method."""
 
 import json
+import re
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,7 +91,7 @@ class App:
         if kind := method.sampler:
             more = f"sampler={kind}, model=model" if method.needs_model else f"sampler={kind}"
             taken = f" {HETERO}\n+from flwr_hetero.sampler import {kind}"
-            loader = self.loader.replace(", msg)", f", msg, {more})")
+            loader = re.sub(r", (msg|config)\)", rf", \1, {more})", self.loader)
             found += [("client_app.py", taken), ("client_app.py", loader), *self.criterion.items()]
         elif name != "TiFL":
             found.append(("client_app.py", self.loader))
