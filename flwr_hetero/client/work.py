@@ -159,13 +159,20 @@ class Work:
         now_s = time.monotonic()
         one.step_s.append(now_s - self._since_s)
         self._since_s = now_s
-        if self.carried is not None:
-            self.carried.after_batch(self.steps, self.planned * one.full if one.full > 0 else None)
+        self._after_batch(one)
 
     def end_pass(self, one: LoaderPass, *, has_ended: bool) -> None:
         """Note that a pass is over: it has given all, or the loop was left."""
         one.is_open = False
         one.has_ended = has_ended
+        if not has_ended:
+            # A loop that breaks off does not ask for the next batch.
+            self._after_batch(one)
+
+    def _after_batch(self, one: LoaderPass) -> None:
+        """Let what goes on see that the loop is done with a batch."""
+        if self.carried is not None:
+            self.carried.after_batch(self.steps, self.planned * one.full if one.full > 0 else None)
 
     def optimizer_steps(self, optimizer: Any) -> None:
         """Note that an optimizer steps."""

@@ -446,6 +446,22 @@ def test_a_schedule_goes_on_in_a_loop_by_steps(steps):
     assert own == pytest.approx([0.1 * (1 + s) / 15 for s in range(len(own))])
 
 
+def test_a_schedule_goes_on_where_the_loop_breaks_off():
+    rates = []
+
+    def train(model, msg, partition):
+        optimizer = sgd(model)
+        schedule = schedules.LambdaLR(optimizer, lambda s: min(1.0, (1 + s) / 15))
+        for batch in hetero.batches(data_of(partition), msg):
+            step(model, optimizer, batch)
+            rates.append(optimizer.param_groups[0]["lr"])
+            schedule.step()
+            break
+
+    Stranger(train, LocalSteps(fedavg(), 1, gamma=1.0), rounds=4)
+    assert rates[:: len(SPEEDS)] == pytest.approx([0.1 * (1 + s) / 15 for s in range(4)])
+
+
 def test_a_rate_of_the_servers_is_taken_with_the_schedule():
     seen = []
 
