@@ -213,24 +213,39 @@ def largest_weight(weights: ArrayLike) -> float:
     return OUTLYING * float(falling[max(2, -(-len(falling) // 10)) - 1])
 
 
-def weights_by_length(weights: ArrayLike, lengths: ArrayLike, replies_per_s: ArrayLike) -> Floats:
-    r"""Return the weights above which updates move the model far more than most do.
+def usual_contribution(weights: ArrayLike, lengths: ArrayLike, replies_per_s: ArrayLike) -> float:
+    r"""Return by how much most replies move the model.
 
-    .. math:: c_i = \frac{5 M}{|d_i|}, \qquad M = \operatorname{median}_{replies} v_j |d_j|
+    .. math:: M = \operatorname{median}_{replies} v_j |d_j|
 
-    weights, lengths, replies_per_s: (num_nodes,); lengths of their last updates, 0 where unknown
-    -> (num_nodes,), infinite where unknown.
+    weights, lengths, replies_per_s: (num_nodes,); lengths of their last updates, 0 where unknown.
 
-    >>> weights_by_length([1.0, 1.0, 80.0], [2.0, 2.0, 1.0], [9.0, 9.0, 1.0])
-    array([ 5.,  5., 10.])
+    >>> usual_contribution([1.0, 1.0, 80.0], [2.0, 2.0, 1.0], [9.0, 9.0, 1.0])
+    2.0
     """
-    known, norms = np.asarray(lengths, np.float64) > 0, np.asarray(lengths, np.float64)
-    moved = (np.asarray(weights, np.float64) * norms)[known]
+    norms = np.asarray(lengths, np.float64)
+    known = norms > 0
     if not known.any():
-        return np.full(len(norms), inf)
+        return 0.0
+    moved = (np.asarray(weights, np.float64) * norms)[known]
     order, rates = np.argsort(moved), np.asarray(replies_per_s, np.float64)[known]
     shares = np.cumsum(rates[order])
-    usual = moved[order][np.searchsorted(shares, shares[-1] / 2)]
+    return float(moved[order][np.searchsorted(shares, shares[-1] / 2)])
+
+
+def weights_by_length(lengths: ArrayLike, usual: float) -> Floats:
+    r"""Return the weights above which updates move the model far more than most do.
+
+    .. math:: c_i = 5 M / |d_i|
+
+    lengths: (num_nodes,), of their last updates, 0 where unknown; usual: M -> (num_nodes,),
+    infinite where unknown.
+
+    >>> weights_by_length([2.0, 2.0, 1.0], usual=2.0)
+    array([ 5.,  5., 10.])
+    """
+    norms = np.asarray(lengths, np.float64)
+    known = norms > 0
     return np.asarray(np.where(known, LONGEST * usual / np.where(known, norms, 1.0), inf))
 
 
@@ -284,8 +299,12 @@ class RateCorrection:
         self.last_reply_s: dict[str, float] = {}
         # of a node in all replies; None: any
         self.largest_share: float | None = None
-        # of nodes' last updates; empty: updates of any length count
+        # of nodes' last updates, and whether far longer ones than most count less
         self.lengths: dict[str, float] = {}
+        self.bounds_lengths = True
+        # the most by which most replies have moved the model; while few nodes are known, a bad one
+        # may be most of them
+        self.usual, self.remembers = 0.0, True
 
     def learn(
         self, node: str, weight: float, sent_s: float, arrived_s: float, discount: float
@@ -309,10 +328,14 @@ class RateCorrection:
         raw = np.power(weights, a) * np.power([intervals_s[node] for node in nodes], b)
         found, step, clipped_share = update_weights(raw, every, 1 / all_s, most)
         cut_share = clipped_share
-        if self.undoes_rate and self.lengths:
+        if self.undoes_rate and self.lengths and self.bounds_lengths:
             # one step of a slow node counts for many, and would move the model at random
             lengths = [self.lengths.get(node, 0.0) for node in self.means]
-            by_length = np.minimum(most, weights_by_length(every, lengths, 1 / all_s))
+            # The most that was usual counts: once most nodes have converged, theirs says nothing.
+            usual = max(self.usual, usual_contribution(every, lengths, 1 / all_s))
+            if self.remembers:
+                self.usual = usual
+            by_length = np.minimum(most, weights_by_length(lengths, usual))
             most_of = dict(zip(self.means, by_length.tolist(), strict=True))
             bounds = [most_of[node] for node in nodes], by_length
             found, step, cut_share = update_weights(raw, every, 1 / all_s, *bounds)
@@ -340,11 +363,11 @@ class RateCorrection:
     def to_str(self) -> str:
         """Write what it knows as JSON."""
         means = {node: asdict(each) for node, each in self.means.items()}
-        return json.dumps([means, self.last_reply_s, self.lengths])
+        return json.dumps([means, self.last_reply_s, self.lengths, self.usual])
 
     def load_str(self, text: str) -> None:
         """Take up what :meth:`to_str` wrote."""
-        means, self.last_reply_s, *lengths = json.loads(text)
-        # version 0.1 has none
-        self.lengths = lengths[0] if lengths else {}
+        # Version 0.1 has neither lengths nor what is usual.
+        saved = json.loads(text)
+        means, self.last_reply_s, self.lengths, self.usual = saved + [{}, 0.0][len(saved) - 2 :]
         self.means = {node: ReplyMeans(**each) for node, each in means.items()}

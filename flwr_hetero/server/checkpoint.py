@@ -62,6 +62,7 @@ class Checkpoints:
             "times_s": fleet.times_s,
             "nodes": fleet.nodes.state(),
             "norms": fleet.norms,
+            "most_usual": fleet.most_usual,
             "left_out": votes_to_json(fleet.left_out),
             "cut": sorted(fleet.cut),
             "known_metrics": fleet.metrics,
@@ -150,6 +151,8 @@ class Checkpoints:
             node: (float(own), float(statistics), float(steps))
             for node, (own, statistics, steps) in meta.get("norms", {}).items()
         }
+        parameters, statistics, steps = meta.get("most_usual", fleet.most_usual)
+        fleet.most_usual = (float(parameters), float(statistics), float(steps))
         for kind in RESULTS:
             found = {int(n): MetricRecord(m) for n, m in meta["results"][kind].items()}
             setattr(run.result, kind, found)

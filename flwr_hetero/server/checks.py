@@ -28,7 +28,7 @@ from flwr_hetero.records import (
 from flwr_hetero.server.aggregate import check_arrays, holds_trees, weight_of
 from flwr_hetero.server.arrivals import is_enough
 from flwr_hetero.server.context import QUORUM, Exchange
-from flwr_hetero.server.limits import keep_common, limit_updates, usual_of
+from flwr_hetero.server.limits import keep_common, limit_updates, measure_updates, usual_of
 
 MAX_WEIGHT = 2.0**53
 """Weights above this are nonsense, and sums of them could be infinite."""
@@ -94,9 +94,13 @@ def accept(context: Exchange, replies: Sequence[Message], judge: Verdicts) -> li
         good = _same_metrics(context, good)
         if expected.weight_key:
             _limit_examples(context, good, expected.weight_key)
-    if expected.arrays is None or expected.update_limit is None:
+    if expected.arrays is None or not good:
         return good
-    return limit_updates(context, good, expected.update_limit, expected.weight_key)
+    # Without a limit, too, methods may ask how long updates are.
+    found = measure_updates(context, good)
+    if expected.update_limit is None:
+        return good
+    return limit_updates(context, found, expected.update_limit, expected.weight_key)
 
 
 def _answers(context: Exchange, replies: Sequence[Message], judge: Verdicts) -> list[Message]:

@@ -308,6 +308,8 @@ class Fleet:
     """Nodes whose claims of examples were cut; "metrics of" those with values that were."""
     norms: dict[str, tuple[float, float, float]] = field(default_factory=dict)
     """By node, the last ones at the end: of its update (parameters, statistics), and its steps."""
+    most_usual: tuple[float, float, float] = (0.0, 0.0, 1.0)
+    """The longest of the run's median updates: the same three numbers."""
     left_out: dict[str, frozenset[str]] = field(default_factory=dict)
     """By node: arrays that were not in its last reply."""
     first_arrays: dict[str, Array] | None = None

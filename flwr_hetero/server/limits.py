@@ -1,12 +1,14 @@
 r"""What counts of models beside those of most nodes: by the size of updates, and of which arrays.
 
-An update that is far longer than most counts little:
+An update that is far longer than most have ever been counts little:
 
-.. math:: \ell_i = c \, \operatorname{median}_j \left( \lVert d_j \rVert
+.. math:: \ell_i = c \, \max_{t} \operatorname{median}_j \left( \lVert d_{j, t} \rVert
           \max\left(1, \sqrt{\tau_i / \tau_j}\right) \right), \qquad
           d_i \leftarrow \min\left(1, \frac{\ell_i}{\lVert d_i \rVert}\right)^2 d_i
 
 d_j: the last update of node j; tau_j: its assigned steps, or 1; c: the wrapper's ``update_limit``.
+The median is the largest of the run so far: once most nodes have converged, their updates are
+short, and the few nodes that hold other data must not lose their vote for theirs being longer.
 Of a node that claims far more examples than most, which weigh its update, the limit is shorter.
 More steps may make an update longer, but fewer need not make it shorter: a slow node may hold what
 no other does. By the square a lie counts the less, the larger it is.
@@ -21,6 +23,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from logging import INFO
 from math import inf, sqrt
 from statistics import median_low
+from typing import NamedTuple
 
 from flwr.app import Array, ArrayRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Strategy
@@ -46,6 +49,8 @@ CUT_UPDATES = "updates"
 Known = tuple[float, float, float]
 """Of a node's last update: norms of its parameters and running statistics, 0 where these did not
 move, and steps."""
+STILL_UPDATE: Known = (0.0, 0.0, 1.0)
+"""The update of a node that does not move."""
 MOST_NAMES = 3
 """Arrays that a reason or a log line names."""
 Votes = Mapping[str, frozenset[str]]
@@ -59,41 +64,62 @@ def check_limit(limit: float | None) -> float | None:
     return check_number("update_limit", limit, "[1, inf)", "or None, for no limit")
 
 
-def limit_updates(
-    context: Exchange, good: Sequence[Message], limit: float, weight_key: str | None = None
-) -> list[Message]:
-    """Shorten updates that are far longer than the last ones of most nodes; drop diverged ones."""
-    if not good:
-        return []
+class Measured(NamedTuple):
+    """Good replies with the lengths of their updates, and the steps that they were asked for."""
+
+    replies: Sequence[Message]
+    nodes: list[str]
+    starts: list[ArrayRecord]
+    """The models that the nodes were sent."""
+    norms: list[Norms]
+    steps: list[float]
+
+
+def measure_updates(context: Exchange, good: Sequence[Message]) -> Measured:
+    """Measure updates, and remember those of each node and what is usual."""
+    fleet, known = context.fleet, context.fleet.norms
     nodes = [context.identity(reply.metadata.src_node_id) for reply in good]
     asked = [context.instruction_of(reply) for reply in good]
     starts = [_model(message) for message in asked]
     norms = [model_norms(_model(r), start) for r, start in zip(good, starts, strict=True)]
-    steps = [steps_that_count(*each) for each in zip(asked, good, strict=True)]
-    known = context.fleet.norms
+    steps = [float(steps_that_count(*each)) for each in zip(asked, good, strict=True)]
     still = [STILL * max(norm, SMALL) for norm in model_norms(_part_of(starts[0], good[0]))]
     for node, own, count in zip(nodes, norms, steps, strict=True):
-        # the last one of each node, so that quick ones do not set what is usual
+        # The last update of each node counts, so that fast nodes do not set what is usual.
         known.pop(node, None)
         parameters, statistics = (o if o > s else 0.0 for o, s in zip(own, still, strict=True))
         known[node] = (parameters, statistics, count)
     recent = max(RECENT_NODES, RECENT_UPDATES * len(good))
-    context.fleet.norms = known = dict([*known.items()][-recent:])
+    fleet.norms = dict([*known.items()][-recent:])
+    if len(known) >= QUORUM and not fleet.is_early(len(known), MessageType.TRAIN):
+        fleet.most_usual = longer_of(fleet.most_usual, usual_update(fleet.norms.values()))
+    return Measured(good, nodes, starts, norms, steps)
+
+
+def limit_updates(
+    context: Exchange, found: Measured, limit: float, weight_key: str | None = None
+) -> list[Message]:
+    """Shorten updates that are far longer than those of most nodes were; drop diverged ones."""
+    known, good = context.fleet.norms, found.replies
     is_first = len(known) < QUORUM
-    # a fleet of one or two has none to compare with
+    # A fleet of one or two nodes has none to compare with.
     if is_first and context.quorum < QUORUM:
         return list(good)
     few = sum(parameters > 0 for parameters, *_ in known.values()) < QUORUM
     early = context.fleet.is_early(len(known), MessageType.TRAIN)
-    most = {count: longest_update(known.values(), count, limit, early) for count in {*steps}}
+    before = context.fleet.most_usual
+    most = {
+        count: longest_update([*known.values()], count, limit, early, before)
+        for count in {*found.steps}
+    }
     claims = context.fleet.examples.get(MessageType.TRAIN, {}) if weight_key else {}
     heavy = HEAVY * usual_of([last for _, last in claims.values() if last] or [inf], early)
     counted = []
-    for reply, node, start, own, count in zip(good, nodes, starts, norms, steps, strict=True):
+    for reply, node, start, own, count in zip(*found, strict=True):
         share = min(1.0, heavy / claims[node][1]) if claims.get(node, (0, 0))[1] else 1.0
         longest = most[count]
         if few:
-            # before others are known to move, the norm of the model stands for the median
+            # Before others are known to move, the norm of the model stands for the median.
             own_size = limit * max(model_norms(_part_of(start, reply)).parameters, SMALL)
             longest = Norms(own_size, 0.0 if is_first else longest.statistics)
         parts = parts_that_count(own, Norms(*(share * norm for norm in longest)))
@@ -108,6 +134,30 @@ def limit_updates(
     return counted
 
 
+def usual_update(known: Collection[Known]) -> Known:
+    """Return the median norms of the updates that moved the model, and the median of their steps.
+
+    >>> usual_update([(1.0, 0.0, 1), (2.0, 0.0, 4), (0.0, 0.0, 1), (9.0, 0.0, 4)])
+    (2.0, 0.0, 4)
+    """
+    moved = [own for own in known if own[0]]
+    if not moved:
+        return STILL_UPDATE
+    steps = median_low([own[2] for own in moved])
+    statistics = [own[1] for own in moved if own[1]] or [0.0]
+    return median_low([own[0] for own in moved]), median_low(statistics), steps
+
+
+def longer_of(before: Known, now: Known) -> Known:
+    """Return the longer one of two usual updates, of parameters and of running statistics.
+
+    >>> longer_of((2.0, 1.0, 4), (3.0, 0.5, 9))
+    (3.0, 1.0, 9)
+    """
+    longer = now if now[0] > before[0] else before
+    return longer[0], max(before[1], now[1]), longer[2]
+
+
 def usual_of(values: Sequence[float], early: bool = False) -> float:
     """Return the median; early, as most of the first few may lie, at most twice the low quartile.
 
@@ -119,18 +169,27 @@ def usual_of(values: Sequence[float], early: bool = False) -> float:
 
 
 def longest_update(
-    known: Collection[Known], steps: float, limit: float, early: bool = False
+    known: Sequence[Known],
+    steps: float,
+    limit: float,
+    early: bool = False,
+    before: Known = STILL_UPDATE,
 ) -> Norms:
     """Return the longest that an update of so many steps may be; 0 where that is unknown.
 
+    before: the longest update that was usual so far.
+
     >>> longest_update([(1.0, 0.0, 1), (2.0, 0.0, 4), (3.0, 0.0, 9)], steps=4, limit=2)
+    Norms(parameters=4.0, statistics=0.0)
+    >>> longest_update([(0.1, 0.0, 4)] * 3, steps=4, limit=2, before=(2.0, 0.0, 4))
     Norms(parameters=4.0, statistics=0.0)
     """
     longest = []
     for part in range(2):
-        # those that did not move say nothing of how far others may
+        # Nodes that did not move say nothing of how far others may.
         each = [own[part] * max(1.0, sqrt(steps / own[2])) for own in known if own[part]]
-        longest.append(limit * usual_of(each or [0.0], early))
+        now = usual_of(each or [0.0], early)
+        longest.append(limit * max(now, before[part] * max(1.0, sqrt(steps / before[2]))))
     return Norms(*longest)
 
 

@@ -10,9 +10,11 @@ r"""FedSlice on NumPy arrays, for server model w of version t, average a, n node
     4:     w <- w + b sum_i (v_i / mean v) a(s_i) d_i / K             FedBuff; b: largest_step
     5:     a <- a + p_t (w - a)                                       new_part
     6: a round is over when the nodes trained as much as in FedAvg    strategy.SliceRule
+    7: late in the run tau_i become equal, and so do chances          ending, equal_steps
 """
 
 from math import ceil, sqrt
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -35,17 +37,56 @@ MOST_PASSES, MOST_BATCHES, LEAST_BATCHES = 2.0, 2.0, 0.25
 """What is believed of a node's job, in medians of all: local epochs, and examples of a step."""
 FIRST_MODELS = 5
 """Models of alike nodes that are not averaged; of later ones a fifth."""
+ENDING_FROM, ENDING_JOBS = 0.35, (3.0, 18.0)
+"""Part of a run after which its end begins, where each node trains many jobs; none where few."""
+ENDING_RAMP, ENDING_FALL = 0.23, 0.385
+"""Parts of a run's end: until steps are equal, and before server updates become smaller."""
+LATE_PART = 0.3
+"""Of the models since slices began to become equal, the part that is averaged."""
 DISPATCH_S = 0.1
 """Seconds between two looks of Flower's simulation for messages that wait."""
 
 
-def draw_chances(slices_s: ArrayLike, all_slices_s: ArrayLike) -> NDArray[np.float64]:
+class Ending(NamedTuple):
+    """How far a run has gone over from slices of equal time to slices of equal steps."""
+
+    equal: float = 0.0
+    """Lambda, from 0 to 1."""
+    step: float = 1.0
+    """Factor of a server update's largest step, beside that of equal time."""
+
+
+def ending(done: float, jobs: float) -> Ending:
+    r"""Return how far a run has gone over to equal steps, which have FedAvg's objective.
+
+    .. math:: u_0 = 1 - 0.65 \, \mathrm{clip}((J - 3) / 15), \quad
+              v = \frac{u - u_0}{1 - u_0}, \quad \lambda = \mathrm{clip}(v / 0.23), \quad
+              2 \cdot 4^{-\mathrm{clip}((v - 0.385) / 0.615)}
+
+    done: u, the part of the run that is over; jobs: J, what each node trains in the run, in its
+    jobs of FedAvg. In a short run the model is still far from where either objective ends.
+
+    >>> ending(0.35, jobs=18), ending(1.0, jobs=18)
+    (Ending(equal=0.0, step=2.0), Ending(equal=1.0, step=0.5))
+    >>> ending(0.75, jobs=6).equal
+    0.0
+    """
+    few, many = ENDING_JOBS
+    begin = 1 - (1 - ENDING_FROM) * min(1.0, max(0.0, (jobs - few) / (many - few)))
+    gone = (done - begin) / (1 - begin) if begin < 1 else 0.0
+    falling = min(1.0, max(0.0, (gone - ENDING_FALL) / (1 - ENDING_FALL)))
+    return Ending(min(1.0, max(0.0, gone / ENDING_RAMP)), float(2 * 4**-falling))
+
+
+def draw_chances(
+    slices_s: ArrayLike, all_slices_s: ArrayLike, equal: float = 0.0
+) -> NDArray[np.float64]:
     r"""Return with what chance each idle node's turn counts, so that none holds more places.
 
-    .. math:: c_i = \min(1, Q_{1/4}(T) / T_i)
+    .. math:: c_i = \min(1, Q_{1/4}(T) / T_i)^{1 - \lambda}
 
     slices_s: (num_idle,), T, seconds from instruction to reply, NaN where unknown;
-    all_slices_s: (num_nodes,), of all that are known -> (num_idle,), in (0, 1].
+    all_slices_s: (num_nodes,), of all that are known; equal: lambda -> (num_idle,), in (0, 1].
 
     >>> draw_chances([0.4, 1.6, np.nan], [0.4, 0.4, 0.4, 1.6])
     array([1.  , 0.25, 1.  ])
@@ -54,7 +95,9 @@ def draw_chances(slices_s: ArrayLike, all_slices_s: ArrayLike) -> NDArray[np.flo
     # l. 0: a step of a slow node takes longer than a slice, and its message, too
     usual_s = float(np.quantile(known, 0.25)) if known.size else 0.0
     times_s = np.nan_to_num(np.asarray(slices_s, np.float64))
-    return np.asarray(usual_s / np.maximum(times_s, usual_s) if usual_s else np.ones(len(times_s)))
+    if not usual_s:
+        return np.ones(len(times_s))
+    return np.asarray((usual_s / np.maximum(times_s, usual_s)) ** (1 - equal))
 
 
 def slice_steps(
@@ -83,6 +126,26 @@ def slice_steps(
     # so that 0.3 / 0.1 is 3 steps and not 2
     whole = np.floor(np.minimum(np.nan_to_num(steps, nan=FIRST_STEPS), most) * (1 + 1e-9))
     return np.asarray(np.maximum(whole, 1), np.int64)
+
+
+def equal_steps(steps: ArrayLike, most: ArrayLike, equal: float) -> NDArray[np.int64]:
+    r"""Lengthen slices of few steps towards those of nearly the most.
+
+    .. math:: \min(m_i, \max(\tau_i, \tau_i^{1 - \lambda} Q_{0.9}(\tau)^\lambda))
+
+    steps: (num_nodes,), tau, of all nodes' slices of equal time; most: (num_nodes,), m, steps of
+    FedAvg's job; equal: lambda -> (num_nodes,).
+
+    >>> equal_steps([20, 20, 5], most=[99, 99, 10], equal=0.5)
+    array([20, 20, 10])
+    >>> equal_steps([20, 20, 5], most=[99, 99, 10], equal=0.0)
+    array([20, 20,  5])
+    """
+    own = np.asarray(steps, np.float64)
+    if not equal or not own.size:
+        return np.asarray(own, np.int64)
+    longer = np.rint(own ** (1 - equal) * np.quantile(own, QUICK) ** equal)
+    return np.asarray(np.minimum(np.maximum(own, longer), np.maximum(own, most)), np.int64)
 
 
 def buffer_size(in_flight: int) -> int:
@@ -170,10 +233,12 @@ def _usual(values: NDArray[np.float64], early: bool) -> float:
     return min(usual, 2 * low) if early else usual
 
 
-def new_part(count: int, window: int, *, alike: bool = False) -> float:
+def new_part(count: int, window: int, late: int = 0, *, alike: bool = False) -> float:
     r"""Return the newest model's part in the average of ``count`` models.
 
-    .. math:: p_t = \max\left(\frac{1}{\sqrt{2 t - 1}}, \frac{1}{R}\right)
+    .. math:: p_t = \left( \min\left(\sqrt{2 t - 1}, R\right) + 0.3 m \right)^{-1}
+
+    late: m, of those the models since slices began to become equal.
 
     Of alike nodes at least min(1, 5 / t): a model of nearly all is as good as the average of a few.
 
@@ -183,5 +248,5 @@ def new_part(count: int, window: int, *, alike: bool = False) -> float:
     [1.0, 1.0, 0.122, 0.031]
     """
     # l. 5: the first models are soon left out, and single ones weigh little
-    part = max(1 / sqrt(2 * count - 1), 1 / window)
+    part = 1 / (min(sqrt(2 * count - 1), window) + LATE_PART * late)
     return max(part, min(1.0, FIRST_MODELS / count)) if alike and window > 1 else part

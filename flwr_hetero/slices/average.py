@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from flwr_hetero._flwr import trains_trees
 from flwr_hetero.errors import check_count, invalid
+from flwr_hetero.records import BUFFERS
 from flwr_hetero.server.aggregate import keep_dtypes
 from flwr_hetero.server.context import Exchange, Messages
 from flwr_hetero.server.rounds import Run
@@ -130,11 +131,15 @@ class RecentAverage(ModelAverage):
     """The average of recent models, of few while there are few; nodes train half way to it."""
 
     called = "FedSlice"
+    # models since slices began to become equal
+    num_late = 0
 
     def on_instructions(self, context: Exchange, messages: Messages, grid: Grid) -> Messages:
         """Send nodes a model between the newest one and the average."""
-        # an optimizer at the server with a memory goes on by itself
-        if not self.average or server_momentum(self) or isinstance(self.leaf, ADAPTIVE):
+        # An optimizer at the server with a memory goes on by itself, and running statistics of two
+        # models fit neither of them nor one between them.
+        has_memory = server_momentum(self) or isinstance(self.leaf, ADAPTIVE)
+        if has_memory or not self.average or any(name.endswith(BUFFERS) for name in self.average):
             return messages
         # l. 1: steps from there are added to the newest model
         between = self.between(context.arrays)
@@ -155,8 +160,9 @@ class RecentAverage(ModelAverage):
 
     def part(self) -> float:
         """Return the newest model's part in the average."""
-        # l. 5: p_t
-        return new_part(self.count, self.window, alike=self.alike)
+        # l. 5: p_t; l. 7: late in the run all models are of the same objective
+        self.num_late += self.steps.ending.equal > 0
+        return new_part(self.count, self.window, self.num_late, alike=self.alike)
 
 
 def server_momentum(strategy: Wrapper) -> float:

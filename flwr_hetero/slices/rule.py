@@ -1,14 +1,12 @@
-"""FedSlice's steps of a slice, and its rule for nodes, server updates and rounds."""
+"""FedSlice's rule for nodes, server updates and rounds."""
 
-from collections.abc import Iterable, Sequence
-from math import inf, nan
-from statistics import median, median_low
-from typing import Any, ClassVar
+from collections.abc import Iterable
+from math import ceil, inf
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
-from numpy.typing import NDArray
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import is_private, updates_needed
@@ -16,74 +14,34 @@ from flwr_hetero.asynchronous.algorithm import Shares
 from flwr_hetero.asynchronous.engine import Update
 from flwr_hetero.asynchronous.in_flight import on_clock
 from flwr_hetero.asynchronous.strategy import FedBuff
-from flwr_hetero.biased_local_sgd.node_speeds import Job, MeasuredSteps
-from flwr_hetero.records import arrays_in, config_of, metrics_in, read_number
+from flwr_hetero.biased_local_sgd.node_speeds import Job
+from flwr_hetero.records import arrays_in, metrics_in, read_number
 from flwr_hetero.server.aggregate import with_update
 from flwr_hetero.server.composition import check_enough_updates
-from flwr_hetero.server.context import Exchange, Messages
+from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.nodes import online_nodes
+from flwr_hetero.server.rounds import Run
 from flwr_hetero.slices.algorithm import (
     ALIKE,
     ALIKE_SHARED,
     FIXED_SHARE,
     FIXED_SHARE_SHARED,
+    Ending,
     are_alike,
     believed_jobs,
     buffer_size,
     draw_chances,
+    ending,
     largest_step,
-    slice_steps,
 )
 from flwr_hetero.slices.average import ADAPTIVE, server_momentum
-from flwr_hetero.slices.workers import FIRST_PLACES, Usual, Workers
+from flwr_hetero.slices.progress import Progress
+from flwr_hetero.slices.steps import SliceSteps
+from flwr_hetero.slices.workers import FIRST_PLACES, Workers
 from flwr_hetero.state_dict import StateDict
 
 QUARTER = ", a server update has a quarter of these; FedBuff(buffer_size={}) needs fewer nodes"
 """Why a strategy that distrusts some gets too few updates, and what is the way out."""
-
-
-class SliceSteps(MeasuredSteps):
-    """Steps that fit a slice, whatever a message costs."""
-
-    name: ClassVar[str] = "local_steps"
-    called = "FedSlice"
-    slice_steps: int
-    keep_optimizer: bool
-    usual, fixed_share = Usual(), FIXED_SHARE
-
-    def num_steps(self, nodes: Sequence[str]) -> NDArray[np.int64]:
-        """Return the steps of each node's next slice; shape (len(nodes),)."""
-        speeds, usual = self.speeds, self.usual
-        known = speeds.step_s
-        # l. 1
-        return slice_steps(
-            speeds.quick_round_s(self.slice_steps, with_link=False),
-            [known.get(node, usual.step_s) for node in nodes],
-            [speeds.fixed_s(node) if node in known else usual.fixed_s for node in nodes],
-            [speeds.jobs[n].steps if n in speeds.jobs else usual.job_steps for n in nodes],
-            self.fixed_share,
-        )
-
-    def expect(self, *, alike: bool) -> None:
-        """Expect of nodes that have not answered yet what others need, if these are alike."""
-        speeds, self.usual = self.speeds, Usual()
-        if alike and len(speeds.step_s) > 1:
-            fixed_s = [speeds.fixed_s(node) for node in speeds.step_s]
-            job_steps = [job.steps for job in speeds.jobs.values()]
-            step_s = median(speeds.step_s.values())
-            self.usual = Usual(step_s, float(np.median(fixed_s)), median_low(job_steps))
-
-    def slices_s(self, nodes: Sequence[str]) -> NDArray[np.float64]:
-        """Return the seconds of each node's slice with its message; NaN where unknown."""
-        steps_s = [self.speeds.step_s.get(node, nan) for node in nodes]
-        fixed_s = np.nan_to_num([self.speeds.fixed_s(node) for node in nodes])
-        return np.asarray(self.num_steps(nodes) * steps_s + fixed_s)
-
-    def on_instructions(self, context: Exchange, messages: Messages, grid: Grid) -> Messages:
-        """Ask nodes for the steps of a slice, and to go on with their optimizers."""
-        for message in super().on_instructions(context, messages, grid):
-            config_of(message)[keys.KEEP_OPTIMIZER] = self.keep_optimizer
-        return messages
 
 
 class SliceRule(FedBuff):
@@ -95,7 +53,12 @@ class SliceRule(FedBuff):
     node_limit: float | None = 2.0
 
     def __init__(
-        self, strategy: SliceSteps, concurrency: int | None, rate_correction: float, seed: int
+        self,
+        strategy: SliceSteps,
+        concurrency: int | None,
+        rate_correction: float,
+        total_rounds: int | None,
+        seed: int,
     ) -> None:
         how: dict[str, Any] = {"weighting": "examples", "rate_correction": rate_correction}
         super().__init__(strategy, concurrency=concurrency, seed=seed, **how)
@@ -111,6 +74,20 @@ class SliceRule(FedBuff):
         # examples trained on and server updates, of this round
         self.examples, self.count = 0.0, 0
         self.round_facts: dict[str, Any] = {}
+        self.progress = Progress(total_rounds)
+
+    def on_start(self, run: Run) -> None:
+        """Learn how long the run is."""
+        super().on_start(run)
+        self.progress.begin(run)
+
+    def _ending(self) -> Ending:
+        """Return how far the run has gone over to equal steps; alike nodes take these anyway."""
+        is_even = self.shares_workers and self._are_similar()
+        if not self.progress.rounds or self.alike or is_even or self._is_private():
+            return Ending()
+        share = min(1.0, self._training / max(1, len(self._online)))
+        return ending(self.progress.done, self.progress.rounds * share)
 
     def next_nodes(self, idle: list[int], in_flight: int, waiting: list[Update]) -> list[int]:
         """Return the nodes that start now; the first of a simulation tell how many it trains."""
@@ -138,6 +115,7 @@ class SliceRule(FedBuff):
 
     def room(self, num_idle: int, in_flight: int) -> int:
         """Return how many idle nodes may start: no message is to wait for a worker for long."""
+        self.steps.ending = self._ending()
         room = super().room(num_idle, in_flight)
         is_even = self.shares_workers and self._are_similar()
         self.steps.fixed_share = FIXED_SHARE_SHARED if is_even else FIXED_SHARE
@@ -146,8 +124,11 @@ class SliceRule(FedBuff):
 
     def places(self, in_flight: int) -> int:
         """Return for how many of the nodes that are asked there are workers."""
+        # l. 7: of nodes that take as many steps as others, and turns, fast ones have to rest
+        half = ceil(max(len(self._online), in_flight) / 2)
+        most = in_flight - round(self.steps.ending.equal * max(0, in_flight - half))
         is_limited = self.shares_workers and not self._is_private()
-        return self.workers.places(in_flight) if is_limited else in_flight
+        return self.workers.places(most) if is_limited else most
 
     def failed(self, node_id: int) -> None:
         """Learn that a node that was to train has no reply that counts."""
@@ -178,7 +159,8 @@ class SliceRule(FedBuff):
             return sorted(shuffled, key=lambda node: self._last_turns.get(node, -1))[:room]
         if 0 < room < len(idle):
             each, every = [self.identity(node) for node in idle], list(self.steps.speeds.step_s)
-            chances = draw_chances(self.steps.slices_s(each), self.steps.slices_s(every))
+            slices_s = self.steps.slices_s(each), self.steps.slices_s(every)
+            chances = draw_chances(*slices_s, self.steps.ending.equal)
             # l. 0: whose turn does not count is left out, if enough others are idle
             turns = (chances / self.rng.random(len(idle))).tolist()
             least = min(1.0, sorted(turns)[-room])
@@ -226,10 +208,15 @@ class SliceRule(FedBuff):
         """Weigh as FedBuff does, and bound how far the model moves."""
         # the fleet forgets those of most nodes
         self.rates.lengths |= {node: norm for node, (norm, *_) in self.fleet.norms.items()}
+        # l. 7: what may be too long are single steps of great weight; equal steps have equal ones
+        self.rates.bounds_lengths = self.steps.ending.equal < 1
+        self.rates.remembers = not self.fleet.is_early(len(self.rates.means), MessageType.TRAIN)
         shares, speeds = super().weigh(updates, weights), self.steps.speeds
         in_flight = max(len(updates), self._places)
         steps = self.steps.num_steps(list(speeds.step_s))
         limit = largest_step(steps, len(updates), in_flight, server_momentum(self))
+        # l. 7: as much as the longer slices allow, and less and less towards the end
+        limit *= self.steps.ending.step**self.steps.ending.equal
         # l. 4: b, so that all updates in flight move the model by one slice
         bound = min(1.0, limit / self.rates.mean_discount())
         return shares._replace(scales=shares.scales * bound)
@@ -263,10 +250,12 @@ class SliceRule(FedBuff):
         self.examples += sum(self._examples_of(update, jobs) for update in self.updates.values())
         # l. 6: a round is over; not before a job is known, or it might end before help is missed
         if not jobs or self.examples < wanted:
+            self.progress.part = self.examples / wanted if wanted else 0.0
             return False
         facts = {"updates": self.count, "examples": self.examples, "examples_wanted": wanted}
         self.round_facts = facts
         self.examples, self.count = max(0.0, self.examples - wanted), 0
+        self.progress.ends_round(min(1.0, self.examples / wanted) if wanted else 0.0)
         return True
 
     def before_train(self, context: Exchange, grid: Grid) -> Grid:
@@ -306,9 +295,14 @@ class SliceRule(FedBuff):
 
     def state_dict(self) -> StateDict:
         """Return FedBuff's state, and what was trained on in this round."""
-        return super().state_dict() | {"trained": self.examples}
+        return super().state_dict() | {
+            "trained": self.examples,
+            "rounds": self.progress.rounds_done,
+        }
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``."""
         super().load_state_dict(state)
         self.examples = float(str(state["trained"]))
+        # Version 0.1 has none.
+        self.progress.rounds_done = int(str(state.get("rounds", 0)))

@@ -9,7 +9,8 @@ from flwr_hetero.server.composition import check_enough_updates, name_of
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.slices.algorithm import buffer_size
 from flwr_hetero.slices.average import RecentAverage, server_momentum
-from flwr_hetero.slices.rule import QUARTER, SliceRule, SliceSteps
+from flwr_hetero.slices.rule import QUARTER, SliceRule
+from flwr_hetero.slices.steps import SliceSteps
 
 
 class FedSlice(Wrapper):
@@ -35,15 +36,15 @@ class FedSlice(Wrapper):
     rate_correction : float
         Power in [0, 1] with which a node's reporting rate is undone. 1: to reply more often buys no
         influence. 0: a node that replies twice as often counts twice as much.
-    step_correction : float
-        Power in [0, 1] with which the number of a node's steps is undone. 0: a node counts by its
-        examples times its steps in a slice. 1: by its examples, as in FedAvg.
     window : int
         Largest number of models in the average that is evaluated and returned. After t server
         updates it is of about the last sqrt(2t).
     keep_optimizer : bool
         Nodes' torch optimizers continue from slice to slice: no momentum is lost. Each node keeps a
         state as large as the model, or twice that for Adam; a simulation keeps those of all.
+    total_rounds : int, optional
+        Rounds of the whole training, where ``start`` is called for a few of them at a time. None:
+        those of one ``start``.
     seed : int
         Of the draw of nodes.
 
@@ -70,21 +71,22 @@ class FedSlice(Wrapper):
         concurrency: int | None = None,
         slice_steps: int = 10,
         rate_correction: float = 1.0,
-        step_correction: float = 0.0,
         window: int = 32,
         keep_optimizer: bool = True,
+        total_rounds: int | None = None,
         seed: int = 0,
     ) -> None:
         check_count("slice_steps", slice_steps, 1)
+        if total_rounds is not None:
+            check_count("total_rounds", total_rounds, 1)
         check_choice("keep_optimizer", keep_optimizer, (True, False))
         # said before its parts say how they may go
         for inner in strategy.wrappers() if isinstance(strategy, Wrapper) else ():
             if both := inner.decides & DECIDED:
                 rule = f"leave {' and '.join(sorted(both))} to FedSlice"
                 raise invalid("strategy", name_of(inner), rule, "use one of the two")
-        self.steps = SliceSteps(strategy, step_correction)
-        self.steps.slice_steps, self.steps.keep_optimizer = slice_steps, keep_optimizer
-        self.rule = SliceRule(self.steps, concurrency, rate_correction, seed)
+        self.steps = SliceSteps(strategy, slice_steps, keep_optimizer)
+        self.rule = SliceRule(self.steps, concurrency, rate_correction, total_rounds, seed)
         average = RecentAverage(self.rule, window=window)
         self.parts, self.decides = (average, self.rule, self.steps), DECIDED
         super().__init__(average)

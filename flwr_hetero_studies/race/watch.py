@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
+from math import ceil, inf
 from typing import Any
 
 import numpy as np
@@ -133,6 +133,12 @@ def slowest(profiles: Sequence[DeviceProfile], size_bytes: float, examples: floa
     return sorted(order[: max(1, round(SLOWEST * len(profiles)))])
 
 
+def rounds_of(learning: Learning, at_work: int | None, examples: float) -> int:
+    """Return the rounds of FedAvg, with so many nodes at work, that train on so many examples."""
+    each = learning.cut(learning.rows[0] // learning.num_nodes)
+    return max(1, ceil(examples / (each * (at_work or learning.num_nodes))))
+
+
 def race(
     learning: Learning,
     profiles: Sequence[DeviceProfile],
@@ -152,10 +158,14 @@ def race(
     size = sum(len(array.data) for array in first.values())
     slow = slowest(profiles, size, learning.rows[0] / len(profiles))
     looks = Looks(grid, learning, slow, split, limits)
-    # a round of FedSlice is as long as one of FedAvg with all nodes
-    updates = any(isinstance(each, FedSlice) for each in strategy.wrappers())
+    slices = [each for each in strategy.wrappers() if isinstance(each, FedSlice)]
+    # A round of FedSlice is as long as one of FedAvg: its models are looked at more often, and as
+    # any user says, it is said how many rounds there are.
+    how: dict[str, Any] = {"updates": bool(slices)}
+    if slices and limits.examples < inf:
+        how["rounds"] = rounds_of(learning, slices[0].rule.concurrency, limits.examples)
     try:
-        drive(strategy, grid, first, looks.note, seed=seed, updates=updates, timeout=None)
+        drive(strategy, grid, first, looks.note, seed=seed, timeout=None, **how)
     # a model that has diverged: no reply counts any more
     except RuntimeError as error:
         failed = str(error)
