@@ -38,22 +38,21 @@ class GradientTable:
     """
 
     def __init__(self) -> None:
-        self.sums: dict[int, Gradient] = {}
+        self.means: dict[int, Gradient] = {}
         self.counts: dict[int, int] = {}
+        # of the workers' means: it is wanted after every gradient
+        self.total: Gradient = {}
 
     def add(self, node: int, gradient: Gradient) -> None:
-        before = self.sums.get(node)
-        self.sums[node] = {
-            name: new if before is None else before[name] + new for name, new in gradient.items()
-        }
-        self.counts[node] = self.counts.get(node, 0) + 1
+        self.counts[node] = count = self.counts.get(node, 0) + 1
+        own = self.means.setdefault(node, {})
+        for name, new in gradient.items():
+            change = (new - own.get(name, 0.0)) / count
+            own[name] = own.get(name, 0.0) + change
+            self.total[name] = self.total.get(name, 0.0) + change
 
     def mean(self) -> Gradient:
-        own = [
-            {name: total / self.counts[node] for name, total in sums.items()}
-            for node, sums in self.sums.items()
-        ]
-        return {name: np.mean([each[name] for each in own], axis=0) for name in own[0]}
+        return {name: total / len(self.means) for name, total in self.total.items()}
 
 
 class RingleaderASGD(Rule):
@@ -107,7 +106,7 @@ class RingleaderASGD(Rule):
         self._workers: set[int] = set()
         self._owed: set[int] = set()
         self._took_s: dict[int, float] = {}
-        self._mean: Gradient = {}
+        self._stepped: dict[str, Array] = {}
 
     def on_start(self, run: Run) -> None:
         if run.round < 0:
@@ -170,17 +169,18 @@ class RingleaderASGD(Rule):
         for reply in replies:
             pending = self.updates[reply.metadata.reply_to_message_id].pending
             self.table.add(pending.node_id, gradient_of(pending.instruction, reply))
-        self._mean = self.table.mean() if replies else {}
+        # w + eta / n of the mean, the same for all updates that are added now
+        step = self.server_rate / max(1, len(self.table.means))
+        self._stepped = {}
+        for key, mean in self.table.mean().items():
+            before = view_array(context.arrays[key])
+            self._stepped[key] = Array(np.asarray(before + step * mean, before.dtype))
         return super().on_replies(context, replies)
 
     def moved(self, context: Exchange, update: Update, reply: Message, scale: float) -> Message:
-        """Return the model that a step by the table's mean gives, the same for all updates."""
+        """Return the model that a step by the table's mean gives."""
         ((name, arrays),) = arrays_in(reply.content).items()
-        step = self.server_rate / len(self.table.sums)
-        model = ArrayRecord(dict(arrays.items()))
-        for key, mean in self._mean.items():
-            before = view_array(context.arrays[key])
-            model[key] = Array(np.asarray(before + step * mean, before.dtype))
+        model = ArrayRecord({**arrays, **self._stepped})
         content = RecordDict({**reply.content, name: model})
         return Message(content, metadata=reply.metadata)  # type: ignore[call-overload,no-any-return]
 
