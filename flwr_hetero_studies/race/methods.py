@@ -19,6 +19,9 @@ OWN_AVERAGE = 32
 BASE = "FedAvg"
 OURS, FAIR, UNTOUCHED = "FedSlice", "FedSlice, fair", "FedSlice, FedAvg's rate"
 """What is recommended; with all nodes counting by examples only; at the rate tuned for FedAvg."""
+COMPOSED, EAGER = "partial work, over-selection", "FedBuff, buffer of 1"
+"""What can be made of the package's other parts."""
+RINGLEADER, RESCALED, QUICK = "Ringleader ASGD", "Rescaled ASGD", "FedAvg, slowest left out"
 OWN = OURS, FAIR, UNTOUCHED
 """What is no rival."""
 
@@ -64,11 +67,21 @@ class Free(ours.RandomSelection):
         return self.rng.sample(sorted(online), min(count, len(online)))
 
 
-def over_select(count: int, seed: int, share: float, _: None) -> ours.Wrapper:
+def over_selected(strategy: Strategy, count: int, seed: int, share: float) -> ours.Wrapper:
     """Over-selection with no more nodes at work than are allowed, those not waited for included."""
-    selection = Free(fedavg(), count, seed=seed)
+    selection = Free(strategy, count, seed=seed)
     selection.over, selection.share = ours.OverSelect(selection, count), share
     return selection.over
+
+
+def over_select(count: int, seed: int, share: float, _: None) -> ours.Wrapper:
+    return over_selected(fedavg(), count, seed, share)
+
+
+def composed(count: int, seed: int, steps: int, share: float) -> ours.Wrapper:
+    """Over-selection of nodes that do what fits the time of so many steps of a quick one."""
+    inner = ours.LocalSteps(fedavg(), steps, budget="deadline", step_correction=0.0)
+    return over_selected(inner, count, seed, share)
 
 
 def tifl(count: int, seed: int, policy: str, tiers: int) -> ours.Wrapper:
@@ -98,6 +111,12 @@ def fedbuff(count: int, seed: int, share: float, staleness: float) -> ours.Wrapp
     strategy = ours.FedBuff(fedavg(), concurrency=count, buffer_size=size, **how)
     strategy.node_limit = None
     return strategy
+
+
+def eager(count: int, seed: int, staleness: float, _: None) -> ours.Wrapper:
+    """FedBuff with every update at once, all alike, and its limit on each node's share."""
+    how: dict[str, Any] = {"weighting": "equal", "staleness": staleness, "seed": seed}
+    return ours.FedBuff(fedavg(), concurrency=count, buffer_size=1, **how)
 
 
 def fedat(count: int, seed: int, tiers: int, mu: float) -> ours.Wrapper:
@@ -144,6 +163,21 @@ METHODS: dict[str, Entrant] = {
         lambda c, seed, steps, ratio: rivals.FedCompass(
             fedavg(), max(1, steps // ratio), steps, concurrency=c, seed=seed),
         (20, 10, 40), (5, 2, 20), named=("most steps", "over the least")),
+    COMPOSED: Entrant(
+        composed, (20, 10, 40), (0.8, 0.6, 0.4), named=("steps of a quick node", "waited for")),
+    EAGER: Entrant(eager, (0.5, 0.0, 1.0), rates=MORE, named=("staleness exponent", "")),
+    RINGLEADER: Entrant(
+        lambda c, seed, steps, rate: rivals.RingleaderASGD(
+            fedavg(), num_steps=steps, server_rate=rate, concurrency=c, seed=seed),
+        (5, 10, 2), (2.0, 1.0, 4.0), named=("steps", "server's rate")),
+    RESCALED: Entrant(
+        lambda c, seed, steps, rate: rivals.RescaledASGD(
+            fedavg(), num_steps=steps, server_rate=rate, concurrency=c, seed=seed),
+        (None, 10, 5), (0.25, 0.5, 0.1), named=("steps", "server's rate")),
+    QUICK: Entrant(
+        lambda c, seed, left_out, _: rivals.WithoutSlowest(
+            fedavg(), c, left_out=left_out, seed=seed),
+        (0.2, 0.4, 0.6), rates=MORE, named=("left out", "")),
     # with its own constants: only the learning rate is tuned
     OURS: Entrant(
         lambda c, seed, *_: ours.FedSlice(fedavg(), concurrency=c, seed=seed),

@@ -24,11 +24,16 @@ from flwr_hetero_studies.core.record import Case, Line
 from flwr_hetero_studies.race.cells import MAIN, TEXTS, RaceCell, mild, paper_5
 from flwr_hetero_studies.race.methods import (
     BASE,
+    COMPOSED,
+    EAGER,
     OURS,
     OWN_AVERAGE,
+    QUICK,
+    RESCALED,
+    RINGLEADER,
     UNTOUCHED,
-    Free,
     fedavg,
+    over_selected,
     some,
 )
 from flwr_hetero_studies.race.network import network_of, train_numpy
@@ -90,9 +95,9 @@ class Wide(NamedTuple):
     rounds: int = 40
 
 
-COMPOSED, EAGER = "partial work, over-selection", "FedBuff, buffer of 1"
-TWO, THREE = (COMPOSED, EAGER), (COMPOSED, EAGER, "FedCompass")
-"""Rivals beside the main cell: products of the package's parts, and FedCompass."""
+ADDED = RINGLEADER, RESCALED, QUICK
+TWO, THREE = (COMPOSED, EAGER, *ADDED), (COMPOSED, EAGER, "FedCompass", *ADDED)
+"""Rivals beside the main cell: products of the package's parts, FedCompass, and later ones."""
 SLOW_START, QUICK_START = paper_5(wait_s=3.8, start_s=2.2), paper_5(wait_s=0.6, start_s=0.4)
 UNRELIABLE = paper_5(jitter=0.3, availability=0.8)
 ADAM_RATES, MOMENTUM_RATES = (0.001, 0.0005, 0.002), (0.01, 0.005, 0.02)
@@ -133,13 +138,6 @@ def partial_work(base: Base, seed: int) -> ours.Wrapper:
     return some(steps_in(proximal if base is fedavg else base), AT_WORK, seed)
 
 
-def over_selected(share: float, strategy: Any, seed: int) -> ours.Wrapper:
-    """Over-selection of which never more than five nodes are at work."""
-    selection = Free(strategy, AT_WORK, seed=seed)
-    selection.over, selection.share = ours.OverSelect(selection, AT_WORK), share
-    return selection.over
-
-
 def fedbuff(size: int, base: Base, seed: int) -> ours.Wrapper:
     how: dict[str, Any] = {"weighting": "equal", "seed": seed}
     return ours.FedBuff(base(), concurrency=AT_WORK, buffer_size=size, **how)
@@ -154,6 +152,16 @@ def compass(base: Base, seed: int) -> ours.Wrapper:
     return rivals.FedCompass(base(), 1, 10, concurrency=AT_WORK, seed=seed)
 
 
+def ringleader(base: Base, seed: int) -> ours.Wrapper:
+    how: dict[str, Any] = {"num_steps": 5, "server_rate": 2.0}
+    return rivals.RingleaderASGD(base(), **how, concurrency=AT_WORK, seed=seed)
+
+
+def rescaled(base: Base, seed: int) -> ours.Wrapper:
+    how: dict[str, Any] = {"num_steps": None, "server_rate": 0.25}
+    return rivals.RescaledASGD(base(), **how, concurrency=AT_WORK, seed=seed)
+
+
 def slices(base: Base, seed: int) -> ours.Wrapper:
     return ours.FedSlice(base(), concurrency=AT_WORK, seed=seed)
 
@@ -161,12 +169,15 @@ def slices(base: Base, seed: int) -> ours.Wrapper:
 METHODS: dict[str, Callable[[Base, int], ours.Wrapper]] = {
     BASE: lambda base, seed: some(base(), AT_WORK, seed),
     OURS: slices,
-    COMPOSED: lambda base, seed: over_selected(0.8, steps_in(base), seed),
+    COMPOSED: lambda base, seed: over_selected(steps_in(base), AT_WORK, seed, 0.8),
     "FedCompass": compass,
     EAGER: lambda base, seed: fedbuff(1, base, seed),
     "FedProx, partial work": partial_work,
-    "over-selection": lambda base, seed: over_selected(0.6, base(), seed),
+    "over-selection": lambda base, seed: over_selected(base(), AT_WORK, seed, 0.6),
     "FedBuff, server momentum": lambda base, seed: fedbuff(1, damped, seed),
+    RINGLEADER: ringleader,
+    RESCALED: rescaled,
+    QUICK: lambda base, seed: rivals.WithoutSlowest(base(), AT_WORK, left_out=0.2, seed=seed),
     UNTOUCHED: slices,
 }
 

@@ -7,12 +7,11 @@ from typing import NamedTuple
 
 from flwr_hetero_studies.core import record, tables
 from flwr_hetero_studies.core.record import Line
-from flwr_hetero_studies.race.methods import BASE, OURS, UNTOUCHED
+from flwr_hetero_studies.race.methods import BASE, COMPOSED, OURS, UNTOUCHED
 from flwr_hetero_studies.race.outcomes import HEAD, LESS, LESS_SLOW, TARGETS, Contest, Duel
 from flwr_hetero_studies.race.tuning import YARDSTICK
 from flwr_hetero_studies.race.wide import (
     AT_WORK,
-    COMPOSED,
     POOLED,
     RUNS,
     TUNING,

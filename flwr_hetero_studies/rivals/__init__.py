@@ -7,6 +7,9 @@ from flwr_hetero_studies.rivals.fedat import FedAT
 from flwr_hetero_studies.rivals.fedcompass import FedCompass
 from flwr_hetero_studies.rivals.oort import Oort
 from flwr_hetero_studies.rivals.power_of_choice import PowerOfChoice
+from flwr_hetero_studies.rivals.rescaled import RescaledASGD
+from flwr_hetero_studies.rivals.ringleader import RingleaderASGD
+from flwr_hetero_studies.rivals.without_slowest import WithoutSlowest
 
 __all__ = ["AdaComm", "DeadlineSelection", "FedAT", "FedAsync", "FedCompass", "Oort",
-           "PowerOfChoice"]  # fmt: skip
+           "PowerOfChoice", "RescaledASGD", "RingleaderASGD", "WithoutSlowest"]  # fmt: skip

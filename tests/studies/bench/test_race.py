@@ -295,4 +295,4 @@ def test_ours_is_held_against_the_best_rival_at_both_rates_and_late():
     assert (early, late) == (26.0, 41.0)
     assert wide_report.cells_of([yard, *lines[1:]]) == [], "ours has not run"
     text = wide_report.section([yard, *lines[:-1]])["wide"]
-    assert f"{wide.EAGER} (Adam)" in text
+    assert f"{wide.TWO[-1]} (Adam)" in text

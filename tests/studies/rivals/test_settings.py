@@ -20,6 +20,14 @@ from flwr_hetero_studies import rivals
         ("Oort", {"penalty": -1}, "penalty must be"),
         ("PowerOfChoice", {"clients_per_round": 0}, "clients_per_round must be"),
         ("PowerOfChoice", {"candidates": 4}, "candidates must be .*clients_per_round"),
+        ("RescaledASGD", {"num_steps": 0}, "num_steps must be"),
+        ("RescaledASGD", {"server_rate": 0.0}, "server_rate must be"),
+        ("RescaledASGD", {"concurrency": 0}, "concurrency must be"),
+        ("RingleaderASGD", {"num_steps": 0}, "num_steps must be"),
+        ("RingleaderASGD", {"server_rate": -1.0}, "server_rate must be"),
+        ("RingleaderASGD", {"concurrency": 0}, "concurrency must be"),
+        ("WithoutSlowest", {"clients_per_round": 0}, "clients_per_round must be"),
+        ("WithoutSlowest", {"left_out": 1.0}, "left_out must be"),
     ],
 )
 def test_settings_are_checked(rival, settings, text):

@@ -1,0 +1,100 @@
+"""Rescaled ASGD: asynchronous SGD in which a worker counts by the time that it takes."""
+
+import numpy as np
+from flwr.app import Message
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from flwr_hetero import keys
+from flwr_hetero.asynchronous.algorithm import RateCorrection, Shares
+from flwr_hetero.asynchronous.engine import Update
+from flwr_hetero.asynchronous.strategy import Rule
+from flwr_hetero.errors import check_count, check_number
+from flwr_hetero.records import config_of
+from flwr_hetero.server.client_support import STEPS
+from flwr_hetero.server.composition import check_enough_updates
+from flwr_hetero.server.context import Exchange
+from flwr_hetero.state_dict import StateDict
+
+
+class RescaledASGD(Rule):
+    r"""Add each node's update when it arrives, scaled by the time from one of its to the next.
+
+    .. math:: w \leftarrow w + \eta \frac{\tau_i}{\tau} (w_i - w_{start}), \qquad
+              \frac{1}{\tau} = \frac{1}{n} \sum_j \frac{1}{\tau_j}
+
+    Mahran, Maranjyan and Richtarik, "Rescaled Asynchronous SGD: Optimal Distributed Optimization
+    under Data and System Heterogeneity", 2026 (arXiv 2605.13434). A node that answers half as often
+    moves the model twice as far, so that in the long run all nodes move it alike.
+
+    Parameters
+    ----------
+    num_steps : int, optional
+        Local steps of a message; None: the node's usual epoch.
+    server_rate : float
+        :math:`\eta`, what an update counts on average over all that arrive.
+
+    Notes
+    -----
+    The paper's gradient is here a node's update in some local steps, and is not weighed down when
+    it is stale. In the paper the times are fixed and all workers compute all the time, so that a
+    worker's time is also the interval between two of its updates. Where only ``concurrency`` nodes
+    are in flight, drawn uniformly, they wait in between, and it is the interval that makes all
+    count alike. Here it is measured on the fleet's clock, as by ``FedBuff``: the mean time in
+    flight of a node's last replies, and its mean time idle, drawn towards that of all nodes. n are
+    the nodes that have answered. The limit of ``FedBuff`` on the weight of one update is left out.
+    """
+
+    decides = Rule.decides | {"steps"}
+    client_support = (STEPS,)
+    # as published
+    node_limit = None
+
+    def __init__(
+        self,
+        strategy: Strategy | None = None,
+        *,
+        num_steps: int | None = None,
+        server_rate: float = 1.0,
+        concurrency: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.num_steps = None if num_steps is None else check_count("num_steps", num_steps, 1)
+        self.server_rate = check_number("server_rate", server_rate, "(0, inf)")
+        super().__init__(strategy, concurrency=concurrency, seed=seed)
+        check_enough_updates(self.leaf, 1, "the number of updates at a time")
+        self.times = RateCorrection((0.0, 1.0))
+
+    def on_instructions(
+        self, context: Exchange, messages: list[Message], grid: Grid
+    ) -> list[Message]:
+        if self.num_steps is not None:
+            for message in messages:
+                config_of(message)[keys.NUM_STEPS] = self.num_steps
+        return messages
+
+    def due(self, waiting: list[Update], in_flight: int) -> list[Update]:
+        return waiting[:1]
+
+    def weigh(self, updates: list[Update], weights: list[float]) -> Shares:
+        """Scale an update by its node's interval, over the mean interval of all updates."""
+        (update,) = updates
+        node = self.identity(update.pending.node_id)
+        self.times.learn(node, 1.0, update.pending.sent_s, update.arrived_s, 1.0)
+        intervals_s = self.intervals_s()
+        mean_s = len(intervals_s) / sum(1 / interval_s for interval_s in intervals_s.values())
+        return Shares(np.ones(1), self.server_rate * intervals_s[node] / mean_s)
+
+    def intervals_s(self) -> dict[str, float]:
+        """Return the time from an update of a node to its next one, by node."""
+        means = self.times.means
+        idle_s = [own.idle_s for own in means.values() if own.starts]
+        usual_s = float(np.mean(idle_s)) if idle_s else 0.0
+        return {node: own.interval_s(usual_s) for node, own in means.items()}
+
+    def state_dict(self) -> StateDict:
+        return super().state_dict() | {"times": self.times.to_str()}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        super().load_state_dict(state)
+        self.times.load_str(str(state["times"]))
