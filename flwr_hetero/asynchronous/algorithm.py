@@ -233,20 +233,20 @@ def usual_contribution(weights: ArrayLike, lengths: ArrayLike, replies_per_s: Ar
     return float(moved[order][np.searchsorted(shares, shares[-1] / 2)])
 
 
-def weights_by_length(lengths: ArrayLike, usual: float) -> Floats:
-    r"""Return the weights above which updates move the model far more than most do.
+def weights_by_length(lengths: ArrayLike, usual: float, longest: float = 0.0) -> Floats:
+    r"""Return the weights above which updates move the model far more than most do, or ever did.
 
-    .. math:: c_i = 5 M / |d_i|
+    .. math:: c_i = \frac{\max(5 M_t, \max_{s < t} M_s)}{|d_i|}
 
-    lengths: (num_nodes,), of their last updates, 0 where unknown; usual: M -> (num_nodes,),
-    infinite where unknown.
+    lengths: (num_nodes,), of their last updates, 0 where unknown; usual: M; longest: the largest M
+    so far -> (num_nodes,), infinite where unknown.
 
     >>> weights_by_length([2.0, 2.0, 1.0], usual=2.0)
     array([ 5.,  5., 10.])
     """
     norms = np.asarray(lengths, np.float64)
-    known = norms > 0
-    return np.asarray(np.where(known, LONGEST * usual / np.where(known, norms, 1.0), inf))
+    known, most = norms > 0, max(LONGEST * usual, longest)
+    return np.asarray(np.where(known, most / np.where(known, norms, 1.0), inf))
 
 
 @dataclass
@@ -331,11 +331,10 @@ class RateCorrection:
         if self.undoes_rate and self.lengths and self.bounds_lengths:
             # one step of a slow node counts for many, and would move the model at random
             lengths = [self.lengths.get(node, 0.0) for node in self.means]
-            # The most that was usual counts: once most nodes have converged, theirs says nothing.
-            usual = max(self.usual, usual_contribution(every, lengths, 1 / all_s))
+            now = usual_contribution(every, lengths, 1 / all_s)
             if self.remembers:
-                self.usual = usual
-            by_length = np.minimum(most, weights_by_length(lengths, usual))
+                self.usual = max(self.usual, now)
+            by_length = np.minimum(most, weights_by_length(lengths, now, self.usual))
             most_of = dict(zip(self.means, by_length.tolist(), strict=True))
             bounds = [most_of[node] for node in nodes], by_length
             found, step, cut_share = update_weights(raw, every, 1 / all_s, *bounds)

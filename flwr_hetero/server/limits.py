@@ -1,14 +1,15 @@
 r"""What counts of models beside those of most nodes: by the size of updates, and of which arrays.
 
-An update that is far longer than most have ever been counts little:
+An update that is far longer than most are, and than most have ever been, counts little:
 
-.. math:: \ell_i = c \, \max_{t} \operatorname{median}_j \left( \lVert d_{j, t} \rVert
+.. math:: m_i(t) = \operatorname{median}_j \left( \lVert d_j \rVert
           \max\left(1, \sqrt{\tau_i / \tau_j}\right) \right), \qquad
+          \ell_i = \max\left(c \, m_i(t), \max_{s < t} m_i(s)\right), \qquad
           d_i \leftarrow \min\left(1, \frac{\ell_i}{\lVert d_i \rVert}\right)^2 d_i
 
 d_j: the last update of node j; tau_j: its assigned steps, or 1; c: the wrapper's ``update_limit``.
-The median is the largest of the run so far: once most nodes have converged, their updates are
-short, and the few nodes that hold other data must not lose their vote for theirs being longer.
+Once most nodes have converged, their updates are short. A few nodes with other data have longer
+ones, and must not lose their vote for that. No node can tell these from liars that go as far.
 Of a node that claims far more examples than most, which weigh its update, the limit is shorter.
 More steps may make an update longer, but fewer need not make it shorter: a slow node may hold what
 no other does. By the square a lie counts the less, the larger it is.
@@ -182,14 +183,15 @@ def longest_update(
     >>> longest_update([(1.0, 0.0, 1), (2.0, 0.0, 4), (3.0, 0.0, 9)], steps=4, limit=2)
     Norms(parameters=4.0, statistics=0.0)
     >>> longest_update([(0.1, 0.0, 4)] * 3, steps=4, limit=2, before=(2.0, 0.0, 4))
-    Norms(parameters=4.0, statistics=0.0)
+    Norms(parameters=2.0, statistics=0.0)
     """
     longest = []
     for part in range(2):
         # Nodes that did not move say nothing of how far others may.
         each = [own[part] * max(1.0, sqrt(steps / own[2])) for own in known if own[part]]
         now = usual_of(each or [0.0], early)
-        longest.append(limit * max(now, before[part] * max(1.0, sqrt(steps / before[2]))))
+        past = before[part] * max(1.0, sqrt(steps / before[2]))
+        longest.append(max(limit * now, past))
     return Norms(*longest)
 
 

@@ -56,26 +56,33 @@ class Ending(NamedTuple):
     """Factor of a server update's largest step, beside that of equal time."""
 
 
-def ending(done: float, jobs: float) -> Ending:
+def ending(done: float, jobs: float, share: float) -> Ending:
     r"""Return how far a run has gone over to equal steps, which have FedAvg's objective.
 
     .. math:: u_0 = 1 - 0.65 \, \mathrm{clip}((J - 3) / 15), \quad
-              v = \frac{u - u_0}{1 - u_0}, \quad \lambda = \mathrm{clip}(v / 0.23), \quad
+              v = \frac{u - u_0}{1 - u_0}, \quad
+              \lambda = \mathrm{clip}(v / 0.23) \, \mathrm{clip}(1.5 - 2 n / N), \quad
               2 \cdot 4^{-\mathrm{clip}((v - 0.385) / 0.615)}
 
     done: u, the part of the run that is over; jobs: J, what each node trains in the run, in its
-    jobs of FedAvg. In a short run the model is still far from where either objective ends.
+    jobs of FedAvg: in a short run the model is still far from where either objective ends; share:
+    n / N, of the nodes that train at the same time. Where most do, fast nodes would have made many
+    server updates before the equal steps of a slow one are done, which no longer fit the model.
 
-    >>> ending(0.35, jobs=18), ending(1.0, jobs=18)
+    >>> ending(0.35, jobs=18, share=0.25), ending(1.0, jobs=18, share=0.25)
     (Ending(equal=0.0, step=2.0), Ending(equal=1.0, step=0.5))
-    >>> ending(0.75, jobs=6).equal
-    0.0
+    >>> ending(0.75, jobs=6, share=0.25).equal, ending(1.0, jobs=18, share=1.0).equal
+    (0.0, 0.0)
     """
     few, many = ENDING_JOBS
-    begin = 1 - (1 - ENDING_FROM) * min(1.0, max(0.0, (jobs - few) / (many - few)))
+    begin = 1 - (1 - ENDING_FROM) * _clipped((jobs - few) / (many - few))
     gone = (done - begin) / (1 - begin) if begin < 1 else 0.0
-    falling = min(1.0, max(0.0, (gone - ENDING_FALL) / (1 - ENDING_FALL)))
-    return Ending(min(1.0, max(0.0, gone / ENDING_RAMP)), float(2 * 4**-falling))
+    falling = _clipped((gone - ENDING_FALL) / (1 - ENDING_FALL))
+    return Ending(_clipped(gone / ENDING_RAMP) * _clipped(1.5 - 2 * share), float(2 * 4**-falling))
+
+
+def _clipped(part: float) -> float:
+    return min(1.0, max(0.0, part))
 
 
 def draw_chances(

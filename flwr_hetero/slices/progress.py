@@ -26,7 +26,7 @@ class Progress:
         self.rounds: int | None = total_rounds
         self.rounds_done = 0
         self.part = 0.0
-        self._said = False
+        self._said = set[str]()
 
     def begin(self, run: Run) -> None:
         """Learn how many rounds there are."""
@@ -34,9 +34,14 @@ class Progress:
             self.rounds_done = 0
             self.part = 0.0
         self.rounds = self.total_rounds or (None if run.continues else run.num_rounds)
-        if self.rounds is None and not self._said:
-            self._said = True
-            log(INFO, UNKNOWN_LENGTH)
+        if self.rounds is None:
+            self.say_once(UNKNOWN_LENGTH)
+
+    def say_once(self, text: str) -> None:
+        """Log why slices do not become equal in steps, the first time only."""
+        if text not in self._said:
+            self._said.add(text)
+            log(INFO, text)
 
     def ends_round(self, part_of_next: float) -> None:
         """Learn that a round is over, and how much of the next one was trained with it."""

@@ -1,7 +1,7 @@
 """FedSlice's rule for nodes, server updates and rounds."""
 
 from collections.abc import Iterable
-from math import ceil, inf
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from flwr_hetero.server.rounds import Run
 from flwr_hetero.slices.algorithm import (
     ALIKE,
     ALIKE_SHARED,
+    ENDING_FROM,
     FIXED_SHARE,
     FIXED_SHARE_SHARED,
     Ending,
@@ -42,6 +43,13 @@ from flwr_hetero.state_dict import StateDict
 
 QUARTER = ", a server update has a quarter of these; FedBuff(buffer_size={}) needs fewer nodes"
 """Why a strategy that distrusts some gets too few updates, and what is the way out."""
+MOST_TRAIN = 0.75
+"""Part of the nodes that train at the same time, from which on slices stay of equal time."""
+ALL_TRAIN = (
+    "FedSlice: nearly all nodes train at the same time, so that fast nodes, which take more steps, "
+    "count more to the end. With a concurrency of at most a quarter of the nodes it ends at "
+    "FedAvg's objective"
+)
 
 
 class SliceRule(FedBuff):
@@ -87,7 +95,9 @@ class SliceRule(FedBuff):
         if not self.progress.rounds or self.alike or is_even or self._is_private():
             return Ending()
         share = min(1.0, self._training / max(1, len(self._online)))
-        return ending(self.progress.done, self.progress.rounds * share)
+        if share >= MOST_TRAIN and self.progress.done >= ENDING_FROM:
+            self.progress.say_once(ALL_TRAIN)
+        return ending(self.progress.done, self.progress.rounds * share, share)
 
     def next_nodes(self, idle: list[int], in_flight: int, waiting: list[Update]) -> list[int]:
         """Return the nodes that start now; the first of a simulation tell how many it trains."""
@@ -124,11 +134,8 @@ class SliceRule(FedBuff):
 
     def places(self, in_flight: int) -> int:
         """Return for how many of the nodes that are asked there are workers."""
-        # l. 7: of nodes that take as many steps as others, and turns, fast ones have to rest
-        half = ceil(max(len(self._online), in_flight) / 2)
-        most = in_flight - round(self.steps.ending.equal * max(0, in_flight - half))
         is_limited = self.shares_workers and not self._is_private()
-        return self.workers.places(most) if is_limited else most
+        return self.workers.places(in_flight) if is_limited else in_flight
 
     def failed(self, node_id: int) -> None:
         """Learn that a node that was to train has no reply that counts."""

@@ -25,8 +25,6 @@ from flwr_hetero_studies.faults.influence import NODES, TIMEOUT_S, digits_app, l
 
 EARLY, SCALE, LAST = 10.0, 20.0, 10
 """How much sooner liars reply, by what they scale; last models, one in so many is measured."""
-FAIR = {"rate_correction": 1.0, "step_correction": 1.0}
-"""Settings of FedSlice by which no node counts more for being quick."""
 Floats = NDArray[np.float32]
 
 
@@ -40,7 +38,6 @@ STRATEGIES: dict[str, Callable[[int], Strategy]] = {
     "TiFL": lambda seed: ours.TiFL(leaf(), 5, seed=seed),
     "BiasedLocalSGD": lambda seed: ours.BiasedLocalSGD(leaf()),
     "CDGraB": lambda seed: ours.CDGraB(leaf()),
-    "FedSlice, fair": lambda seed: ours.FedSlice(leaf(), seed=seed, **FAIR),
     "TiFL, uniform": lambda seed: ours.TiFL(leaf(), 5, policy="uniform", seed=seed),
     "FedBuff(FedMedian)": lambda seed: ours.FedBuff(leaf(FedMedian), seed=seed),
     "FedBuff(FedTrimmedAvg)": lambda seed: ours.FedBuff(leaf(FedTrimmedAvg), seed=seed),

@@ -17,12 +17,12 @@ MORE, MOST = (*RATES, 0.07, 0.15), (*RATES, 0.025, 0.4, 0.07, 0.15)
 OWN_AVERAGE = 32
 """Where the average of a method that has one stands among those that are measured."""
 BASE = "FedAvg"
-OURS, FAIR, UNTOUCHED = "FedSlice", "FedSlice, fair", "FedSlice, FedAvg's rate"
-"""What is recommended; with all nodes counting by examples only; at the rate tuned for FedAvg."""
+OURS, UNTOUCHED = "FedSlice", "FedSlice, FedAvg's rate"
+"""What is recommended, at a rate of its own and at the one that is tuned for FedAvg."""
 COMPOSED, EAGER = "partial work, over-selection", "FedBuff, buffer of 1"
 """What can be made of the package's other parts."""
 RINGLEADER, RESCALED, QUICK = "Ringleader ASGD", "Rescaled ASGD", "FedAvg, slowest left out"
-OWN = OURS, FAIR, UNTOUCHED
+OWN = OURS, UNTOUCHED
 """What is no rival."""
 
 
@@ -182,8 +182,4 @@ METHODS: dict[str, Entrant] = {
     OURS: Entrant(
         lambda c, seed, *_: ours.FedSlice(fedavg(), concurrency=c, seed=seed),
         rates=MOST, window=OWN_AVERAGE),
-    FAIR: Entrant(
-        lambda c, seed, *_: ours.FedSlice(
-            fedavg(), concurrency=c, seed=seed, rate_correction=1.0, step_correction=1.0),
-        rates=(*RATES, 0.025, 0.0125, 0.07, 0.15), window=OWN_AVERAGE),
 }  # fmt: skip

@@ -14,7 +14,7 @@ from flwr_hetero_studies.core.record import Line
 from flwr_hetero_studies.race import packed, wide_report
 from flwr_hetero_studies.race.cases import BITS, ROUNDS, SETTINGS
 from flwr_hetero_studies.race.cells import CELLS, MAIN, PAIR
-from flwr_hetero_studies.race.methods import BASE, FAIR, METHODS, OURS, OWN, UNTOUCHED
+from flwr_hetero_studies.race.methods import BASE, METHODS, OURS, OWN, UNTOUCHED
 from flwr_hetero_studies.race.outcomes import (
     HEAD,
     LESS,
@@ -34,7 +34,7 @@ ENOUGH, LEAST = 1.5, 0.9
 HEAD_DUELS = ["cell", "FedSlice: sooner", "at its own rate", "best rival: sooner", "over it",
               "points", "best to 2 points above", "over it"]  # fmt: skip
 HEAD_COSTS = ["cell", "bytes", "device-seconds", "examples", "FedSlice's end", "FedAvg's end",
-              "fair's end", "fair: sooner"]  # fmt: skip
+              "points more"]  # fmt: skip
 HEAD_TUNED = ["cell", "at work", "method", "trials", "rate", "own settings", "models averaged"]
 
 
@@ -136,13 +136,14 @@ def duels(found: Sequence[Contest]) -> dict[str, str]:
 
 
 def costs(found: Sequence[Contest]) -> str:
-    """Write what ours takes besides time, where it ends, and what its fair form gives."""
+    """Write what ours takes besides time, and where it ends, beside FedAvg."""
     rows = []
-    for each in (each for each in found if each.runs.keys() >= {OURS, FAIR, BASE}):
-        names = (ours_in(each), FAIR, BASE)
-        ours, fair, base = (brief(each.row(name)) for name in names)
-        ends = (f"{row[-2]} ({row[-1]})" for row in (ours, base, fair))
-        rows.append([each.where, *ours[4:7], *ends, fair[1]])
+    for each in (each for each in found if each.runs.keys() >= {OURS, BASE}):
+        name = ours_in(each)
+        ours, base = (brief(each.row(one)) for one in (name, BASE))
+        ends = [f"{row[-2]} ({row[-1]})" for row in (ours, base)]
+        points = each.against(each.runs[BASE], each.runs[name]).cells[2:]
+        rows.append([each.where, *ours[4:7], *ends, " / ".join(points)])
     return tables.table(HEAD_COSTS, rows)
 
 

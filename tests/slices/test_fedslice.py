@@ -104,6 +104,7 @@ def test_lengths_of_all_nodes_are_known(monkeypatch):
 
 @pytest.mark.parametrize("limit", [4.0, None])
 def test_the_history_says_what_the_bound_on_lengths_cuts(limit):
+    """FedSlice's own bound is not the limit on updates, which a user may lift."""
     strategy = FedSlice(quiet())
     strategy.update_limit = limit
     _, records, _ = run(strategy, 12)
@@ -111,7 +112,7 @@ def test_the_history_says_what_the_bound_on_lengths_cuts(limit):
         assert len(record["fedbuff"]["bounded_share"]) == record["fedslice"]["updates"]
     cut = [share for record in records[1:] for share in record["fedbuff"]["bounded_share"]]
     assert all(0 <= share < 1 for share in cut)
-    assert any(cut) == (limit is not None)
+    assert any(cut)
 
 
 def test_slices_are_sized_by_what_a_message_costs():
@@ -185,7 +186,7 @@ def test_all_in_flight_take_one_step_of_an_adaptive_server(nodes, part):
 def test_slow_nodes_hold_no_more_places_than_others():
     # one step of a slow node takes as long as six slices of the others
     profiles = [DeviceProfile(60.0)] * 9 + [DeviceProfile(1.0)] * 3
-    grid, _, _ = run(FedSlice(quiet(), concurrency=4), 60, profiles)
+    grid, _, _ = run(FedSlice(quiet(), concurrency=4, total_rounds=10**6), 60, profiles)
     busy_s = np.zeros(NODES)
     for message, reply in grid.jobs:
         times = reply.content.config_records[keys.TIMING]
@@ -286,7 +287,7 @@ def test_other_arrays_begin_a_new_run():
     [
         (lambda: FedSlice(slice_steps=0), "slice_steps must be .* got 0"),
         (lambda: FedSlice(rate_correction=1.5), r"rate_correction must be .*\[0, 1\], got 1.5"),
-        (lambda: FedSlice(step_correction=-1), "step_correction must be"),
+        (lambda: FedSlice(total_rounds=0), "total_rounds must be"),
         (lambda: FedSlice(window=0), "window must be"),
         (lambda: FedSlice(keep_optimizer=1), "keep_optimizer must be one of True, False, got 1"),
         (lambda: FedSlice(concurrency=0), "concurrency must be"),
@@ -297,7 +298,6 @@ def test_other_arrays_begin_a_new_run():
         (lambda: FedSlice(FedAvgM(server_momentum=1.0)), r"server_momentum must be .*\[0, 1\)"),
         (lambda: FedSlice(Krum(num_malicious_nodes=1), concurrency=5), "at least 20 around Krum"),
         (lambda: FedSlice(clipping()), "rate_correction must"),
-        (lambda: FedSlice(clipping(), rate_correction=0, step_correction=1), "step_correction"),
     ],
 )
 def test_bad_arguments_are_refused_before_training(build, text):

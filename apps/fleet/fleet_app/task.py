@@ -56,12 +56,11 @@ FEDSLICE_DECIDES: dict[str, tuple[Any, str]] = {
         "auto",
         "fast-steps is what a quick node takes in a slice; engine=buffered has steps",
     ),
-    "weighting": ("auto", "give rate-correction and step-correction"),
+    "weighting": ("auto", "give rate-correction"),
     "buffer_size": (0, "a quarter of the nodes in flight; engine=buffered has it"),
 }
 FEDSLICE_ONLY: dict[str, tuple[Any, str]] = {
     "rate_correction": (1.0, "it is of engine=fedslice, weighting is what this one has"),
-    "step_correction": (0.0, "it is of engine=fedslice, weighting is what this one has"),
 }
 """Setting to its only value where it means nothing, and a hint."""
 FROM_ZERO = {
@@ -87,7 +86,6 @@ class FleetSettings(Settings):
     sampler: str = "uniform"
     inner: str = "fedavg"
     rate_correction: float = 1.0
-    step_correction: float = 0.0
     concurrency: int = 0
     buffer_size: int = 0
     clients_per_round: int = 3
@@ -117,7 +115,7 @@ class FleetSettings(Settings):
         for name, hint in FROM_ZERO.items():
             if getattr(self, name) < 0:
                 raise invalid(key_of(name), getattr(self, name), "be at least 0", hint)
-        for name in ("fraction_evaluate", "rate_correction", "step_correction"):
+        for name in ("fraction_evaluate", "rate_correction"):
             check_number(key_of(name), getattr(self, name), "[0, 1]")
         self._check_together()
         self._check_engine()
@@ -209,7 +207,6 @@ class FleetSettings(Settings):
             concurrency=self.concurrency or None,
             slice_steps=self.fast_steps,
             rate_correction=self.rate_correction,
-            step_correction=self.step_correction,
             window=self.average_rounds or WINDOW,
             seed=self.seed,
         )

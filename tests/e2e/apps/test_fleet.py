@@ -85,11 +85,10 @@ def test_default_is_fedslice_in_rounds():
 
 def test_settings_reach_the_strategy():
     config = {"selection": "random", "concurrency": 3, "fast-steps": 4, "average-rounds": 5}
-    config |= {"rate-correction": 1.0, "step-correction": 0.25, "sampler": "mercury"}
+    config |= {"rate-correction": 1.0, "sampler": "mercury"}
     strategy = settings_of("fleet").from_run_config(config).strategy(10).inner
     assert (strategy.rule.concurrency, strategy.steps.slice_steps) == (3, 4)
     assert (strategy.inner.window, strategy.rule.rates.powers[1]) == (5, 1.0)
-    assert strategy.steps.step_correction == 0.25
     deadline = settings_of("fleet")(**PLAIN | {"steps": "deadline", "weighting": "auto"})
     assert deadline.strategy(5).step_correction == 0.5
     assert settings_of("fleet")(**PLAIN | {"weighting": "auto"}).steps == "epochs"

@@ -185,7 +185,7 @@ def test_extremes_are_left_out_of_the_page():
 def test_duel_takes_the_quickest_rival():
     runs = {
         methods.OURS: [line(methods.OURS, 0, 0.02)],
-        methods.FAIR: [line(methods.FAIR, 0, 0.03)],
+        methods.UNTOUCHED: [line(methods.UNTOUCHED, 0, 0.03)],
         "a": [line("a", 0, 0.01)],
         "b": [line("b", 0, 0.02, step_s=1.5, most=0.8)],
     }
