@@ -131,8 +131,22 @@ class RecentAverage(ModelAverage):
     """The average of recent models, of few while there are few; nodes train half way to it."""
 
     called = "FedSlice"
-    # models since slices began to become equal
-    num_late = 0
+
+    def __init__(self, strategy: Strategy | None = None, *, window: int = 8) -> None:
+        super().__init__(strategy, window=window)
+        # models since slices began to become equal
+        self.num_late = 0
+
+    def on_start(self, run: Run) -> None:
+        """Begin a new average in a run that begins."""
+        super().on_start(run)
+        if run.round < 0 and not run.continues:
+            self.num_late = 0
+
+    def add(self, model: Mapping[str, Array]) -> None:
+        """Add what nodes return of a model to the average, which grows towards the end."""
+        self.num_late += self.steps.ending.equal > 0
+        super().add(model)
 
     def on_instructions(self, context: Exchange, messages: Messages, grid: Grid) -> Messages:
         """Send nodes a model between the newest one and the average."""
@@ -161,8 +175,17 @@ class RecentAverage(ModelAverage):
     def part(self) -> float:
         """Return the newest model's part in the average."""
         # l. 5: p_t; l. 7: late in the run all models are of the same objective
-        self.num_late += self.steps.ending.equal > 0
         return new_part(self.count, self.window, self.num_late, alike=self.alike)
+
+    def state_dict(self) -> StateDict:
+        """Return the average, and how many models it is of."""
+        return super().state_dict() | {"num_late": self.num_late}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Continue from ``state_dict``."""
+        super().load_state_dict(state)
+        # Version 0.1 has none.
+        self.num_late = int(state.get("num_late", 0))
 
 
 def server_momentum(strategy: Wrapper) -> float:

@@ -6,6 +6,7 @@ from flwr_hetero.asynchronous.algorithm import (
     ReplyMeans,
     draw_nodes,
     update_weights,
+    usual_contribution,
     weights_by_length,
 )
 
@@ -124,5 +125,10 @@ def test_no_update_moves_the_model_by_more_than_five_usual_ones_and_the_pace_sta
     ],
 )
 def test_bound_of_a_weight_is_the_smaller_the_longer_the_update(lengths, expected):
-    found = weights_by_length([1.0, 1.0, 8.0], lengths, [9.0, 9.0, 1.0])
-    np.testing.assert_allclose(found, expected)
+    usual = usual_contribution([1.0, 1.0, 8.0], lengths, [9.0, 9.0, 1.0])
+    np.testing.assert_allclose(weights_by_length(lengths, usual), expected)
+
+
+def test_an_update_may_always_move_the_model_as_far_as_most_once_did():
+    assert weights_by_length([1.0], usual=0.1, longest=2.0).tolist() == [2.0]
+    assert weights_by_length([1.0], usual=1.0, longest=2.0).tolist() == [5.0]

@@ -67,7 +67,8 @@ def test_an_update_times_minus_20_moves_the_model_little(kind):
         _, free = run(unlimited, -20.0)
     assert abs(among[-1] - honest[-1]) < 0.8
     assert np.abs(among).max() <= 1.0
-    assert not np.abs(free[-1] - honest[-1]) < 3
+    # FedSlice has a bound of its own, which holds without the limit, too.
+    assert (np.abs(free[-1] - honest[-1]) < 3) == (kind == "FedSlice")
     cut = [share for record in records for node, share in record.get("shortened", {}).items()]
     assert min(cut) < 0.2
     assert all(record["failures"] == [] for record in records)
@@ -122,6 +123,25 @@ def test_what_is_far_heavier_must_be_shorter():
     assert context.shortened == {}
 
 
+def test_an_update_may_be_as_long_as_most_once_were():
+    """Once most nodes have converged, the few with other data keep their vote."""
+    fleet = Fleet()
+    exchange([10.0, 10.0, 10.0, 10.0], fleet)
+    found, context = exchange([0.1, 0.1, 0.1, 9.0], fleet)
+    assert found == pytest.approx({0: 0.1, 1: 0.1, 2: 0.1, 3: 9.0})
+    found, context = exchange([0.1, 0.1, 0.1, 20.0], fleet)
+    assert context.shortened == pytest.approx({"id-3": 0.25})
+
+
+def test_long_updates_of_the_first_few_nodes_are_not_remembered():
+    fleet = Fleet()
+    fleet.asked[MessageType.TRAIN].update(range(8))
+    exchange([10.0, 10.0, 10.0], fleet)
+    exchange([0.1, 0.1, 0.1, 0.1, 0.1], fleet, nodes=[3, 4, 5, 6, 7])
+    _, context = exchange([10.0], fleet, nodes=[0])
+    assert context.shortened["id-0"] < 1
+
+
 def test_one_that_has_diverged_is_dropped():
     found, context = exchange([1.0, 2.0, 3.0, 601.0])
     assert sorted(found) == [0, 1, 2]
@@ -167,12 +187,13 @@ def test_a_quick_node_does_not_set_what_is_usual():
     assert exchange([1.5], fleet, nodes=[2])[0] == pytest.approx({2: 1.5})
 
 
-def test_norms_of_long_ago_do_not_count():
+def test_of_norms_of_long_ago_only_their_median_counts():
+    """Not twice of it, which is the limit of what is usual now."""
     fleet = Fleet()
     exchange([100.0] * 50, fleet, nodes=range(100, 150))
     for first in range(0, 49, 7):
         exchange([1.0] * 7, fleet, nodes=range(first, first + 7))
-    assert exchange([40.0], fleet, nodes=[50])[0] == pytest.approx({50: 0.1})
+    assert exchange([200.0], fleet, nodes=[50])[0] == pytest.approx({50: 50.0})
 
 
 def test_more_assigned_steps_allow_a_longer_update():

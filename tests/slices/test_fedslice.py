@@ -163,7 +163,7 @@ def test_momentum_at_the_server_moves_the_model_no_further():
     for inner in (FedAvg, partial(FedAvgM, server_momentum=0.9)):
         strategy = FedSlice(inner(fraction_evaluate=0.0), concurrency=5)
         ends.append(TASK.measure(values_of(run(strategy, 20)[2].arrays), [0])[0])
-    assert ends[1] > ends[0] - 0.05
+    assert ends[1] > ends[0] - 0.1
 
 
 @pytest.mark.parametrize(("nodes", "part"), [(2, 1.0), (8, 0.25)])
