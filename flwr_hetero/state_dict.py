@@ -1,8 +1,8 @@
 """Saved states: flat dictionaries of numbers, text and arrays."""
 
 import json
-from collections.abc import Mapping
-from typing import TypeAlias, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,3 +58,9 @@ def check_state(state: Mapping[str, object], schema: Mapping[str, object], owner
         if not fits:
             shown = value if not isinstance(value, np.ndarray) else (value.shape, value.dtype.str)
             raise ValueError(f"state of {owner} must hold {name} as {rule}, got {shown!r}.")
+
+
+def three_numbers(saved: Sequence[Any]) -> tuple[float, float, float]:
+    """Return three numbers of a list that JSON has made of a tuple."""
+    first, second, third = map(float, saved)
+    return first, second, third

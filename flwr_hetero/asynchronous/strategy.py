@@ -11,8 +11,9 @@ from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero._flwr import log, trains_trees
 from flwr_hetero.asynchronous import algorithm
-from flwr_hetero.asynchronous.algorithm import RateCorrection, Shares
+from flwr_hetero.asynchronous.algorithm import Shares
 from flwr_hetero.asynchronous.engine import Engine, Update, run_asynchronously
+from flwr_hetero.asynchronous.rates import RateCorrection
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 from flwr_hetero.records import arrays_in
 from flwr_hetero.server.aggregate import with_update

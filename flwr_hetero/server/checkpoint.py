@@ -23,7 +23,7 @@ from flwr_hetero.server.limits import votes_from_json, votes_to_json
 from flwr_hetero.server.nodes import online_nodes
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
-from flwr_hetero.state_dict import entries_below
+from flwr_hetero.state_dict import entries_below, three_numbers
 
 FILE, PREVIOUS, METRICS = "state.npz", "previous.npz", "metrics.jsonl"
 RESULTS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
@@ -147,12 +147,8 @@ class Checkpoints:
             for kind, own in meta.get("times_s", {}).items()
         }
         fleet.nodes.load_state(meta.get("nodes", {}), online_nodes(run.grid))
-        fleet.norms = {
-            node: (float(own), float(statistics), float(steps))
-            for node, (own, statistics, steps) in meta.get("norms", {}).items()
-        }
-        parameters, statistics, steps = meta.get("most_usual", fleet.most_usual)
-        fleet.most_usual = (float(parameters), float(statistics), float(steps))
+        fleet.norms = {node: three_numbers(own) for node, own in meta.get("norms", {}).items()}
+        fleet.most_usual = three_numbers(meta.get("most_usual", fleet.most_usual))
         for kind in RESULTS:
             found = {int(n): MetricRecord(m) for n, m in meta["results"][kind].items()}
             setattr(run.result, kind, found)

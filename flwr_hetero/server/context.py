@@ -305,13 +305,11 @@ class Fleet:
     examples: dict[str, dict[str, tuple[float, float]]] = field(default_factory=dict)
     """By message type and node: how many examples it reported first, and how many counted last."""
     cut: set[str] = field(default_factory=set)
-    """Nodes whose claims of examples were cut; "metrics of" those with values that were."""
+    """Nodes whose claims of examples were cut; "metrics of" those with values that were cut."""
     norms: dict[str, tuple[float, float, float]] = field(default_factory=dict)
     """By node, the last ones at the end: of its update (parameters, statistics), and its steps."""
-    most_usual: tuple[float, float, float] = (0.0, 0.0, 1.0)
-    """The longest of the run's median updates: the same three numbers."""
-    left_out: dict[str, frozenset[str]] = field(default_factory=dict)
-    """By node: arrays that were not in its last reply."""
+    most_usual: tuple[float, float, float] = (0.0, 0.0, 1.0)  # the longest median of the run
+    left_out: dict[str, frozenset[str]] = field(default_factory=dict)  # of nodes' last replies
     first_arrays: dict[str, Array] | None = None
     """The model as it was at first, until most nodes that were asked have answered."""
     update_limit: float | None = 4.0

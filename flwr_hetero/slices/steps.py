@@ -18,7 +18,7 @@ from flwr_hetero.slices.algorithm import FIXED_SHARE, Ending, equal_steps, slice
 from flwr_hetero.slices.workers import Usual
 
 EQUAL_ENOUGH = 0.5
-"""From how equal steps on optimizers begin anew with each slice."""
+"""From how equal steps on optimizers no longer continue from slice to slice."""
 
 
 class SliceSteps(MeasuredSteps):

@@ -38,7 +38,7 @@ class FedSlice(Wrapper):
         influence. 0: a node that replies twice as often counts twice as much.
     window : int
         Largest number of models in the average that is evaluated and returned. After t server
-        updates it is of about the last sqrt(2t).
+        updates it is of about the last sqrt(2t). Late in a run it grows.
     keep_optimizer : bool
         Nodes' torch optimizers continue from slice to slice: no momentum is lost. Each node keeps a
         state as large as the model, or twice that for Adam; a simulation keeps those of all.
@@ -50,16 +50,20 @@ class FedSlice(Wrapper):
 
     Notes
     -----
+    A node counts by its examples and its steps. Late in a run slices become equal in steps, so that
+    it ends at FedAvg's objective: in full where at most a quarter of the nodes train at the same
+    time, in part up to three quarters.
+
     All updates in flight move the model no further than a slice of a fast node would, so that
     FedAvg's learning rate fits. The momentum of ``FedAvgM`` repeats updates, which are smaller for
-    it. A weighted update longer than five medians of all is cut to that, unless ``update_limit`` is
-    None. The ``eta`` of ``FedAdam`` is divided among the nodes in flight. Nodes of which a slice
-    takes longer are drawn as much less often, so that all have the same share of the places in
-    flight. In Flower's simulation, unless devices are emulated, no more messages are in flight than
-    its workers need. Where all nodes train at the same time and are about equally fast, a server
-    update takes all replies that come at about the same time. A node that has evaluated for a tenth
-    of the time is left out but for the last time. ``start`` with the arrays that the last one
-    returned, on the same grid, goes on with what is in flight.
+    it. A weighted update longer than five medians of all is cut to that. The ``eta`` of ``FedAdam``
+    is divided among the nodes in flight. Nodes of which a slice takes longer are drawn as much less
+    often, so that all have the same share of the places in flight. In Flower's simulation, unless
+    devices are emulated, no more messages are in flight than its workers need. Where all nodes
+    train at the same time and are about equally fast, a server update takes all replies that come
+    at about the same time. A node that has evaluated for a tenth of the time is left out but for
+    the last time. ``start`` with the arrays that the last one returned, on the same grid, goes on
+    with what is in flight.
     """
 
     name: ClassVar[str] = "fedslice"

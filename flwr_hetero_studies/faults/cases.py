@@ -35,7 +35,8 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
                     yield Trial(case | {"rounds": sizes["lies"]}, seed)
     for name in liars.STRATEGIES:
         for seed in options.seeds_or(range(3)):
-            for lie in liars.LIES:
+            scaled = liars.SCALED if name in liars.SEARCHED else {}
+            for lie in (*liars.LIES, *scaled):
                 for count in (0,) if lie == liars.HONEST else (1, 3):
                     case = {"experiment": "liars", "name": f"{name}: {lie}", "liars": count}
                     yield Trial(case | {"rounds": sizes["trust"]}, seed)

@@ -71,6 +71,12 @@ LIES = {
     "turned, x 20, early": Lie(-SCALE, early=True),
     "another model, 2**53 examples": Lie(claim=2**53, another=True),
 }
+FACTORS = (2.0, 4.0, 8.0)
+"""By what liars scale their updates in search of the worst: less and it is a normal reply, more
+and the limit on updates makes it count less and less."""
+SCALED = {f"turned, x {factor:g}, early": Lie(-factor, early=True) for factor in FACTORS}
+SEARCHED = ("FedSlice", "FedBuff", "TiFL", "BiasedLocalSGD", "CDGraB", "FedAvg, wrapped")
+"""Strategies for which the worst factor is searched: this package's defaults."""
 
 
 def profiles_for(lie: Lie, liars: int) -> list[DeviceProfile]:
@@ -160,7 +166,7 @@ def run(name: str, lie: str, liars: int, rounds: int, seed: int) -> dict[str, An
     # a server update of FedBuff holds half of the nodes
     rounds *= 2 if name.startswith("FedBuff") else 1
     base = honest(name, rounds, seed)
-    found = train(name, LIES[lie], liars, rounds, seed) if liars else base
+    found = train(name, (LIES | SCALED)[lie], liars, rounds, seed) if liars else base
     with np.errstate(all="ignore"):
         moved = np.linalg.norm(found.model - base.model) / np.linalg.norm(base.model)
     metrics = {"accuracy": found.accuracy, "displacement": float(min(moved, 1e9))}

@@ -1,17 +1,19 @@
 """What faults cost, and what lies gain."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from flwr_hetero_studies.core import record, tables
 from flwr_hetero_studies.core.record import Line
-from flwr_hetero_studies.faults.liars import HONEST, LIES, STRATEGIES
+from flwr_hetero_studies.faults.liars import HONEST, LIES, SCALED, SEARCHED, STRATEGIES
 
 FAULT = ["fault", "costs with Flower's node", "with a warm node", "what the history says"]
 GAIN = ["lie", "strategy", "seeds", "share", "steps", "accuracy", "honest"]
 MOVED = ["lie", "strategy", "moved by one liar of 20, share", "by three"]
+WORST = ["strategy", "one liar of 20 costs, points", "three cost"]
+EARLY_LIE = "turned, early"
 MOST_LOST = {1: 0.03, 3: 0.10}
 """What liars, by their number, may cost before a cell is bold."""
 
@@ -112,7 +114,32 @@ def liars(lines: Sequence[Line]) -> dict[str, Any]:
             full.append([lie, strategy, *map(moved_by, among)])
     parts = {"liars": tables.table(["strategy", *LIES], rows)}
     parts["liars_moved"] = tables.table(MOVED, full)
+    parts["liars_worst"] = tables.table(WORST, worst(found))
     return parts | {"liars_seeds": len(record.seeds(lines))}
+
+
+def worst(found: Mapping[tuple[str, int], list[Line]]) -> list[list[str]]:
+    """Write what the worst factor of early, turned updates costs, in points."""
+    rows = []
+    for strategy in SEARCHED:
+        honest = record.by_seed(found.get((f"{strategy}: {HONEST}", 0), []))
+        row = [strategy]
+        for count in MOST_LOST:
+            lost = {
+                lie: [
+                    100
+                    * (honest[line["seed"]]["metrics"]["accuracy"] - line["metrics"]["accuracy"])
+                    for line in found.get((f"{strategy}: {lie}", count), [])
+                ]
+                for lie in (EARLY_LIE, *SCALED)
+            }
+            if not all(lost.values()):
+                break
+            lie = max(lost, key=lambda each: mean(lost[each]))
+            row.append(f"{tables.extent(lost[lie], '{:.1f}')}, {lie}")
+        else:
+            rows.append(row)
+    return rows
 
 
 def accuracy_of(lines: Sequence[Line], honest: float) -> str:

@@ -31,6 +31,8 @@ from flwr_hetero_studies.race.watch import SMOOTHED
 TUNING, PARTS, PACKED = "tuning: ", "parts: ", f"{BITS} bits: "
 ENOUGH, LEAST = 1.5, 0.9
 """Ratio wanted of two thirds of the cells, and of all."""
+LESS_THAN_BASE, LESS_SLOW_THAN_BASE = 0.003, 0.005
+"""Accuracy that ours may end below FedAvg, on all data and on the slowest tier's."""
 HEAD_DUELS = ["cell", "FedSlice: sooner", "at its own rate", "best rival: sooner", "over it",
               "points", "best to 2 points above", "over it"]  # fmt: skip
 HEAD_COSTS = ["cell", "bytes", "device-seconds", "examples", "FedSlice's end", "FedAvg's end",
@@ -132,7 +134,25 @@ def duels(found: Sequence[Contest]) -> dict[str, str]:
         f"{listed(lost)}."
     )
     table = tables.table(HEAD_DUELS, rows)
-    return {"duels": table, "summary": summary, "ahead": f"{ahead} of {len(first)}"}
+    below = [
+        f"{where} ({' / '.join(duel.cells[2:])} of the best rival's end)"
+        for where, duel in first.items()
+        if not duel.holds
+    ]
+    below += ends_below(found)
+    missed = f"**missed** {'; '.join(below)}." if below else "it is."
+    parts = {"duels": table, "summary": summary, "ahead": f"{ahead} of {len(first)}"}
+    return parts | {"ends_missed": missed}
+
+
+def ends_below(found: Sequence[Contest]) -> list[str]:
+    """Write where ours ends further below FedAvg, after as much work, than is wanted."""
+    texts = []
+    for each in (each for each in found if BASE in each.runs and OURS in each.runs):
+        duel = each.against(each.runs[BASE], each.runs[ours_in(each)])
+        if duel.more < -LESS_THAN_BASE or duel.more_slow < -LESS_SLOW_THAN_BASE:
+            texts.append(f"{each.where} ({' / '.join(duel.cells[2:])} of FedAvg's)")
+    return texts
 
 
 def costs(found: Sequence[Contest]) -> str:

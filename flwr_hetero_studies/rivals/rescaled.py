@@ -6,8 +6,9 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero import keys
-from flwr_hetero.asynchronous.algorithm import RateCorrection, Shares
+from flwr_hetero.asynchronous.algorithm import Shares
 from flwr_hetero.asynchronous.engine import Update
+from flwr_hetero.asynchronous.rates import RateCorrection
 from flwr_hetero.asynchronous.strategy import Rule
 from flwr_hetero.errors import check_count, check_number
 from flwr_hetero.records import config_of

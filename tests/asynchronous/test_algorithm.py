@@ -2,13 +2,12 @@ import numpy as np
 import pytest
 
 from flwr_hetero.asynchronous.algorithm import (
-    RateCorrection,
-    ReplyMeans,
     draw_nodes,
     update_weights,
     usual_contribution,
     weights_by_length,
 )
+from flwr_hetero.asynchronous.rates import RateCorrection, ReplyMeans
 
 
 def test_nodes_are_drawn_uniformly_where_there_is_no_room_for_all():
