@@ -14,8 +14,8 @@ from flwr_hetero_studies.core.curves import Columns
 from flwr_hetero_studies.core.plan import DIGITS, Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
 from flwr_hetero_studies.race import wide
-from flwr_hetero_studies.race.cells import CELLS, MAIN, PACKED, PAIR, RaceCell, case_of
-from flwr_hetero_studies.race.methods import BASE, METHODS, OURS, OWN_AVERAGE, UNTOUCHED
+from flwr_hetero_studies.race.cells import CELLS, MAIN, PACKED, RaceCell, case_of
+from flwr_hetero_studies.race.methods import BASE, METHODS, OURS, OWN_AVERAGE
 from flwr_hetero_studies.race.node import IN_TORCH, Learning
 from flwr_hetero_studies.race.tuning import TUNED, YARDSTICK, Tuning, scores_of
 from flwr_hetero_studies.race.watch import SMOOTHED, WINDOWS, Limits, race
@@ -65,8 +65,6 @@ def racing(name: str, cell: RaceCell, tuning: Tuning) -> Iterator[Trial]:
         for method in cell.methods or METHODS:
             if METHODS[method].runs_with(at_work, cell.nodes):
                 yield from entrant(tuning, name, at_work, method, cell.seeds)
-        if cell.methods != PAIR:
-            yield from entrant(tuning, name, at_work, UNTOUCHED, cell.seeds)
     packed = [(count, names) for (own, count), names in PACKED.items() if own == name]
     for at_work, names in packed:
         for method in names:
@@ -76,15 +74,13 @@ def racing(name: str, cell: RaceCell, tuning: Tuning) -> Iterator[Trial]:
 def entrant(
     tuning: Tuning, cell: str, at_work: int, method: str, seeds: int, **more: int
 ) -> Iterator[Trial]:
-    is_ours, given = method == UNTOUCHED, dict[str, Any]()
     base = tuning.choice(cell, 5, BASE)
-    chosen = tuning.choice(cell, at_work, BASE if is_ours else method)
+    chosen = tuning.choice(cell, at_work, BASE if method == OURS else method)
     if base is None or chosen is None:
         return
     _, known = tuning.yardstick("", cell, base[0][0])
-    if is_ours:
-        given, chosen = {"method": OURS}, (chosen[0], OWN_AVERAGE)
-    given |= {"trial": list(chosen[0]), "window": chosen[1], **more}
+    window = OWN_AVERAGE if method == OURS else chosen[1]
+    given = {"trial": list(chosen[0]), "window": window, **more}
     case = case_of(f"{BITS} bits: " if more else "", cell, at_work, method, tuning.options, **given)
     # a run has the limits of the yardstick of its own seed
     for seed in (seed for seed in tuning.options.seeds_or(range(seeds)) if seed in known):
@@ -93,12 +89,12 @@ def entrant(
 
 
 def parts(tuning: Tuning) -> Iterator[Trial]:
-    chosen = tuning.choice(MAIN, PARTS_AT, OURS)
+    chosen = tuning.choice(MAIN, PARTS_AT, BASE)
     if chosen is None:
         return
     yards = record.of(tuning.lines, cell=MAIN, name=YARDSTICK)
     yards = [x for x in yards if not x["case"]["experiment"].startswith("tuning")]
-    more = {"trial": list(chosen[0]), "window": chosen[1], "method": OURS}
+    more = {"trial": list(chosen[0]), "window": OWN_AVERAGE, "method": OURS}
     for part in PARTS:
         case = case_of("parts: ", MAIN, PARTS_AT, part, tuning.options, **more)
         for yard in (x for x in yards if x["seed"] < PARTS_SEEDS):

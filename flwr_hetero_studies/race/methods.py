@@ -17,13 +17,11 @@ MORE, MOST = (*RATES, 0.07, 0.15), (*RATES, 0.025, 0.4, 0.07, 0.15)
 OWN_AVERAGE = 32
 """Where the average of a method that has one stands among those that are measured."""
 BASE = "FedAvg"
-OURS, UNTOUCHED = "FedSlice", "FedSlice, FedAvg's rate"
-"""What is recommended, at a rate of its own and at the one that is tuned for FedAvg."""
+OURS = "FedSlice"
+"""What is recommended, at the rate that is tuned for FedAvg: a user changes nothing else."""
 COMPOSED, EAGER = "partial work, over-selection", "FedBuff, buffer of 1"
 """What can be made of the package's other parts."""
 RINGLEADER, RESCALED, QUICK = "Ringleader ASGD", "Rescaled ASGD", "FedAvg, slowest left out"
-OWN = OURS, UNTOUCHED
-"""What is no rival."""
 
 
 class Entrant(NamedTuple):
@@ -36,8 +34,6 @@ class Entrant(NamedTuple):
     named: tuple[str, str] = ("", "")
     selects: bool = False
     """Whether it says nothing new where all nodes are at work: there is nothing to select."""
-    window: int | None = None
-    """The average to measure by, where the method has its own; None: chosen with the rest."""
 
     def runs_with(self, count: int, nodes: int) -> bool:
         return count < nodes or not self.selects
@@ -178,8 +174,6 @@ METHODS: dict[str, Entrant] = {
         lambda c, seed, left_out, _: rivals.WithoutSlowest(
             fedavg(), c, left_out=left_out, seed=seed),
         (0.2, 0.4, 0.6), rates=MORE, named=("left out", "")),
-    # with its own constants: only the learning rate is tuned
-    OURS: Entrant(
-        lambda c, seed, *_: ours.FedSlice(fedavg(), concurrency=c, seed=seed),
-        rates=MOST, window=OWN_AVERAGE),
+    # with its own constants, and nothing tuned
+    OURS: Entrant(lambda c, seed, *_: ours.FedSlice(fedavg(), concurrency=c, seed=seed)),
 }  # fmt: skip

@@ -10,13 +10,15 @@ from flwr_hetero_studies.core import curves, record
 from flwr_hetero_studies.core.curves import Vector, at
 from flwr_hetero_studies.core.record import Line
 from flwr_hetero_studies.core.tables import extent
-from flwr_hetero_studies.race.methods import OURS, OWN
+from flwr_hetero_studies.race.methods import OURS
 from flwr_hetero_studies.race.watch import SMOOTHED
 
 TARGETS = (-0.01, 0.02)
 """Accuracies that count, relative to FedAvg's end."""
 LESS, LESS_SLOW = 0.005, 0.01
 """Accuracy that may be lost: of all, and on the slowest tier's data."""
+LESS_THAN_BASE, LESS_SLOW_THAN_BASE = 0.003, 0.005
+"""Accuracy that ours may end below FedAvg, on all data and on the slowest tier's."""
 COSTS = ("virtual_s", "bytes", "device_s", "examples")
 Lines: TypeAlias = Sequence[Line]
 HEAD = ["method", "sooner: less a point", "2 points above", "s to less a point", "bytes",
@@ -103,7 +105,7 @@ class Contest(NamedTuple):
         return Duel("", ratios, more, slow, any(reached))
 
     def duel(self, shift: float, own: str = OURS) -> "Duel | None":
-        others = [name for name in self.runs if name not in OWN]
+        others = [name for name in self.runs if name != OURS]
         if own not in self.runs or not others:
             return None
         rival = min(others, key=lambda name: self.rank(name, shift))

@@ -14,11 +14,13 @@ from flwr_hetero_studies.core.record import Line
 from flwr_hetero_studies.race import packed, wide_report
 from flwr_hetero_studies.race.cases import BITS, ROUNDS, SETTINGS
 from flwr_hetero_studies.race.cells import CELLS, MAIN, PAIR
-from flwr_hetero_studies.race.methods import BASE, METHODS, OURS, OWN, UNTOUCHED
+from flwr_hetero_studies.race.methods import BASE, METHODS, OURS
 from flwr_hetero_studies.race.outcomes import (
     HEAD,
     LESS,
     LESS_SLOW,
+    LESS_SLOW_THAN_BASE,
+    LESS_THAN_BASE,
     TARGETS,
     Contest,
     Duel,
@@ -31,9 +33,7 @@ from flwr_hetero_studies.race.watch import SMOOTHED
 TUNING, PARTS, PACKED = "tuning: ", "parts: ", f"{BITS} bits: "
 ENOUGH, LEAST = 1.5, 0.9
 """Ratio wanted of two thirds of the cells, and of all."""
-LESS_THAN_BASE, LESS_SLOW_THAN_BASE = 0.003, 0.005
-"""Accuracy that ours may end below FedAvg, on all data and on the slowest tier's."""
-HEAD_DUELS = ["cell", "FedSlice: sooner", "at its own rate", "best rival: sooner", "over it",
+HEAD_DUELS = ["cell", "FedSlice: sooner", "best rival: sooner", "over it",
               "points", "best to 2 points above", "over it"]  # fmt: skip
 HEAD_COSTS = ["cell", "bytes", "device-seconds", "examples", "FedSlice's end", "FedAvg's end",
               "points more"]  # fmt: skip
@@ -75,18 +75,11 @@ def contests(lines: Sequence[Line]) -> list[Contest]:
         }  # fmt: skip
     for (cell, at_work), own in record.by(lines, "cell", "at_work").items():
         runs = {name: x for name, x in record.by(own, "name").items() if name != YARDSTICK}
-        rates = [rates_of(runs.get(name, [])) for name in (OURS, UNTOUCHED)]
-        if rates[0] == rates[1]:
-            runs.pop(UNTOUCHED, None)
         if runs:
             found.append(Contest(cell, at_work, runs, yards[cell]))
     # in the order of the page, whatever order they were run in
     order = list(CELLS)
     return sorted(found, key=lambda each: (order.index(each.cell), each.at_work))
-
-
-def rates_of(lines: Sequence[Line]) -> set[float]:
-    return {line["case"]["trial"][0] for line in lines}
 
 
 def section(cell: str, group: Sequence[Contest]) -> str:
@@ -104,25 +97,17 @@ def section(cell: str, group: Sequence[Contest]) -> str:
     return text
 
 
-def ours_in(contest: Contest) -> str:
-    """Return the name of ours with FedAvg's rate, which is its own where none other is there."""
-    return UNTOUCHED if UNTOUCHED in contest.runs else OURS
-
-
 def duels(found: Sequence[Contest]) -> dict[str, str]:
     """Write ours against the best rival in each table, and how many hold what is wanted."""
     rows, first = [], dict[str, Duel]()
     for each in found:
-        # what a user has who changes nothing
-        duel, late = (each.duel(shift, name := ours_in(each)) for shift in TARGETS)
+        duel, late = (each.duel(shift) for shift in TARGETS)
         if duel is None or late is None:
             continue
         first[each.where] = duel
         rival, over, *points = duel.cells
-        has_own = name != OURS and OURS in each.runs
-        own = brief(each.row(OURS))[1] if has_own else "the same"
         theirs = f"{rival}: {brief(each.row(rival))[1]}"
-        both = [each.row(name)[1], own, theirs, over, " / ".join(points)]
+        both = [each.row(OURS)[1], theirs, over, " / ".join(points)]
         rows.append([each.where, *both, *late.cells[:2]])
     ahead = sum(duel.ratio >= ENOUGH for duel in first.values())
     behind = [where for where, duel in first.items() if duel.ratio < LEAST]
@@ -149,7 +134,7 @@ def ends_below(found: Sequence[Contest]) -> list[str]:
     """Write where ours ends further below FedAvg, after as much work, than is wanted."""
     texts = []
     for each in (each for each in found if BASE in each.runs and OURS in each.runs):
-        duel = each.against(each.runs[BASE], each.runs[ours_in(each)])
+        duel = each.against(each.runs[BASE], each.runs[OURS])
         if duel.more < -LESS_THAN_BASE or duel.more_slow < -LESS_SLOW_THAN_BASE:
             texts.append(f"{each.where} ({' / '.join(duel.cells[2:])} of FedAvg's)")
     return texts
@@ -159,10 +144,9 @@ def costs(found: Sequence[Contest]) -> str:
     """Write what ours takes besides time, and where it ends, beside FedAvg."""
     rows = []
     for each in (each for each in found if each.runs.keys() >= {OURS, BASE}):
-        name = ours_in(each)
-        ours, base = (brief(each.row(one)) for one in (name, BASE))
+        ours, base = (brief(each.row(name)) for name in (OURS, BASE))
         ends = [f"{row[-2]} ({row[-1]})" for row in (ours, base)]
-        points = each.against(each.runs[BASE], each.runs[name]).cells[2:]
+        points = each.against(each.runs[BASE], each.runs[OURS]).cells[2:]
         rows.append([each.where, *ours[4:7], *ends, " / ".join(points)])
     return tables.table(HEAD_COSTS, rows)
 
@@ -176,10 +160,8 @@ def picture(found: Sequence[Contest], path: Path) -> None:
     levels = {}
     for each in (each for each in found if each.cell == found[0].cell):
         drawn: dict[str, Sequence[Line]] = {"FedAvg, 3 a round": [*each.yard.values()]}
-        rivals = [name for name in each.ranked() if name not in (*OWN, BASE)]
-        drawn |= {
-            name: each.runs[name] for name in (ours_in(each), *rivals[:2]) if name in each.runs
-        }
+        rivals = [name for name in each.ranked() if name not in (OURS, BASE)]
+        drawn |= {name: each.runs[name] for name in (OURS, *rivals[:2]) if name in each.runs}
         title = f"{each.at_work} of 20 nodes at work"
         panels[title] = {name: band(lines) for name, lines in drawn.items()}
         ends = [line["metrics"]["limits"]["end"] for line in each.yard.values()]

@@ -12,7 +12,7 @@ from flwr_hetero_studies.core.curves import Columns
 from flwr_hetero_studies.core.plan import Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
 from flwr_hetero_studies.race.cells import CELLS, MAIN, case_of
-from flwr_hetero_studies.race.methods import BASE, METHODS, Entrant
+from flwr_hetero_studies.race.methods import BASE, METHODS, OURS, Entrant
 from flwr_hetero_studies.race.watch import SMOOTHED, WINDOWS
 
 DEVELOPMENT = (100, 101)
@@ -79,7 +79,7 @@ class Tuning:
             return
         for at_work in (count for count in TUNED_AT if count in CELLS[cell].at_work):
             for name in CELLS[cell].methods or METHODS:
-                method = self.method(cell, at_work, name)
+                method = self.method(cell, at_work, name) if name != OURS else None
                 if method is None or not method.runs_with(at_work, CELLS[cell].nodes):
                     continue
                 for choice in trials_of(method, self.scores(cell, at_work, name)):
@@ -115,11 +115,8 @@ class Tuning:
         found: dict[Choice, list[Line]] = {}
         for line in record.of(self.lines, **where, **self.options.settings):
             found.setdefault(tuple(line["case"]["trial"]), []).append(line)
-        own = METHODS[name].window
-        # a method with an average of its own is measured by that
-        windows = WINDOWS if own is None else [own]
         return {
-            choice: {w: float(np.mean([score(x, str(w)) for x in lines])) for w in windows}
+            choice: {w: float(np.mean([score(x, str(w)) for x in lines])) for w in WINDOWS}
             for choice, lines in found.items()
             # a mean over fewer seeds would not be comparable
             if record.seeds(lines) == self.seeds(cell)

@@ -31,7 +31,6 @@ from flwr_hetero_studies.race.methods import (
     QUICK,
     RESCALED,
     RINGLEADER,
-    UNTOUCHED,
     fedavg,
     over_selected,
     some,
@@ -178,7 +177,6 @@ METHODS: dict[str, Callable[[Base, int], ours.Wrapper]] = {
     RINGLEADER: ringleader,
     RESCALED: rescaled,
     QUICK: lambda base, seed: rivals.WithoutSlowest(base(), AT_WORK, left_out=0.2, seed=seed),
-    UNTOUCHED: slices,
 }
 
 
@@ -215,9 +213,8 @@ class Tuned:
 
     def scores(self, name: str) -> dict[float, dict[int, float]]:
         own = record.of(self.lines, experiment=TUNING + self.cell, name=name)
-        windows = [OWN_AVERAGE] if name == OURS else WINDOWS
         return {
-            line["case"]["rate"]: {w: line["metrics"]["scores"][str(w)] for w in windows}
+            line["case"]["rate"]: {w: line["metrics"]["scores"][str(w)] for w in WINDOWS}
             for line in own
         }
 
@@ -235,7 +232,7 @@ class Tuned:
 
 
 def names_in(cell: str) -> list[str]:
-    found = WIDE[cell].rivals or [n for n in METHODS if n not in (BASE, OURS, UNTOUCHED)]
+    found = WIDE[cell].rivals or [n for n in METHODS if n not in (BASE, OURS)]
     return [BASE, OURS, *found]
 
 
@@ -250,7 +247,7 @@ def plan(options: Options, lines: Sequence[Line]) -> Iterator[Trial]:
         if not (yard := record.of(lines, **case)):
             continue
         given = {"split": "valid", "limits": yard[0]["metrics"]["limits"]}
-        for name in names_in(cell):
+        for name in (name for name in names_in(cell) if name != OURS):
             for rate in tuned.todo(name):
                 yield Trial(case_of(TUNING, cell, name, rate), seed, given)
         yield from reported(options, tuned)
@@ -265,8 +262,8 @@ def reported(options: Options, tuned: Tuned) -> Iterator[Trial]:
     seeds = options.seeds_or(range(WIDE[tuned.cell].cell.seeds))
     yield from (Trial(yard, seed, {"split": "test"}) for seed in seeds)
     limit = [POOLED] if tuned.cell == "main" else []
-    for name in (*names_in(tuned.cell), UNTOUCHED, *limit):
-        given = {UNTOUCHED: (base[0], OWN_AVERAGE), POOLED: base}
+    for name in (*names_in(tuned.cell), *limit):
+        given = {OURS: (base[0], OWN_AVERAGE), POOLED: base}
         best = given.get(name) or tuned.best(name)
         if best is None:
             continue

@@ -1,4 +1,4 @@
-"""The tables of the wider race: ours at its own rate and at FedAvg's, against the best rival."""
+"""The tables of the wider race: ours, at FedAvg's rate, against the best rival."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -7,8 +7,15 @@ from typing import NamedTuple
 
 from flwr_hetero_studies.core import record, tables
 from flwr_hetero_studies.core.record import Line
-from flwr_hetero_studies.race.methods import BASE, COMPOSED, OURS, UNTOUCHED
-from flwr_hetero_studies.race.outcomes import HEAD, LESS, LESS_SLOW, TARGETS, Contest, Duel
+from flwr_hetero_studies.race.methods import BASE, COMPOSED, OURS
+from flwr_hetero_studies.race.outcomes import (
+    HEAD,
+    LESS_SLOW_THAN_BASE,
+    LESS_THAN_BASE,
+    TARGETS,
+    Contest,
+    Duel,
+)
 from flwr_hetero_studies.race.tuning import YARDSTICK
 from flwr_hetero_studies.race.wide import (
     AT_WORK,
@@ -19,11 +26,10 @@ from flwr_hetero_studies.race.wide import (
     names_in,
 )
 
-AHEAD, LEAST, AT_ITS_RATE, MOST_EXAMPLES = 1.3, 1.0, 0.9, 2.2
-"""Wanted: ratios of three quarters of the cells and of all; of the tuned rate; of pooled SGD's."""
-HEAD_CELLS = ["cell", "seeds", "rate", "s", "best rival: its s", "times sooner",
+AHEAD, LEAST, MOST_EXAMPLES = 1.3, 1.0, 2.2
+"""Wanted: ratios of three quarters of the cells and of all; examples, in those of pooled SGD."""
+HEAD_CELLS = ["cell", "seeds", "s", "best rival: its s", "times sooner",
               "to the late target", "points more than FedAvg, slowest tier's"]  # fmt: skip
-RATES = {UNTOUCHED: "FedAvg's rate", OURS: "its own"}
 
 
 def is_wide(line: Line) -> bool:
@@ -38,56 +44,38 @@ class Found(NamedTuple):
 
     @property
     def rival(self) -> str:
-        others = [n for n in self.first.runs if n not in (OURS, UNTOUCHED, POOLED)]
+        others = [n for n in self.first.runs if n not in (OURS, POOLED)]
         return min(others, key=lambda name: self.first.rank(name, TARGETS[0]))
 
-    def duel(self, own: str, base: str = "") -> Duel:
+    def duel(self, base: str = "") -> Duel:
         runs = self.first.runs
-        return self.first.against(runs[base or self.rival], runs[own])
+        return self.first.against(runs[base or self.rival], runs[OURS])
 
-    def late_duel(self, own: str) -> Duel:
+    def late_duel(self) -> Duel:
         runs, shift = self.late.runs, TARGETS[0]
-        others = [n for n in runs if n not in (OURS, UNTOUCHED, POOLED)]
+        others = [n for n in runs if n not in (OURS, POOLED)]
         rival = min(others, key=lambda name: self.late.rank(name, shift))
-        return self.late.against(runs[rival], runs[own], shift)._replace(rival=rival)
+        return self.late.against(runs[rival], runs[OURS], shift)._replace(rival=rival)
 
-    @property
-    def rates(self) -> dict[str, str]:
-        """Name the rates of ours: FedAvg's, and its own where that is another."""
-        both = {name: self.first.runs[name][0]["case"]["rate"] for name in RATES}
-        return {
-            name: RATES[name] for name in RATES if name == UNTOUCHED or len({*both.values()}) > 1
-        }
-
-    @property
-    def at_its_rate(self) -> float:
-        return self.duel(UNTOUCHED, OURS).ratio
-
-    def rows(self) -> list[list[str]]:
+    def row(self) -> list[str]:
         cell, seeds = self.first.cell, str(len(self.first.yard))
-        seconds = {name: f"{self.first.rank(name, TARGETS[0]):.0f}" for name in self.first.runs}
-        rival = f"{self.rival}: {seconds[self.rival]}"
-        return [
-            [cell, seeds, rate, seconds[name], rival, self.duel(name).cells[1],
-             self.late_duel(name).cells[1], ", ".join(self.duel(name, BASE).cells[2:])]
-            for name, rate in self.rates.items()
-        ]  # fmt: skip
+        ours_s, its_s = (f"{self.first.rank(n, TARGETS[0]):.0f}" for n in (OURS, self.rival))
+        ends = ", ".join(self.duel(BASE).cells[2:])
+        ratios = self.duel().cells[1], self.late_duel().cells[1]
+        return [cell, seeds, ours_s, f"{self.rival}: {its_s}", *ratios, ends]
 
     def missed(self) -> list[str]:
         cell, texts = self.first.cell, list[str]()
-        for name, rate in self.rates.items():
-            ratio, late, ends = self.duel(name).ratio, self.late_duel(name), self.duel(name, BASE)
-            if ratio < LEAST:
-                texts.append(f"{ratio:.2f} times as soon ({cell}, {rate})")
-            if late.reached and late.ratio < LEAST:
-                texts.append(f"{late.ratio:.2f} times as soon to the late target ({cell}, {rate})")
-            if ends.more < -LESS:
-                texts.append(f"{100 * ends.more:+.1f} points of FedAvg's end ({cell}, {rate})")
-            if ends.more_slow < -LESS_SLOW:
-                less = f"{100 * ends.more_slow:+.1f} points on the slowest tier's data"
-                texts.append(f"{less} ({cell}, {rate})")
-        if self.at_its_rate < AT_ITS_RATE:
-            texts.append(f"at FedAvg's rate {self.at_its_rate:.2f} of its own ({cell})")
+        ratio, late, ends = self.duel().ratio, self.late_duel(), self.duel(BASE)
+        if ratio < LEAST:
+            texts.append(f"{ratio:.2f} times as soon ({cell})")
+        if late.reached and late.ratio < LEAST:
+            texts.append(f"{late.ratio:.2f} times as soon to the late target ({cell})")
+        if ends.more < -LESS_THAN_BASE:
+            texts.append(f"{100 * ends.more:+.1f} points of FedAvg's end ({cell})")
+        if ends.more_slow < -LESS_SLOW_THAN_BASE:
+            less = f"{100 * ends.more_slow:+.1f} points on the slowest tier's data"
+            texts.append(f"{less} ({cell})")
         return texts
 
 
@@ -100,7 +88,7 @@ def cells_of(lines: Sequence[Line]) -> list[Found]:
         yards = {line["seed"]: line for line in runs.pop(YARDSTICK, [])}
         # what is not there with all seeds is not run yet
         runs = {name: x for name, x in runs.items() if {each["seed"] for each in x} == {*yards}}
-        if not yards or not runs.keys() >= {BASE, OURS, UNTOUCHED, COMPOSED}:
+        if not yards or not runs.keys() >= {BASE, OURS, COMPOSED}:
             continue
         late = {seed: later(line) for seed, line in yards.items()}
         contest = Contest(cell, AT_WORK, runs, yards)
@@ -118,7 +106,7 @@ def limit(main: Contest) -> tuple[str, list[str]]:
     """Write what SGD on the pooled data takes; return where FedSlice takes too much more."""
     if POOLED not in main.runs:
         return "SGD on the pooled data has not been run yet.\n", []
-    names, rows, missed = (POOLED, UNTOUCHED), [], []
+    names, rows, missed = (POOLED, OURS), [], []
     for name in names:
         found = [main.reach(line, TARGETS[0])["examples"] for line in main.runs[name]]
         known = [count for count in found if isfinite(count)]
@@ -158,10 +146,10 @@ def section(lines: Sequence[Line]) -> dict[str, str]:
     left = [cell for cell in WIDE if cell not in known]
     left += [text for each in found for text in unrun(each.first)]
     missed = [text for each in found for text in each.missed()]
-    ahead = sum(each.duel(UNTOUCHED).ratio >= AHEAD for each in found)
+    ahead = sum(each.duel().ratio >= AHEAD for each in found)
     if ahead < 0.75 * len(found):
         missed.insert(0, f"{AHEAD} times as soon in {ahead} of {len(found)} cells")
-    text = tables.table(HEAD_CELLS, [row for each in found for row in each.rows()])
+    text = tables.table(HEAD_CELLS, [each.row() for each in found])
     for each in (each for each in found if each.first.cell == "main"):
         row, too_many = limit(each.first)
         text, missed = f"{text}\n{row}", [*missed, *too_many]

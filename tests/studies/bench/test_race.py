@@ -125,7 +125,8 @@ def test_settings_are_tuned_one_after_the_other():
 def test_every_method_has_the_same_number_of_trials():
     for name, method in methods.METHODS.items():
         tried = len(method.rates) + len(method.first) + len(method.second) - 2
-        assert tried == 7, name
+        # ours has FedAvg's rate
+        assert tried == 7 or name == methods.OURS, name
 
 
 @pytest.mark.parametrize("name", methods.METHODS)
@@ -185,7 +186,6 @@ def test_extremes_are_left_out_of_the_page():
 def test_duel_takes_the_quickest_rival():
     runs = {
         methods.OURS: [line(methods.OURS, 0, 0.02)],
-        methods.UNTOUCHED: [line(methods.UNTOUCHED, 0, 0.03)],
         "a": [line("a", 0, 0.01)],
         "b": [line("b", 0, 0.02, step_s=1.5, most=0.8)],
     }
@@ -269,7 +269,7 @@ def test_rates_are_tried_further_out_while_the_best_is_at_an_end():
 def test_every_wide_cell_can_be_made(cell):
     each = wide.WIDE[cell]
     assert len(each.cell.fleet(0)) == 20
-    for name in (*wide.names_in(cell), wide.UNTOUCHED):
+    for name in wide.names_in(cell):
         assert wide.METHODS[name](each.base, 0) is not None
 
 
@@ -279,18 +279,16 @@ def wide_line(name, seed, step_s, **more):
     return each | {"case": case | {"window": 8}}
 
 
-def test_ours_is_held_against_the_best_rival_at_both_rates_and_late():
+def test_ours_is_held_against_the_best_rival_early_and_late():
     yard = wide_line(tuning.YARDSTICK, 0, 10.0, end=0.5)
     yard["metrics"]["limits"]["late"] = 0.8
-    times = {methods.OURS: 1.0, wide.UNTOUCHED: 1.25, methods.BASE: 5.0}
+    times = {methods.OURS: 1.0, methods.BASE: 5.0}
     times |= dict.fromkeys(wide.TWO, 2.0)
     lines = [wide_line(name, 0, step_s) for name, step_s in times.items()]
     (found,) = wide_report.cells_of([yard, *lines])
     assert found.rival == wide.COMPOSED
-    assert found.duel(methods.OURS).ratio == pytest.approx(2.0)
-    assert found.duel(wide.UNTOUCHED).ratio == pytest.approx(1.6)
-    assert found.at_its_rate == pytest.approx(0.8)
-    assert found.missed() == ["at FedAvg's rate 0.80 of its own (Adam)"]
+    assert found.duel().ratio == pytest.approx(2.0)
+    assert found.missed() == []
     early, late = (each.reach(lines[0], -0.01)["virtual_s"] for each in (found.first, found.late))
     assert (early, late) == (26.0, 41.0)
     assert wide_report.cells_of([yard, *lines[1:]]) == [], "ours has not run"
