@@ -34,8 +34,9 @@ def add(commands: Any) -> None:
     add("directories", nargs="+", metavar="DIR", help=f"{folder}, that of the baseline first")
     text = "what to compare, such as accuracy or cd_grab/pairs (default: the first run's "
     add("--metric", help=f"{text}accuracy, else its loss)")
-    text = "value to reach (default: the baseline's end less a point, the end being the median "
-    add("--target", type=float, help=f"{text}of the last five evaluations)")
+    text = "value to reach; 85 is read as 85 %% of a metric from 0 to 1 (default: the baseline's "
+    text += "end less a point, the end being the median of the last five evaluations, or with "
+    add("--target", type=float, help=f"{text}fewer than five the last one)")
     text = "what to measure by (default: the first of these that all runs have)"
     add("--clock", choices=CLOCKS, help=text)
     text = "the page, one file that works offline (default: %(default)s)"

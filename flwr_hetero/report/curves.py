@@ -4,9 +4,8 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from flwr_hetero.report.history import CLOCKS, TIFL, Floats, History
+from flwr_hetero.report.history import CLOCKS, TIFL, Floats, History, Indices
 from flwr_hetero.report.style import TIMES, heading, is_share, size_unit, time_unit
 
 # Points of a mean over seeds, and metrics to choose from.
@@ -15,8 +14,6 @@ GRID, MAX_FIGURES = 100, 40
 MAX_POINTS = 400
 # Axes that are sums over the rounds so far.
 SUMS = {"bytes": "bytes sent and received", "device_s": "time of all devices"}
-
-Indices = NDArray[np.int64]
 
 
 class Line(NamedTuple):

@@ -19,6 +19,7 @@ from flwr_hetero.errors import clean, invalid
 from flwr_hetero.report.masking import masked
 
 Floats = NDArray[np.float64]
+Indices = NDArray[np.int64]
 Key: TypeAlias = tuple[str, str]
 Row: TypeAlias = tuple[float, float, float]
 # Lowest, median and highest number of a figure in each round: (rounds, 3).

@@ -13,17 +13,9 @@ from jinja2 import Environment
 from plotly.offline import get_plotlyjs
 
 from flwr_hetero.files import replace
-from flwr_hetero.report.compare import Recording, compare
-from flwr_hetero.report.compare.verdict import Judge, Result, cost_text
+from flwr_hetero.report.compare import Recording, compare, verdict
 from flwr_hetero.report.curves import Line, curve_data
-from flwr_hetero.report.history import (
-    PARTS,
-    REPORT,
-    History,
-    as_number,
-    read_config,
-    read_history,
-)
+from flwr_hetero.report.history import PARTS, REPORT, History, as_number, read_config, read_history
 from flwr_hetero.report.nodes import failure_groups, last_fairness, message_parts, node_stats
 from flwr_hetero.report.panels import panels_of
 from flwr_hetero.report.picture import picture_of
@@ -95,7 +87,8 @@ def run_data(directory: str | Path, history: History | None = None) -> dict[str,
         data["notes"].append("No round was completed: the log gives the reason.")
         return data
     metric, run = history.main_metric(), Recording(folder, history, settings)
-    found = compare([run], target=_goal(settings, metric)) if metric else None
+    is_judged = metric is not None and len(verdict.trained_values(history, metric)[0]) > 0
+    found = compare([run], metric, _goal(settings, metric)) if is_judged else None
     judge = found.judge if found else None
     clock = judge.clock if judge else history.clock[0]
     line = Line(folder.name, BLUE, [history])
@@ -111,10 +104,11 @@ def run_data(directory: str | Path, history: History | None = None) -> dict[str,
 def _goal(settings: Mapping[str, Any], metric: str | None) -> float | None:
     """Return the accuracy that the run was to reach; None if it was given none."""
     goal = as_number(settings.get("target-accuracy"))
-    return goal if goal > 0 and is_share(metric or "") else None
+    is_known = 0 < goal <= 100 and is_share(metric or "")
+    return goal if is_known and not verdict.lower_is_better(metric or "") else None
 
 
-def _reached(judge: Judge, result: Result, history: History) -> str:
+def _reached(judge: verdict.Judge, result: verdict.Result, history: History) -> str:
     """Say what was reached and when, and why a run ended early."""
     text = f"{words(judge.metric).capitalize()} {figure(judge.metric, result.end)} at the end"
     stopped = history.rounds[-1].get("stopped")
@@ -122,23 +116,24 @@ def _reached(judge: Judge, result: Result, history: History) -> str:
     if result.to_target is None:
         return f"{text}, of {result.rounds} {result.unit}s.{early}"
     goal = figure(judge.metric, judge.target)
-    spent = cost_text(judge.clock, result.to_target, result.unit)
+    spent = verdict.cost_text(judge.clock, result.to_target, result.unit)
     when = f", in {result.unit} {result.reached} of {result.rounds}"
     when = "" if judge.clock == "round" else when
     return f"{text}; {goal} is reached after {spent}{when}.{early}"
 
 
 def facts(
-    history: History, settings: Mapping[str, Any], judge: Judge | None
+    history: History, settings: Mapping[str, Any], judge: verdict.Judge | None
 ) -> list[dict[str, str]]:
     """Sum up a run: label, value and note of each figure at the top of the page."""
     found, unit = [], history.unit
     if judge:
-        values = history.metric(judge.metric)
-        best = int(np.nanargmin(values) if judge.falls else np.nanargmax(values))
-        last, top = (figure(judge.metric, x) for x in (values[~np.isnan(values)][-1], values[best]))
-        note = f"best {top} in {unit} {history.rounds[best]['round']}{_median(history, judge)}"
-        found.append((f"Last {words(judge.metric)}", last, note))
+        places, values = verdict.trained_values(history, judge.metric)
+        best = int(values.argmin() if judge.falls else values.argmax())
+        number, top = history.rounds[places[best]]["round"], figure(judge.metric, values[best])
+        note = f"best {top} in {unit} {number}{_median(history, judge)}"
+        end = figure(judge.metric, verdict.settled_value(history, judge.metric))
+        found.append((f"{heading(judge.metric)} at the end", end, note))
     if fair := last_fairness(history):
         label = f"{heading(fair.metric)} on the worst tenth of the nodes"
         note = f"{figure(fair.metric, fair.mean)} on all {fair.nodes}, {unit} {fair.round}"
@@ -163,7 +158,7 @@ def facts(
     return [dict(zip(("label", "value", "note"), fact, strict=True)) for fact in found]
 
 
-def _median(history: History, judge: Judge) -> str:
+def _median(history: History, judge: verdict.Judge) -> str:
     """Say what the median of the nodes is beside their mean."""
     section, key = history.names.get(judge.metric, ("", ""))
     known = history.column(f"{section}_range", key)

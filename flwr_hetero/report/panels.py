@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from flwr_hetero.report import style
-from flwr_hetero.report.curves import Indices, axes_of, column_of, drawn_rounds, rounded
-from flwr_hetero.report.history import PARTS, TIFL, Floats, History, as_dict, as_number
+from flwr_hetero.report.curves import axes_of, column_of, drawn_rounds, rounded
+from flwr_hetero.report.history import PARTS, TIFL, Floats, History, Indices, as_dict, as_number
 from flwr_hetero.report.nodes import message_parts, node_stats, num_tiers
 from flwr_hetero.report.style import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, TIMES
 

@@ -35,16 +35,18 @@ def test_three_runs_whose_answer_is_known(three):
     assert [group.results[0].to_target for group in compared.groups] == [90.0, 18.0, None]
     assert compared.sentences == [
         "policy=fast reaches accuracy 89.0 % 5.0x sooner than policy=vanilla (18 s instead of "
-        "1 min 30 s) and ends at 90.0 % against 90.0 %: a round takes 2 s instead of 10 s, and it "
-        "needs 9 rounds instead of 9.",
-        "policy=slow reaches accuracy 89.0 % never, policy=vanilla after 1 min 30 s, and ends at "
-        "45.0 % against 90.0 %.",
+        "1 min 30 s) and ends at 90.0 % against 90.0 %. A round takes 2 s instead of 10 s, and "
+        "policy=fast needs 9 rounds instead of 9.",
+        "policy=slow never reaches accuracy 89.0 %, policy=vanilla does after 1 min 30 s. "
+        "policy=vanilla ends higher (90.0 % against 45.0 %).",
     ]
     [turned, _] = compare(read_runs([three[1], three[0], three[2]])).sentences
     assert "5.0x later than policy=fast (1 min 30 s instead of 18 s)" in turned
     found = json.loads(json.dumps(figures(compared), allow_nan=False))
     assert [group["runs"][0]["to_target"] for group in found["groups"]] == [90.0, 18.0, None]
     assert found["groups"][1]["speed_up"]["factor"] == 5.0
+    winners = [group["winner"] for group in found["groups"]]
+    assert winners == [None, "policy=fast", "policy=vanilla"]
 
 
 def test_seeds_are_put_together(make_run, rising):
@@ -56,7 +58,7 @@ def test_seeds_are_put_together(make_run, rising):
     ]
     compared = compare(read_runs(runs))
     assert [group.label for group in compared.groups] == ["policy=vanilla", "policy=fast"]
-    assert compared.groups[1].speed == pytest.approx((5.0, 4.0, 8.0, 3))
+    assert compared.groups[1].verdict.speed == pytest.approx((5.0, 4.0, 8.0, 3))
     assert "5.0x sooner than policy=vanilla (4.0x to 8.0x over 3 pairs" in compared.sentences[0]
     curve = comparison_data(compared)["curves"]["lines"][1]["curves"]["accuracy"]["virtual_s"]
     assert (curve["x"][0], curve["x"][-1]) == (0.0, 0.333333)  # minutes that all seeds have
@@ -103,7 +105,7 @@ def test_labels_take_the_settings_that_tell_apart(make_run, rising, given, label
     [("accuracy", 0.6, 0.59), ("accuracy", 60.0, 59.0), ("loss", 2.0, 2.02)],
 )
 def test_default_target(rising, metric, middle, target):
-    run = History(tuple(rising(1.0, [0.5 * middle, middle, 1.5 * middle], metric)))
+    run = History(tuple(rising(1.0, [0.5 * middle, 1.5 * middle, middle], metric)))
     assert default_target([run], metric) == pytest.approx(target)
 
 
@@ -149,17 +151,20 @@ def test_page(three, make_run, rising, tmp_path):
 @pytest.mark.parametrize(
     ("second", "options", "rule"),
     [
-        ("fast", {"metric": "f1"}, "every run; base has accuracy, got 'f1'"),
+        ("fast", {"metric": "f1"}, "every run; base has accuracy after round 0, got 'f1'"),
         ("fast", {"clock": "wall_s"}, "clock must be one of virtual_s, round, got 'wall_s'"),
         ("fast", {"target": np.nan}, "target must be a number in"),
+        ("fast", {"target": 101.0}, "target must be .* 101.0: its values run from 0.1 to 0.9"),
+        ("../only-0", {}, "in every run; only-0 has none after round 0, got 'accuracy'"),
         ("../a/base", {}, "DIR must differ from each other"),
         ("../empty", {}, "DIR must hold at least one round"),
         ("../nowhere", {}, "run directory must exist"),
         (None, {}, "metric must be in the history, which has none"),
     ],
 )
-def test_refusals(three, make_run, second, options, rule):
+def test_refusals(three, make_run, rising, second, options, rule):
     make_run("empty", [])
+    make_run("only-0", rising(values=[0.1]))
     alone = [make_run("bare", [{"round": 0}])]
     runs = alone if second is None else [three[0], three[1].parent / second]
     with pytest.raises(ValueError, match=rule):

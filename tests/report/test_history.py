@@ -174,7 +174,8 @@ def history_of(name, given):
         ("accuracy", 0.5, "virtual_s", 5.0),
         ("accuracy", 0.5, "wall_s", 14.0),
         ("accuracy", 0.95, "round", None),
-        ("loss", 0.1, "round", 0.0),
+        ("loss", 0.1, "round", None),  # an untrained model does not count
+        ("loss", 0.5, "round", 2.0),
         ("loss", 0.05, "round", None),
     ],
 )
@@ -194,9 +195,11 @@ def test_time_to_target_by_hand(name, target, clock, cost):
         ("accuracy", [0.1, 0.5, 0.6, 0.6, 0.62, 0.99], 0.6),  # one peak at the end
         ("loss", [9, 3.0, 2.0, 2.1, 2.2, 0.1], 2.1),
         ("accuracy", [0.1, 0.99, 0.5, 0.6, 0.62, 0.7], 0.62),  # five of six count
-        ("accuracy", [0.2, None, 0.4], 0.2),  # an even number: the worse of the two
+        ("accuracy", [0.9, 0.1, 0.2, 0.3, 0.2, None], 0.2),  # of four trained models the last
         ("loss", [0.2, 0.4, None], 0.4),
+        ("loss", [0.2, None], np.nan),
     ],
 )
 def test_settled_value_by_hand(name, values, settled):
-    assert settled_value(history_of(name, values), name) == settled
+    found = settled_value(history_of(name, values), name)
+    np.testing.assert_equal(found, settled)

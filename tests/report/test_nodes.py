@@ -33,7 +33,7 @@ def test_summary_by_hand(planned, note):
     judge = Judge("accuracy", 0.5, "virtual_s")
     found = facts(History(ROUNDS), {"num-server-rounds": planned}, judge)
     assert [tuple(fact.values()) for fact in found] == [
-        ("Last accuracy", "60.0 %", "best 70.0 % in round 1"),
+        ("Accuracy at the end", "60.0 %", "best 70.0 % in round 1"),
         ("Rounds", "2", note),
         ("Time on the fleet's clock", "25 s", "3 s on the server's clock"),
         ("Time of all devices", "15 s", "0.6 nodes in flight on average"),

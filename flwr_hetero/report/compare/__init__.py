@@ -10,7 +10,7 @@ import numpy as np
 
 from flwr_hetero.errors import check_choice, check_number, invalid
 from flwr_hetero.report.compare import verdict
-from flwr_hetero.report.history import CLOCKS, History, plain, read_config, read_history
+from flwr_hetero.report.history import CLOCKS, MODEL, History, plain, read_config, read_history
 from flwr_hetero.report.style import figure, method_colours, words
 from flwr_hetero.report.tables import setting_text
 
@@ -20,6 +20,8 @@ REPEATED = ("seed", "output-dir", "resume", "baseline")
 LENGTH = "num-server-rounds"
 # Settings in a label, unless more are needed to tell runs apart.
 MAX_LABEL = 3
+# Settings of the data and the model: where they differ there is no winner.
+SUBJECT = ("dataset", "task", "partition", "alpha", "classes-per-node", "model")
 
 
 class Recording(NamedTuple):
@@ -58,8 +60,8 @@ class Group(NamedTuple):
     colour: str
     runs: Sequence[Recording]
     results: Sequence[verdict.Result]
-    speed: verdict.Speed | None
-    """Against the baseline; None for itself and where one of both never reached the target."""
+    verdict: verdict.Verdict
+    """Against the baseline; an empty one for itself."""
 
 
 class Comparison(NamedTuple):
@@ -69,7 +71,7 @@ class Comparison(NamedTuple):
     judge: verdict.Judge
     differing: Sequence[str]
     sentences: Sequence[str]
-    """A sentence per group beside the baseline, the fastest first; of one group its end."""
+    """A text per group beside the baseline, the fastest first; of one group its end."""
 
 
 def read_runs(directories: Sequence[str | Path]) -> list[Recording]:
@@ -100,15 +102,19 @@ def compare(
     kinds = dict.fromkeys(run.kind for run in runs)
     sides = [[run for run in runs if run.kind == kind] for kind in kinds]
     judged, before = _metric(runs, metric), [run.history for run in sides[0]]
-    goal = verdict.default_target(before, judged) if target is None else target
-    judge = verdict.Judge(judged, check_number("target", goal, "(-inf, inf)"), _clock(runs, clock))
+    goal, hint = verdict.default_target(before, judged), list[str]()
+    if target is not None:
+        goal, hint = _target(runs, judged, check_number("target", target, "(-inf, inf)"))
+    judge = verdict.Judge(judged, goal, _clock(runs, clock))
     differing, labels = differing_settings([side[0] for side in sides])
     groups: list[Group] = []
     for side, label, colour in zip(sides, labels, method_colours(labels), strict=True):
         results = [verdict.result_of(run.history, judge, run.seed) for run in side]
-        speed = verdict.speed_up(groups[0].results, results) if groups else None
-        groups.append(Group(label, colour, side, results, speed))
-    return Comparison(groups, judge, differing, _sentences(groups, judge))
+        names, both = (labels[0], label), (groups[0].results if groups else [], results)
+        unlike = _unlike(sides[0][0], side[0])
+        found = verdict.say(judge, names, both, unlike) if groups else verdict.Verdict()
+        groups.append(Group(label, colour, side, results, found))
+    return Comparison(groups, judge, differing, [*_sentences(groups, judge), *hint])
 
 
 def _sentences(groups: Sequence[Group], judge: verdict.Judge) -> list[str]:
@@ -117,8 +123,40 @@ def _sentences(groups: Sequence[Group], judge: verdict.Judge) -> list[str]:
         kind = "one run" if len(runs := base.runs) == 1 else f"{len(runs)} runs of equal settings"
         end = f"{words(judge.metric)} {figure(judge.metric, verdict.mean(base.results, 'end'))}"
         return [f"Nothing to compare: {kind}, {end} at the end."]
-    others.sort(key=lambda group: -group.speed.factor if group.speed else 0.0)
-    return [verdict.say(judge, (base.label, g.label), (base.results, g.results)) for g in others]
+    others.sort(key=lambda g: -g.verdict.speed.factor if g.verdict.speed else 0.0)
+    return [group.verdict.text for group in others]
+
+
+def _target(runs: Sequence[Recording], metric: str, target: float) -> tuple[float, list[str]]:
+    """Return the target, and what to say if it is read as per cent of a metric from 0 to 1."""
+    values = np.concatenate([verdict.trained_values(run.history, metric)[1] for run in runs])
+    low, high = values.min(), values.max()
+    if 0 <= target <= 1 or not 0 <= low <= high <= 1:
+        return target, []
+    if not 0 <= target <= 100 or verdict.lower_is_better(metric):
+        hint = f"its values run from {low:.3g} to {high:.3g}"
+        raise invalid("target", target, f"be a value of {metric}", hint)
+    return target / 100, [f"The target {target:g} is read as {target:g} %: {metric} is at most 1."]
+
+
+def _unlike(base: Recording, other: Recording) -> str:
+    """Say in what runs differ that have other data or another model, as far as they record it."""
+    known = [key for key in SUBJECT if {key} <= base.settings.keys() & other.settings.keys()]
+    differ = [key for key in known if base.setting(key) != other.setting(key)]
+    shapes, others = _shapes(base.path), _shapes(other.path)
+    differ += ["names or shapes of its arrays"] if shapes and others and shapes != others else []
+    return f"the data or the model is another one ({', '.join(differ)})" if differ else ""
+
+
+def _shapes(folder: Path) -> dict[str, Any]:
+    """Read the shapes of the saved model's arrays by name; none without a whole file."""
+    try:
+        with (folder / MODEL).open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(length, 10**8)))
+            return {name: entry.get("shape") for name, entry in header.items()}
+    except (OSError, ValueError, AttributeError):
+        return {}
 
 
 def _metric(runs: Sequence[Recording], wanted: str | None) -> str:
@@ -127,9 +165,11 @@ def _metric(runs: Sequence[Recording], wanted: str | None) -> str:
     if metric is None:
         raise invalid("metric", metric, "be in the history, which has none")
     for run in runs:
-        if metric not in run.history.names:
-            known = ", ".join(run.history.names) or "none at all"
-            raise invalid("metric", metric, f"be in every run; {run.path.name} has {known}")
+        read, name = run.history, run.path.name
+        known = [key for key in read.names if len(verdict.trained_values(read, key)[0])]
+        if metric not in known:
+            rule = f"be in every run; {name} has {', '.join(known) or 'none'} after round 0"
+            raise invalid("metric", metric, rule)
     return metric
 
 
@@ -166,7 +206,8 @@ def figures(comparison: Comparison) -> dict[str, Any]:
     groups = [
         {
             "label": group.label,
-            "speed_up": group.speed and group.speed._asdict(),
+            "speed_up": group.verdict.speed and group.verdict.speed._asdict(),
+            "winner": group.verdict.winner,
             "runs": [
                 {"directory": str(run.path), **result._asdict()}
                 for run, result in zip(group.runs, group.results, strict=True)

@@ -87,7 +87,8 @@ def _runs(comparison: Comparison, goal: str) -> Table:
     head = ("run", "seed", f"time to {goal}", "speed-up", "end", "traffic", "device time", "folder")
     caption = (
         f"Target: {goal} ({comparison.judge.target:.6g}), by a running median of five evaluations. "
-        "End: median of the last five. Speed-up: of all seeds together."
+        "End: median of the last five. Of fewer than five each counts; the untrained model never "
+        "does. Speed-up: of all seeds together."
     )
     return Table("Runs", head, [*_rows(comparison)], caption)
 
@@ -95,7 +96,7 @@ def _runs(comparison: Comparison, goal: str) -> Table:
 def _rows(comparison: Comparison) -> Iterator[list[Cell]]:
     metric, _, clock = comparison.judge
     for group in comparison.groups:
-        factor = group.speed.factor if group.speed else np.nan
+        factor = group.verdict.speed.factor if group.verdict.speed else np.nan
         is_base = group is comparison.groups[0]
         speed = ("baseline", 1.0) if is_base else number(factor, times(factor))
         for run, result in zip(group.runs, group.results, strict=True):

@@ -6,11 +6,13 @@ from typing import NamedTuple
 import numpy as np
 
 from flwr_hetero.errors import check_choice, check_number
-from flwr_hetero.report.history import CLOCKS, Floats, History
+from flwr_hetero.report.history import CLOCKS, Floats, History, Indices
 from flwr_hetero.report.style import duration, figure, is_share, words
 
-# Evaluations in the running median, and at a run's end.
+# Evaluations in the running median. Shorter runs are not judged by time.
 WINDOW = 5
+# With fewer evaluations nobody can tell noise from progress.
+LEAST_EVALUATIONS = 3
 NEVER = "never"
 LOWER_IS_BETTER = ("loss", "error", "perplexity", "mse", "mae", "bound")
 
@@ -34,7 +36,10 @@ class Result(NamedTuple):
     seed: int | None
     unit: str
     rounds: int
+    evaluations: int
     end: float
+    noise: float
+    """How far the end of another seed may lie from this one."""
     to_target: float | None
     bytes: float
     device_s: float
@@ -42,6 +47,9 @@ class Result(NamedTuple):
     """Number of the round in which it reached the target."""
     round_s: float
     """Mean time of a round until then, or until the run's end."""
+    spacing: float
+    """Mean time between evaluations, or rounds, by the clock that runs are judged by."""
+    simulated: bool | None
 
 
 class Speed(NamedTuple):
@@ -53,6 +61,15 @@ class Speed(NamedTuple):
     pairs: int
 
 
+class Verdict(NamedTuple):
+    """What runs show beside a baseline."""
+
+    text: str = ""
+    winner: str | None = None
+    """Name of the side that is better by end or time, and worse by neither."""
+    speed: Speed | None = None
+
+
 # -- one run --
 
 
@@ -61,12 +78,37 @@ def lower_is_better(metric: str) -> bool:
     return any(word in metric.lower() for word in LOWER_IS_BETTER)
 
 
-def settled_value(history: History, metric: str) -> float:
-    """Return the level that a run holds at its end: the median of its last five values."""
+def trained_values(history: History, metric: str) -> tuple[Indices, Floats]:
+    """Return the places and values of all evaluations but round 0's: its model is untrained."""
     values = history.metric(metric)
-    tail = sorted(values[~np.isnan(values)][-WINDOW:].tolist(), reverse=lower_is_better(metric))
-    # Of an even number the worse of the two in the middle.
-    return float(tail[(len(tail) - 1) // 2])
+    places = np.flatnonzero(~np.isnan(values) & (history.column("round") != 0))
+    return places, values[places]
+
+
+def settled_value(history: History, metric: str) -> float:
+    """Return the value that counts as a run's end; NaN without a trained model.
+
+    It is the median of the last five evaluations, or with fewer than five the last one.
+    """
+    _, values = trained_values(history, metric)
+    return float(smooth(values)[-1]) if len(values) else np.nan
+
+
+def noise_of(history: History, metric: str) -> float:
+    """Estimate how far the end of another seed may lie from this run's end.
+
+    It is the largest step back among the last five values: steps forward may be progress. It is
+    at least a point, or 1 % of what is no accuracy, because seeds differ in smooth runs, too.
+    """
+    _, values = trained_values(history, metric)
+    steps_back = np.diff(values[-WINDOW:]) * (1 if lower_is_better(metric) else -1)
+    return float(max([_margin(metric, settled_value(history, metric)), *steps_back]))
+
+
+def _margin(metric: str, end: float) -> float:
+    """Return a point; of what is no accuracy 1 %."""
+    whole = 1.0 if abs(end) <= 1 else 100.0
+    return 0.01 * (whole if is_share(metric) else abs(end))
 
 
 def time_to_target(
@@ -74,9 +116,9 @@ def time_to_target(
 ) -> float | None:
     """Return when a run first reaches a target: seconds or rounds since the start, None if never.
 
-    The clock is "virtual_s", "wall_s" or "round". A running median of five evaluations counts.
-    Whether the metric must fall to the target is by its name. ValueError for an unknown metric or
-    clock, or a target that is not finite.
+    The clock is "virtual_s", "wall_s" or "round". A running median of five evaluations counts; of
+    fewer than five each counts. Round 0 does not. Whether the metric must fall to the target is by
+    its name. ValueError for an unknown metric or clock, or a target that is not finite.
 
     Examples
     --------
@@ -94,17 +136,14 @@ def smooth(values: Floats) -> Floats:
     """Take the running median of five values; of fewer at the start, of the last five at the end.
 
     One or two outliers do not count, not even the last; a curve that only rises stays as it is but
-    for its last two values.
+    for its last two values. Fewer than five values stay as they are.
 
     >>> smooth(np.array([0.1, 0.2, 0.9, 0.3, 0.4, 0.5])).tolist()
     [0.1, 0.2, 0.3, 0.4, 0.4, 0.4]
     """
-    half, last = WINDOW // 2, len(values) - 1
     if len(values) < WINDOW:
-        middle = [max(min(place, last - half), min(place, half)) for place in range(len(values))]
-        reach = [min(half, place) for place in middle]
-        spans = [values[i - r : i + r + 1] for i, r in zip(middle, reach, strict=True)]
-        return np.array([np.median(span) for span in spans], np.float64)
+        return values
+    half = WINDOW // 2
     inner = np.median(np.lib.stride_tricks.sliding_window_view(values, WINDOW), axis=1)
     first = [np.median(values[: 2 * place + 1]) for place in range(half)]
     return np.concatenate([first, inner, np.repeat(inner[-1:], half)])
@@ -113,17 +152,16 @@ def smooth(values: Floats) -> Floats:
 def default_target(baseline: Sequence[History], metric: str) -> float:
     """Return the mean end of the baseline's runs less a point; for no accuracy, less 1 %."""
     end = float(np.mean([settled_value(run, metric) for run in baseline]))
-    margin = 0.01 * (abs(end) if not is_share(metric) else 1.0 if abs(end) <= 1 else 100.0)
-    return end + margin if lower_is_better(metric) else end - margin
+    return end + _margin(metric, end) * (1 if lower_is_better(metric) else -1)
 
 
 def first_reach(run: History, judge: Judge) -> int | None:
     """Return the position of the round in which the smoothed metric reaches the target."""
-    values = run.metric(judge.metric)
-    known = np.flatnonzero(~np.isnan(values) & ~np.isnan(run.column(judge.clock)))
-    curve = smooth(values[known])
-    hits = np.flatnonzero(curve <= judge.target if judge.falls else curve >= judge.target)
-    return int(known[hits[0]]) if len(hits) else None
+    places, values = trained_values(run, judge.metric)
+    curve = smooth(values)
+    is_reached = curve <= judge.target if judge.falls else curve >= judge.target
+    hits = places[is_reached & ~np.isnan(run.column(judge.clock)[places])]
+    return int(hits[0]) if len(hits) else None
 
 
 def result_of(run: History, judge: Judge, seed: int | None = None) -> Result:
@@ -132,16 +170,21 @@ def result_of(run: History, judge: Judge, seed: int | None = None) -> Result:
     until = len(rounds) - 1 if place is None else place
     clock = run.column("wall_s") if judge.clock == "wall_s" else run.clock[1]
     count = rounds[until] - rounds[0]
+    evaluations = len(trained_values(run, judge.metric)[0])
     return Result(
         seed=seed,
         unit=run.unit,
         rounds=run.last_round,
+        evaluations=evaluations,
         end=settled_value(run, judge.metric),
+        noise=noise_of(run, judge.metric),
         to_target=time_to_target(run, *judge),
         bytes=sum(float(np.nansum(run.column(key))) for key in ("bytes_up", "bytes_down")),
         device_s=float(run.busy_s.sum()),
         reached=None if place is None else int(rounds[place]),
         round_s=float((clock[until] - clock[0]) / count) if count else np.nan,
+        spacing=float(np.nanmax(run.column(judge.clock)) / evaluations),
+        simulated=run.rounds[-1].get("simulated"),
     )
 
 
@@ -169,29 +212,82 @@ def speed_up(baseline: Sequence[Result], other: Sequence[Result]) -> Speed | Non
 
 
 def say(
-    judge: Judge, names: tuple[str, str], results: tuple[Sequence[Result], Sequence[Result]]
-) -> str:
-    """Say in a sentence how the second group of runs did against the first, the baseline."""
-    (base, name), (before, after) = names, results
+    judge: Judge, names: tuple[str, str], sides: Sequence[Sequence[Result]], unlike: str = ""
+) -> Verdict:
+    """Say how the second group of runs did against the first, the baseline.
+
+    ``unlike`` says why the two cannot be compared at all, if they cannot.
+    """
+    (base, name), (before, after) = names, sides
+    doubt, has_ends, has_times = _doubt(judge, [*before, *after], unlike)
+    speed = speed_up(before, after) if has_times else None
+    better = _better_end(judge, sides) if has_ends else None
+    sooner = _sooner(sides, speed, better) if has_times else None
     goal = f"{words(judge.metric)} {figure(judge.metric, judge.target)}"
-    spent = [cost_text(judge.clock, mean(side, "to_target"), side[0].unit) for side in results]
-    count, found = sum(run.to_target is not None for run in after), speed_up(before, after)
+    spent = [cost_text(judge.clock, mean(side, "to_target"), side[0].unit) for side in sides]
+    count = sum(run.to_target is not None for run in after)
     some = f" in {count} of {len(after)} runs" if 0 < count < len(after) else ""
-    if found is None:
-        when = [cost if cost == NEVER else f"after {cost}" for cost in spent]
-        text = f"{name} reaches {goal} {when[1]}{some}, {base} {when[0]},"
+    if speed is None:
+        when = f"reaches {goal} after {spent[1]}{some}" if count else f"never reaches {goal}"
+        does = "never does" if spent[0] == NEVER else f"does after {spent[0]}"
+        text = f"{name} {when}, {base} {does}"
     else:
-        text = f"{name} reaches {goal} {_ratio(found, base)}{some} ({_spread(found)}"
-        text += f"{spent[1]} instead of {spent[0]})"
-    ends = [figure(judge.metric, mean(side, "end")) for side in (after, before)]
-    why = _rounds(before, after) if found else ""
-    return f"{text} and ends at {ends[0]} against {ends[1]}{why}."
+        ratio = times(max(speed.factor, 1 / speed.factor))
+        way = "as soon as" if sooner is None else f"{ratio} {('later', 'sooner')[sooner]} than"
+        text = f"{name} reaches {goal} {way} {base}{some} ({_spread(speed)}"
+        near = ", within one evaluation" if sooner is None and spent[0] != spent[1] else ""
+        text += f"{spent[1]} instead of {spent[0]}{near})"
+    ends = [figure(judge.metric, mean(side, "end")) for side in sides]
+    if better is not None:
+        word = "lower" if judge.falls else "higher"
+        text += f". {names[better]} ends {word} ({ends[better]} against {ends[1 - better]})."
+    else:
+        within = ", within the noise of one seed" if has_ends and ends[0] != ends[1] else ""
+        text += f" and ends at {ends[1]} against {ends[0]}{within}."
+    text += _rounds(before, after, name) if speed else ""
+    claims = {names[side] for side in (better, sooner) if side is not None}
+    return Verdict(text + doubt, claims.pop() if len(claims) == 1 else None, speed)
 
 
-def _ratio(found: Speed, base: str) -> str:
-    ratio = times(max(found.factor, 1 / found.factor))
-    way = f"{ratio} {'sooner' if found.factor > 1 else 'later'} than"
-    return f"{'as soon as' if ratio == times(1) else way} {base}"
+def _doubt(judge: Judge, runs: Sequence[Result], unlike: str) -> tuple[str, bool, bool]:
+    """Say what is missing for a winner; return, too, whether ends and times are comparable."""
+    count = min(run.evaluations for run in runs)
+    least = LEAST_EVALUATIONS if count < LEAST_EVALUATIONS else WINDOW
+    few = f"that takes {least} evaluations of trained models, and a run has {count}"
+    if unlike or count < LEAST_EVALUATIONS:
+        return f" No winner is named: {unlike or few}.", False, False
+    kinds = [run.simulated for run in runs]
+    is_mixed = judge.clock != "round" and True in kinds and False in kinds
+    if is_mixed or count < WINDOW:
+        mixed = "the seconds of one are of simulated nodes, the other's of real ones"
+        return f" Neither is named the sooner one: {mixed if is_mixed else few}.", True, False
+    return "", True, True
+
+
+def _better_end(judge: Judge, sides: Sequence[Sequence[Result]]) -> int | None:
+    """Return the side that ends better by more than the noise: of a run, or between seeds."""
+    before, after = (mean(side, "end") for side in sides)
+    noises = [run.noise for side in sides for run in side]
+    noises += [float(np.ptp([run.end for run in side])) for side in sides]
+    is_noise = abs(after - before) <= max(noises)
+    return None if is_noise else int((after > before) is not judge.falls)
+
+
+def _sooner(
+    sides: Sequence[Sequence[Result]], speed: Speed | None, better: int | None
+) -> int | None:
+    """Return the side that is sooner by more than the time between evaluations, and by 5 %.
+
+    It is also the side that alone reaches the target, if the ends differ by more than noise.
+    """
+    if speed is None:
+        alone = [i for i, side in enumerate(sides) if not np.isnan(mean(side, "to_target"))]
+        return alone[0] if len(alone) == 1 and better is not None else None
+    # Nothing can be an evaluation sooner than after round 1.
+    spacings = [mean(side, "spacing") for side in sides if mean(side, "reached") > 1]
+    gap = abs(speed.factor - 1) * mean(sides[1], "to_target")
+    is_noise = gap <= max(spacings, default=0) or 0.95 <= speed.factor <= 1 / 0.95
+    return None if is_noise else int(speed.factor > 1)
 
 
 def _spread(found: Speed) -> str:
@@ -200,19 +296,19 @@ def _spread(found: Speed) -> str:
     return f"{times(low)} to {times(high)} over {found.pairs} pairs, " if found.pairs > 1 else ""
 
 
-def _rounds(before: Sequence[Result], after: Sequence[Result]) -> str:
+def _rounds(before: Sequence[Result], after: Sequence[Result], name: str) -> str:
     """Say how long rounds take and how many it needs: their product is the difference."""
     unit, other = before[0].unit, after[0].unit
     seconds = [mean(side, "round_s") for side in (before, after)]
     if not min(seconds) > 0:
         return ""
     both = "instead of" if unit == other else f"and a {unit}"
-    text = f": a {other} takes {duration(seconds[1])} {both} {duration(seconds[0])}"
+    text = f" A {other} takes {duration(seconds[1])} {both} {duration(seconds[0])}"
     # A server update is not the work of a round: their numbers say nothing beside each other.
     if unit == other:
         rounds = [mean(side, "reached") for side in (before, after)]
-        text += f", and it needs {rounds[1]:.0f} {unit}s instead of {rounds[0]:.0f}"
-    return text
+        text += f", and {name} needs {rounds[1]:.0f} {unit}s instead of {rounds[0]:.0f}"
+    return f"{text}."
 
 
 def times(factor: float) -> str:
