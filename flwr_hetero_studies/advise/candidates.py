@@ -21,7 +21,7 @@ Part: TypeAlias = tuple[type[ours.Wrapper], Settings]
 """A strategy and its arguments."""
 Base: TypeAlias = tuple[type[FedAvg], dict[str, float]]
 SOME = "clients_per_round"
-OF_SLICES = ("concurrency", "step-correction")
+OF_SLICES = ("concurrency",)
 UNSEEDED = (ours.OverSelect, ours.ModelAverage, ours.Compressed)
 """Strategies that draw nothing."""
 
@@ -157,7 +157,6 @@ def candidates(
         "FedBuff, buffer of 1": buffered | every | {"steps": "epochs", "buffer-size": 1},
         "FedBuff, slices": buffered | every | {"steps": "slice"},
         "FedSlice": sliced | every,
-        "FedSlice, fair": sliced | every | {"step-correction": 1.0},
         "FedSlice, few in flight": sliced | random | {"concurrency": clients_per_round},
     }  # fmt: skip
     bits = {"bits-up": BITS, "bits-down": BITS}

@@ -43,7 +43,7 @@ ENGINES = [
     ("rounds", {"concurrency": 3}, "concurrency must be 0 with engine=rounds"),
     ("rounds", {"buffer-size": 3}, "buffer-size must be 0 with engine=rounds"),
     ("rounds", {"rate-correction": 0.5}, "rate-correction must be 1.0 with .*weighting"),
-    ("buffered", {"step-correction": 1.0}, "step-correction must be 0.0 with .*weighting"),
+    ("buffered", {"rate-correction": 0.5}, "rate-correction must be 1.0 with .*weighting"),
     ("buffered", {"concurrency": 3}, "concurrency must be 0 with selection=all"),
     ("fedcompass", {"steps": "slice"}, "steps must be epochs with engine=fedcompass"),
 ]

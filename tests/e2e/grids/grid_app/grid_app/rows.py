@@ -47,9 +47,12 @@ ROWS = {
     "PowerOfChoice": Row(lambda fed: rivals.PowerOfChoice(fed, 2, 3)),
     "RandomSelection": Row(lambda fed: ours.RandomSelection(fed, 3)),
     "Recorded": Row(lambda fed: ours.Recorded(fed, run_dir=tempfile.mkdtemp())),
+    "RescaledASGD": Row(rivals.RescaledASGD, 24, **UPDATES),
     "Resharding": Row(ours.Resharding, error="Resharding: no node reports"),
+    "RingleaderASGD": Row(rivals.RingleaderASGD, 24, **UPDATES),
     "SamplerMetrics": Row(ours.SamplerMetrics),
     "TiFL": Row(lambda fed: ours.TiFL(fed, clients_per_round=2, num_tiers=2), 8),
+    "WithoutSlowest": Row(lambda fed: rivals.WithoutSlowest(fed, 3)),
     "Wrapper": Row(ours.Wrapper),
 }
 
