@@ -95,7 +95,9 @@ class SliceRule(FedBuff):
         if not self.progress.rounds or self.alike or is_even or self._is_private():
             return Ending()
         share = min(1.0, self._training / max(1, len(self._online)))
-        if share >= MOST_TRAIN and self.progress.done >= ENDING_FROM:
+        is_late = self.progress.done >= ENDING_FROM
+        # Where nodes share workers their speeds differ by chance.
+        if share >= MOST_TRAIN and is_late and not self.shares_workers:
             self.progress.say_once(ALL_TRAIN)
         return ending(self.progress.done, self.progress.rounds * share, share)
 
