@@ -45,6 +45,9 @@ WRAPPERS = {
     "FedAT": lambda inner=None: rivals.FedAT(inner, 2, 2),
     "FedAsync": lambda inner=None: rivals.FedAsync(inner),
     "FedCompass": lambda inner=None: rivals.FedCompass(inner, 2, 6),
+    "RescaledASGD": lambda inner=None: rivals.RescaledASGD(inner),
+    "RingleaderASGD": lambda inner=None: rivals.RingleaderASGD(inner),
+    "WithoutSlowest": lambda inner=None: rivals.WithoutSlowest(inner, 3),
 }
 ONLY_WRAP = {"CDGraB", "HerdingMeter", "Resharding", "SamplerMetrics", "Compressed", "Recorded"}
 INFO = {  # what the history must hold of a wrapper, in some round
@@ -70,16 +73,29 @@ INFO = {  # what the history must hold of a wrapper, in some round
     "FedAT": ("fedbuff", lambda f: f["tier"] == 0 and len(f["nodes"]) >= 2),
     "FedAsync": ("fedbuff", lambda f: len(f["nodes"]) == 1 and f["staleness"] != [0]),
     "FedCompass": ("fedbuff", lambda f: set(f["num_steps"].values()) <= set(range(2, 7))),
+    "RescaledASGD": ("fedbuff", lambda f: len(f["nodes"]) == 1 and f["step"] != 1),
+    "RingleaderASGD": ("fedbuff", lambda f: len(f["nodes"]) == 1),
+    "WithoutSlowest": ("without_slowest", lambda f: len(f["left_out"]) == 1),
 }
-LOOPS = ("FedBuff", "FedAT", "FedAsync", "FedCompass", "FedSlice")
-RIVALS = ("Oort", "PowerOfChoice", "DeadlineSelection", *LOOPS[1:4])
+LOOPS = ("FedBuff", "FedAT", "FedAsync", "FedCompass", "RescaledASGD", "RingleaderASGD", "FedSlice")
+RIVALS = ("Oort", "PowerOfChoice", "DeadlineSelection", "WithoutSlowest", *LOOPS[1:6])
 """Of their legal pairs most run at night: they are made of what the others are made of."""
 DISTRUST = ("Krum", "MultiKrum", "Bulyan")
-ASK_FEW = {"TiFL", "OverSelect", "FedAsync", "FedAT", "FedCompass", "FedSlice"}
+ASK_FEW = {
+    "TiFL",
+    "OverSelect",
+    "FedAsync",
+    "FedAT",
+    "FedCompass",
+    "RescaledASGD",
+    "RingleaderASGD",
+}
+ASK_FEW |= {"FedSlice"}
 """Those that here make an update of one node or two."""
 SELECTS = ("TiFL", "RandomSelection", *RIVALS, "FedBuff", "FedSlice")
 ONLY_ROUNDS = ("CDGraB", "HerdingMeter", "Resharding")
-SETS_STEPS = ("BiasedLocalSGD", "LocalSteps", "FedNova", "AdaComm", "FedCompass", "FedSlice")
+SETS_STEPS = ("BiasedLocalSGD", "LocalSteps", "FedNova", "AdaComm", "FedCompass", "RescaledASGD")
+SETS_STEPS += ("RingleaderASGD", "FedSlice")
 
 
 def why_illegal(outer, inner):
@@ -92,7 +108,7 @@ def why_illegal(outer, inner):
     if "FedSlice" in (outer, inner) and others >= {outer, inner}:
         return f"strategy must leave .* to {outer}, got '{inner}'"
     if outer in SETS_STEPS and inner in SETS_STEPS:
-        return f"strategy must leave steps to {outer}, got '{inner}'"
+        return f"strategy must leave .*steps.* to {outer}, got '{inner}'"
     loops = {outer, inner}.intersection(LOOPS)
     if loops and "OverSelect" in (outer, inner):
         return f"strategy must leave waiting to {outer}, got '{inner}'"
