@@ -35,10 +35,22 @@ def test_lines_of_a_method(number, method):
     assert shown == server + node
 
 
-def test_lines_of_the_readme_are_those_of_the_page():
-    shown = blocks_of(README)
-    assert shown
-    assert not set(shown) - set(BLOCKS)
+def added(block):
+    """Return the lines that a diff adds, without indents and comments."""
+    lines = [line[1:] for line in block.splitlines() if line.startswith("+")]
+    return [line.split("  #")[0].strip() for line in lines]
+
+
+def test_lines_of_the_readme_are_those_of_the_page(tmp_path):
+    """On the client the same lines; on the server the user's FedAvg inside, and a record."""
+    (block,) = blocks_of(README)
+    server, client = block.split(" # client_app.py\n")
+    assert added(client) == added(BLOCKS[0].split(" # node\n")[1])
+    names = {"FedAvg": FedAvg}
+    exec("\n".join(added(server)).replace("/tmp", str(tmp_path)), names)
+    assert isinstance(names["strategy"], names["Recorded"])
+    assert isinstance(names["strategy"].inner, names["FedSlice"])
+    assert names["strategy"].leaf.fraction_evaluate == 0.5
 
 
 @pytest.mark.parametrize(("app", "turn"), [("lightning", 0), ("hugging_face", 1)])
