@@ -47,10 +47,10 @@ class Wrapper(Strategy):
     -----
     An update longer than :attr:`update_limit` (4) medians of the nodes' last norms, and than the
     longest median of the run, counts less: at ten times that limit, as a tenth of it. At 100 times
-    it is dropped. The limit of a node with
-    more assigned steps is longer, by their root, and shorter for one that claims over four medians
-    of examples. Until three nodes are known, the model's norm, or 1, stands for the median.
-    Until half of the nodes asked have answered, it is at most twice the lower quartile.
+    it is dropped. The limit of a node with more assigned steps is longer, by their root, and
+    shorter for one that claims over four medians of examples. Until three nodes are known, the
+    model's norm, or 1, stands for the median. Until half of the nodes asked have answered, it is at
+    most twice the lower quartile.
     Integers, trees, fleets of two and strategies with differential privacy have no limit.
 
     So that no node sets a mean, an accuracy lies in [0, 1] if the median does; another metric lies

@@ -1,24 +1,18 @@
 """Rescaled ASGD: asynchronous SGD in which a worker counts by the time that it takes."""
 
+from typing import Any
+
 import numpy as np
-from flwr.app import Message
-from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from flwr_hetero import keys
 from flwr_hetero.asynchronous.algorithm import Shares
 from flwr_hetero.asynchronous.engine import Update
 from flwr_hetero.asynchronous.rates import RateCorrection
-from flwr_hetero.asynchronous.strategy import Rule
-from flwr_hetero.errors import check_count, check_number
-from flwr_hetero.records import config_of
-from flwr_hetero.server.client_support import STEPS
-from flwr_hetero.server.composition import check_enough_updates
-from flwr_hetero.server.context import Exchange
 from flwr_hetero.state_dict import StateDict
+from flwr_hetero_studies.rivals.asgd import LocalASGD
 
 
-class RescaledASGD(Rule):
+class RescaledASGD(LocalASGD):
     r"""Add each node's update when it arrives, scaled by the time from one of its to the next.
 
     .. math:: w \leftarrow w + \eta \frac{\tau_i}{\tau} (w_i - w_{start}), \qquad
@@ -46,33 +40,9 @@ class RescaledASGD(Rule):
     the nodes that have answered. The limit of ``FedBuff`` on the weight of one update is left out.
     """
 
-    decides = Rule.decides | {"steps"}
-    client_support = (STEPS,)
-    # as published
-    node_limit = None
-
-    def __init__(
-        self,
-        strategy: Strategy | None = None,
-        *,
-        num_steps: int | None = None,
-        server_rate: float = 1.0,
-        concurrency: int | None = None,
-        seed: int = 0,
-    ) -> None:
-        self.num_steps = None if num_steps is None else check_count("num_steps", num_steps, 1)
-        self.server_rate = check_number("server_rate", server_rate, "(0, inf)")
-        super().__init__(strategy, concurrency=concurrency, seed=seed)
-        check_enough_updates(self.leaf, 1, "the number of updates at a time")
+    def __init__(self, strategy: Strategy | None = None, **settings: Any) -> None:
+        super().__init__(strategy, **settings)
         self.times = RateCorrection((0.0, 1.0))
-
-    def on_instructions(
-        self, context: Exchange, messages: list[Message], grid: Grid
-    ) -> list[Message]:
-        if self.num_steps is not None:
-            for message in messages:
-                config_of(message)[keys.NUM_STEPS] = self.num_steps
-        return messages
 
     def due(self, waiting: list[Update], in_flight: int) -> list[Update]:
         return waiting[:1]

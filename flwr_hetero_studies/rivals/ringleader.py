@@ -5,21 +5,16 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, RecordDict
-from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from flwr_hetero import keys
 from flwr_hetero.asynchronous.algorithm import Shares
 from flwr_hetero.asynchronous.engine import Update
-from flwr_hetero.asynchronous.strategy import Rule
-from flwr_hetero.errors import check_count, check_number
-from flwr_hetero.records import BUFFERS, arrays_in, config_of
+from flwr_hetero.records import BUFFERS, arrays_in
 from flwr_hetero.server.aggregate import step_between, view_array
-from flwr_hetero.server.client_support import STEPS
-from flwr_hetero.server.composition import check_enough_updates
 from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.rounds import Run
+from flwr_hetero_studies.rivals.asgd import LocalASGD
 
 Gradient = dict[str, NDArray[Any]]
 """A node's update: the parameters that it returned less those that it started from, by name."""
@@ -55,7 +50,7 @@ class GradientTable:
         return {name: total / len(self.means) for name, total in self.total.items()}
 
 
-class RingleaderASGD(Rule):
+class RingleaderASGD(LocalASGD):
     r"""Gather updates of all nodes, then step once for each of them, by the mean of all.
 
     .. math:: w \leftarrow w + \frac{\eta}{n} \cdot
@@ -83,24 +78,8 @@ class RingleaderASGD(Rule):
     begins with an empty table.
     """
 
-    decides = Rule.decides | {"steps"}
-    client_support = (STEPS,)
-    # as published
-    node_limit = None
-
-    def __init__(
-        self,
-        strategy: Strategy | None = None,
-        *,
-        num_steps: int | None = None,
-        server_rate: float = 1.0,
-        concurrency: int | None = None,
-        seed: int = 0,
-    ) -> None:
-        self.num_steps = None if num_steps is None else check_count("num_steps", num_steps, 1)
-        self.server_rate = check_number("server_rate", server_rate, "(0, inf)")
-        super().__init__(strategy, concurrency=concurrency, seed=seed)
-        check_enough_updates(self.leaf, 1, "the number of updates at a time")
+    def __init__(self, strategy: Strategy | None = None, **settings: Any) -> None:
+        super().__init__(strategy, **settings)
         self.table = GradientTable()
         # nodes that are there, and those whose update makes a step of this round
         self._workers: set[int] = set()
@@ -128,14 +107,6 @@ class RingleaderASGD(Rule):
         if node not in gathered:
             return 1, slowest_first
         return 2, 0.0
-
-    def on_instructions(
-        self, context: Exchange, messages: list[Message], grid: Grid
-    ) -> list[Message]:
-        if self.num_steps is not None:
-            for message in messages:
-                config_of(message)[keys.NUM_STEPS] = self.num_steps
-        return messages
 
     def arrived(self, update: Update) -> None:
         self._took_s[update.pending.node_id] = update.arrived_s - update.pending.sent_s
