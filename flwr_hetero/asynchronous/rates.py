@@ -79,8 +79,8 @@ class RateCorrection:
         # of nodes' last updates, and whether far longer ones than most count less
         self.lengths: dict[str, float] = {}
         self.bounds_lengths = True
-        # the most by which most replies have moved the model; while few nodes are known, a bad one
-        # may be most of them
+        # The most by which most replies have moved the model, in weights of a mean reply. While few
+        # nodes are known, a bad one may be most of them.
         self.usual, self.remembers = 0.0, True
 
     def learn(
@@ -109,9 +109,11 @@ class RateCorrection:
             # one step of a slow node counts for many, and would move the model at random
             lengths = [self.lengths.get(node, 0.0) for node in self.means]
             now = usual_contribution(every, lengths, 1 / all_s)
+            # Intervals may become much shorter after a slow start, and all weights with them.
+            mean = float(np.average(np.minimum(every, most), weights=1 / all_s)) or 1.0
             if self.remembers:
-                self.usual = max(self.usual, now)
-            by_length = np.minimum(most, weights_by_length(lengths, now, self.usual))
+                self.usual = max(self.usual, now / mean)
+            by_length = np.minimum(most, weights_by_length(lengths, now, self.usual * mean))
             most_of = dict(zip(self.means, by_length.tolist(), strict=True))
             bounds = [most_of[node] for node in nodes], by_length
             found, step, cut_share = update_weights(raw, every, 1 / all_s, *bounds)

@@ -9,7 +9,9 @@ from flwr.clientapp import ClientApp
 from flwr_hetero.mod import hetero
 
 BATCHES, BATCH = 8, 4
-LR = 0.1
+LR = 0.02
+"""So low that a message brings the model a seventh of the way to a node's goal: FedBuff counts the
+rare updates of a slow node several times over, and must not jump past the goals with them."""
 SLOW_STEP_S = 0.03
 """Seconds that a slow node sleeps a step; an emulated one has a device instead."""
 

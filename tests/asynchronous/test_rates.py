@@ -1,0 +1,26 @@
+"""Weights that undo how often nodes reply, over a whole run."""
+
+import numpy as np
+import pytest
+
+from flwr_hetero.asynchronous.rates import RateCorrection
+
+NODES = [str(i) for i in range(8)]
+
+
+@pytest.mark.parametrize("start_s", [1.0, 100.0])
+def test_a_slow_start_does_not_loosen_the_bound_on_lengths(start_s):
+    """The first replies of a simulation take long; what is usual then does not hold for later."""
+    rates = RateCorrection((1.0, 1.0))
+    rates.lengths = dict.fromkeys(NODES, 1.0)
+    now_s = 0.0
+    for number in range(40):
+        took_s = start_s if number == 0 else 1.0
+        for node in NODES:
+            rates.learn(node, 1.0, now_s, now_s + took_s, 1.0)
+        rates.weigh(NODES, [1.0] * 8, np.ones(8))
+        now_s += took_s
+    rates.lengths["0"] = 10.0
+    found = rates.weigh(["0"], [1.0], np.ones(1))
+    # It may move the model by five usual updates: half of its own length.
+    assert found.bounded_share == pytest.approx(0.5)
