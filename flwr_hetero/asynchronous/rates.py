@@ -82,6 +82,8 @@ class RateCorrection:
         # The most by which most replies have moved the model, in weights of a mean reply. While few
         # nodes are known, a bad one may be most of them.
         self.usual, self.remembers = 0.0, True
+        # Whether nodes are asked in turn, so that all reply equally often, whatever a reply takes.
+        self.in_turn = False
 
     def learn(
         self, node: str, weight: float, sent_s: float, arrived_s: float, discount: float
@@ -127,6 +129,8 @@ class RateCorrection:
 
     def _intervals_s(self) -> dict[str, float]:
         """Return the mean time between each node's replies."""
+        if self.in_turn:
+            return dict.fromkeys(self.means, 1.0)
         # fast nodes rest longer than others, which tells nothing of a node with few replies
         known = [means.idle_s for means in self.means.values() if means.starts]
         idle_s = float(np.quantile(known, USUAL_IDLE)) if known else 0.0

@@ -220,6 +220,9 @@ class SliceRule(FedBuff):
         # l. 7: what may be too long are single steps of great weight; equal steps have equal ones
         self.rates.bounds_lengths = self.steps.ending.equal < 1
         self.rates.remembers = not self.fleet.is_early(len(self.rates.means), MessageType.TRAIN)
+        # Where even nodes share workers they are drawn in turn. The first replies took as long as
+        # the workers' start, which says nothing of how often a node replies.
+        self.rates.in_turn = self.shares_workers and self._are_similar()
         shares, speeds = super().weigh(updates, weights), self.steps.speeds
         in_flight = max(len(updates), self._places)
         steps = self.steps.num_steps(list(speeds.step_s))

@@ -24,3 +24,17 @@ def test_a_slow_start_does_not_loosen_the_bound_on_lengths(start_s):
     found = rates.weigh(["0"], [1.0], np.ones(1))
     # It may move the model by five usual updates: half of its own length.
     assert found.bounded_share == pytest.approx(0.5)
+
+
+def test_nodes_that_are_asked_in_turn_reply_equally_often():
+    """The first reply of a simulation's node may have waited for its worker to start."""
+    weighed = {}
+    for in_turn in (False, True):
+        rates = RateCorrection((1.0, 1.0))
+        rates.in_turn = in_turn
+        for node, took_s in zip(NODES, [10.0, 10.0, *[1.0] * 6], strict=True):
+            rates.learn(node, 1.0, 0.0, took_s, 1.0)
+        weighed[in_turn] = rates.weigh(NODES, [1.0] * 8, np.ones(8))
+    assert weighed[True].step == pytest.approx(1.0)
+    assert weighed[True].factors == pytest.approx(np.ones(8))
+    assert weighed[False].step > 2

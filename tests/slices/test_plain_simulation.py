@@ -77,6 +77,20 @@ def test_slices_grow_with_what_a_worker_spends_between_messages(monkeypatch):
     assert steps == [10, 16, JOB]
 
 
+def test_the_start_of_the_workers_does_not_change_what_replies_count(monkeypatch):
+    """Ray takes ten seconds to start; who answers first does not reply less often for that."""
+    models_of, steps = [], []
+    for start_s in (0.0, 20.0):
+        grid = InMemoryGrid(fleet(), 2, monkeypatch)
+        grid.free_at_s = [start_s] * 2
+        found, records = train(FedSlice(fedavg()), grid)
+        models_of.append(found)
+        steps += [record["fedbuff"]["step"] for record in records]
+    # All nodes have as many examples, so that all updates weigh the same.
+    assert steps == [pytest.approx(1.0)] * len(steps)
+    assert models_of[0] == pytest.approx(models_of[1], abs=0.05)
+
+
 def test_a_run_goes_on_where_the_first_nodes_have_no_good_reply(monkeypatch):
     def spoil(partition, message, reply):
         if partition < 5:
