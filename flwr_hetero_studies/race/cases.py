@@ -13,7 +13,7 @@ from flwr_hetero_studies.core.apps import app_modules
 from flwr_hetero_studies.core.curves import Columns
 from flwr_hetero_studies.core.plan import DIGITS, Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
-from flwr_hetero_studies.race import wide
+from flwr_hetero_studies.race import limit, wide
 from flwr_hetero_studies.race.cells import CELLS, MAIN, PACKED, RaceCell, case_of
 from flwr_hetero_studies.race.methods import BASE, METHODS, OURS, OWN_AVERAGE
 from flwr_hetero_studies.race.node import IN_TORCH, Learning
@@ -50,6 +50,7 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
         yield from racing(name, cell, tuning)
     if options.data == CELLS[MAIN].data:
         yield from parts(tuning)
+        yield from limit.plan(options, lines)
     yield from wide.plan(options, lines)
 
 
@@ -105,6 +106,8 @@ def parts(tuning: Tuning) -> Iterator[Trial]:
 def run(case: Case, seed: int, data: Data, split: str, **given: Any) -> dict[str, Any]:
     if case["experiment"].startswith((wide.RUNS, wide.TUNING)):
         return wide.run(case, seed, data, split, **given)
+    if case["experiment"] in (limit.RUNS, limit.TUNING):
+        return limit.run(case, seed, data, split)
     cell, is_yardstick = CELLS[case["cell"]], case["name"] == YARDSTICK
     rate, *settings = [case["rate"], None, None] if is_yardstick else case["trial"]
     method = METHODS[BASE if is_yardstick else str(case.get("method", case["name"]))]

@@ -11,7 +11,7 @@ from flwr_hetero_studies.core import plots, record, tables
 from flwr_hetero_studies.core.curves import over_time
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.core.record import Line
-from flwr_hetero_studies.race import packed, wide_report
+from flwr_hetero_studies.race import limit, packed, wide_report
 from flwr_hetero_studies.race.cases import BITS, ROUNDS, SETTINGS
 from flwr_hetero_studies.race.cells import CELLS, MAIN, PAIR
 from flwr_hetero_studies.race.methods import BASE, METHODS, OURS
@@ -179,7 +179,8 @@ def band(lines: Sequence[Line]) -> list[Any]:
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
-    every, lines = lines, [line for line in lines if not wide_report.is_wide(line)]
+    every = lines
+    lines = [x for x in every if not wide_report.is_wide(x) and not limit.is_limit(x)]
     race = [line for line in lines if not is_of(line, TUNING)]
     compared = contests([x for x in race if not is_of(x, PARTS) and not is_of(x, PACKED)])
     # two methods alone are no race
@@ -198,6 +199,8 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     for main in (each for each in found if (each.cell, each.at_work) == (MAIN, 5)):
         rows = [brief(main.row(name)) for name in main.ranked()]
         parts["methods"] = tables.only([HEAD[0], HEAD[1], *HEAD[4:]], HEAD, rows)
+    mains = [each for each in found if (each.cell, each.at_work) == (MAIN, 20)]
+    parts |= limit.section(every, mains[0] if mains else None)
     parts |= packed.section(compared, [line for line in race if is_of(line, PACKED)])
     parts |= wide_report.section(every)
     if shared := [line for line in race if is_of(line, PARTS)]:

@@ -14,13 +14,12 @@ import numpy as np
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedProx
 
 from flwr_hetero import strategy as ours
-from flwr_hetero.client.batch_sampler import UniformSampler
 from flwr_hetero.fleet import DeviceProfile
 from flwr_hetero_studies import rivals
 from flwr_hetero_studies.core import record
-from flwr_hetero_studies.core.curves import columns
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
+from flwr_hetero_studies.race import limit
 from flwr_hetero_studies.race.cells import MAIN, TEXTS, RaceCell, mild, paper_5
 from flwr_hetero_studies.race.methods import (
     BASE,
@@ -35,7 +34,6 @@ from flwr_hetero_studies.race.methods import (
     over_selected,
     some,
 )
-from flwr_hetero_studies.race.network import network_of, train_numpy
 from flwr_hetero_studies.race.node import NORMED, Learning
 from flwr_hetero_studies.race.tuning import DEVELOPMENT, LEVELS, YARDSTICK, scores_of
 from flwr_hetero_studies.race.watch import (
@@ -43,7 +41,6 @@ from flwr_hetero_studies.race.watch import (
     SMOOTHED,
     WINDOWS,
     Limits,
-    RunningAverage,
     race,
 )
 
@@ -261,8 +258,8 @@ def reported(options: Options, tuned: Tuned) -> Iterator[Trial]:
     known = record.by_seed(record.of(tuned.lines, **yard))
     seeds = options.seeds_or(range(WIDE[tuned.cell].cell.seeds))
     yield from (Trial(yard, seed, {"split": "test"}) for seed in seeds)
-    limit = [POOLED] if tuned.cell == "main" else []
-    for name in (*names_in(tuned.cell), *limit):
+    more = [POOLED] if tuned.cell == "main" else []
+    for name in (*names_in(tuned.cell), *more):
         given = {OURS: (base[0], OWN_AVERAGE), POOLED: base}
         best = given.get(name) or tuned.best(name)
         if best is None:
@@ -281,7 +278,9 @@ def run(case: Case, seed: int, data: Data, split: str, **given: Any) -> dict[str
     per_round = A_ROUND * train * 20 / (6000 * cell.nodes)
     most = LONG * case["rounds"] * per_round
     if case["name"] == POOLED:
-        return pooled(learning, case, split, most / LONG, 1.5 * per_round)
+        # In batches as the nodes have: the limit in examples.
+        how = most / LONG, 1.5 * per_round, case["window"], BETWEEN * BATCH_SIZE
+        return limit.pooled(learning, BATCH_SIZE, case["rate"], split, *how)
     # FedAvg with three nodes a round
     strategy = some(wide.base(), 3, seed) if is_yard else METHODS[case["name"]](wide.base, seed)
     if is_yard:
@@ -310,21 +309,3 @@ def run(case: Case, seed: int, data: Data, split: str, **given: Any) -> dict[str
     kept = {key: curve[key] for key in ("virtual_s", "examples", "bytes", "device_s")}
     kept |= {k: curve[f"{k}/{case.get('window', 1)}"] for k in ("all", "slow")}
     return {"metrics": metrics, "curve": kept}
-
-
-def pooled(learning: Learning, case: Case, split: str, most: float, look: float) -> dict[str, Any]:
-    """Train on all data in one place, in batches as the nodes do: the limit in examples."""
-    net, every = network_of(learning.first()), learning.splits["train"]
-    sampler = UniformSampler(len(every), BATCH_SIZE, seed=learning.seed)
-    average, points, examples, next_look = RunningAverage(case["window"]), [], 0, look
-    while examples < most:
-        examples += train_numpy(net, every, sampler, BETWEEN, case["rate"]).examples_processed
-        average.add({str(n): array.copy() for n, array in enumerate(net)})
-        if examples >= next_look:
-            next_look = examples + look
-            right, slow = learning.measure(average.model, [0], split)
-            points.append({"examples": examples, "all": right, "slow": slow})
-    curve = columns(points)
-    # it has neither a clock nor messages
-    unknown = dict.fromkeys(("virtual_s", "bytes", "device_s"), curve["examples"])
-    return {"metrics": {"failed": ""}, "curve": curve | unknown}

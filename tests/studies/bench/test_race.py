@@ -18,6 +18,7 @@ from flwr_hetero_studies.core.plan import Data, Options
 from flwr_hetero_studies.race import (
     cases,
     cells,
+    limit,
     methods,
     network,
     outcomes,
@@ -294,3 +295,34 @@ def test_ours_is_held_against_the_best_rival_early_and_late():
     assert wide_report.cells_of([yard, *lines[1:]]) == [], "ours has not run"
     text = wide_report.section([yard, *lines[:-1]])["wide"]
     assert f"{wide.TWO[-1]} (Adam)" in text
+
+
+# --- the limit ------------------------------------------------------------------------------
+
+
+def test_limit_is_fitted_to_what_pooled_sgd_took():
+    examples = {batch: 70.0 * (batch + 12.0) for batch in (4, 16, 64)}
+    assert limit.fitted(examples) == (pytest.approx(70, rel=1e-2), pytest.approx(12, rel=1e-2))
+
+
+def test_least_seconds_of_three_nodes():
+    """One node takes 7 s a step, two take 8 / 2 s, and three 9 / 2.25 s."""
+    same, own = limit.least_s([4.0, 1.0, 1.0], steps=10.0, noise=6.0)
+    assert (same, own) == (pytest.approx(40), pytest.approx(10 * (4 + 2 * 2)))
+
+
+def test_limit_runs_follow_the_best_rate_of_each_batch_size():
+    first = list(limit.plan(Options(seeds=[0]), []))
+    assert len(first) == len(limit.BATCHES) * len(limit.RATES)
+    lines = [
+        {
+            "case": t.case,
+            "seed": t.seed,
+            "metrics": {},
+            "curve": {"all": [t.case["rate"] == 0.1] * 4},
+        }
+        for t in first
+    ]
+    planned = [t for t in limit.plan(Options(seeds=[0]), lines) if t not in first]
+    assert [t.case["rate"] for t in planned] == [0.1] * len(limit.BATCHES)
+    assert {t.given["split"] for t in planned} == {"test"}

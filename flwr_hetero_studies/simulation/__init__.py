@@ -1,0 +1,1 @@
+"""FedSlice and FedAvg in Flower's simulation, with clients that are equally fast."""

@@ -1,0 +1,100 @@
+"""FedSlice less FedAvg by round and by second, with intervals over pairs of runs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flwr_hetero_studies.core import record, tables
+from flwr_hetero_studies.core.criteria import interval
+from flwr_hetero_studies.core.record import Line
+
+BASE, OURS = "FedAvg", "FedSlice"
+ROUNDS = (1, 2, 3, 4, 6, 8)
+FROM = 2
+"""Round of FedAvg from which on FedSlice is not to be behind, by round and by second."""
+HEAD = ["optimizer, data, workers", "pairs", *(f"round {number}" for number in ROUNDS)]
+HEAD_S = [
+    "optimizer, data, workers", "seconds of a round, FedAvg's = 1",
+    *(f"when FedAvg ends round {number}" for number in ROUNDS[2:]),
+]  # fmt: skip
+Pair = tuple[Line, Line]
+
+
+def by_round(pair: Pair, number: int) -> float:
+    """Return FedSlice's points less FedAvg's after a round."""
+    own, base = (line["curve"]["accuracy"][number] for line in pair)
+    return 100 * float(own - base)
+
+
+def by_time(pair: Pair, number: int) -> float:
+    """Return the same when FedAvg ends a round; of FedSlice the last model counts that was there.
+
+    The model of FedSlice's last round stands for later seconds, in which it would have trained on.
+    """
+    own, base = (line["curve"] for line in pair)
+    place = int(np.searchsorted(own["seconds"], base["seconds"][number], side="right")) - 1
+    return 100 * float(own["accuracy"][place] - base["accuracy"][number])
+
+
+def round_s(pair: Pair) -> float:
+    """Return the seconds of FedSlice's rounds over FedAvg's; the first holds the start of Ray."""
+    own, base = (line["curve"]["seconds"] for line in pair)
+    return float((own[-1] - own[1]) / (base[-1] - base[1]))
+
+
+def cell(values: Sequence[float], form: str = "+.1f") -> str:
+    mean, low, high = interval(values)
+    # Bold: behind by more than chance.
+    text = f"{mean:{form}} ({low:{form}} to {high:{form}})"
+    return f"**{text}**" if form == "+.1f" and high < 0 else text
+
+
+def verdicts(groups: dict[str, list[Pair]]) -> list[str]:
+    """Say in which cells FedSlice is behind on average, by round and by second."""
+    texts = []
+    for what, shown, measure in (("round", "round", by_round), ("second", "end of round", by_time)):
+        behind = []
+        for name, pairs in groups.items():
+            first = FROM if what == "round" else FROM + 1
+            for number in range(first, len(pairs[0][0]["curve"]["accuracy"])):
+                mean, _, high = interval([measure(pair, number) for pair in pairs])
+                if mean < 0:
+                    sure = ", beyond chance" if high < 0 else ""
+                    behind.append(f"{name}, {shown} {number} ({mean:+.1f}{sure})")
+        found = "; ".join(behind) or "nowhere"
+        texts.append(f"Behind on average by {what}: {found}.")
+    return texts
+
+
+def report(lines: list[Line], folder: Path) -> dict[str, Any]:
+    groups: dict[str, list[Pair]] = {}
+    for name, own in record.by(lines, "experiment").items():
+        runs = record.by(own, "name")
+        pairs = record.pairs(runs.get(OURS, []), runs.get(BASE, []))
+        if pairs:
+            groups[name] = pairs
+    if not groups:
+        return {}
+    last = len(lines[0]["curve"]["accuracy"]) - 1
+    rows, rows_s = [], []
+    for name, pairs in groups.items():
+        shown = [cell([by_round(x, n) for x in pairs]) for n in ROUNDS if n <= last]
+        rows.append([name, len(pairs), *shown])
+        times = [cell([by_time(x, n) for x in pairs]) for n in ROUNDS[2:] if n <= last]
+        rows_s.append([name, cell([round_s(x) for x in pairs], ".2f") if last > 1 else "", *times])
+    every = [by_round(pair, n) for pairs in groups.values() for pair in pairs
+             for n in ROUNDS[1:] if n <= last]  # fmt: skip
+    ahead = sum(value >= 0 for value in every)
+    return {
+        **lines[0]["case"],
+        "rates": {x["case"]["optimizer"]: x["case"]["rate"] for x in lines},
+        "by_round": tables.table(HEAD[: len(rows[0])], rows),
+        "by_second": tables.table(HEAD_S[: len(rows_s[0])], rows_s),
+        "verdicts": "\n".join(f"- {text}" for text in verdicts(groups)),
+        "ahead": f"{ahead} of {len(every)}",
+        "software": record.software(lines),
+        "low": min(record.metric(lines, "load")),
+        "high": max(record.metric(lines, "load")),
+    }
