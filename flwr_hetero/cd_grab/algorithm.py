@@ -64,22 +64,17 @@ def pair_balance(running_sum: ArrayLike, pair_diffs: Iterable[ArrayLike]) -> tup
     >>> pair_balance([0.0, 0.0], [[1.0, 0.0], [3.0, 0.0], [0.0, 1.0]])
     (array([-2.,  1.]), array([ 1, -1,  1], dtype=int8))
     """
+    start = np.asarray(running_sum)
     diffs = [np.asarray(diff) for diff in pair_diffs]
-    total = _copy_of_sum(np.asarray(running_sum), diffs)
+    shapes = {diff.shape for diff in diffs}
+    if start.ndim != 1 or not shapes <= {start.shape}:
+        raise invalid("pair_diffs", shapes, f"have rows of the shape of running_sum, {start.shape}")
+    total = start.astype(np.result_type(start, np.float32, *{diff.dtype for diff in diffs}))
     with np.errstate(invalid="ignore", over="ignore"):
         signs = [_add_signed(diff, float(total @ diff), total) for diff in diffs]
-    _check_finite(total)
+    if not np.isfinite([total.min(initial=0), total.max(initial=0)]).all():
+        raise invalid("pair_diffs", "nan or inf", "be finite")
     return total, np.array(signs, np.int8)
-
-
-def _copy_of_sum(running_sum: Vectors, diffs: Sequence[Vectors]) -> Vectors:
-    """Copy a sum to a type that holds all differences, and check their shapes."""
-    shapes = {diff.shape for diff in diffs}
-    if running_sum.ndim != 1 or not shapes <= {running_sum.shape}:
-        rule = f"have rows of the shape of running_sum, {running_sum.shape}"
-        raise invalid("pair_diffs", shapes, rule)
-    dtypes = {diff.dtype for diff in diffs}
-    return running_sum.astype(np.result_type(running_sum, np.float32, *dtypes))
 
 
 def _add_signed(diff: Vectors, vote: float, *sums: Vectors) -> int:
@@ -92,11 +87,6 @@ def _add_signed(diff: Vectors, vote: float, *sums: Vectors) -> int:
     return sign
 
 
-def _check_finite(total: Vectors) -> None:
-    if not np.isfinite([total.min(initial=0), total.max(initial=0)]).all():
-        raise invalid("pair_diffs", "nan or inf", "be finite")
-
-
 def balance_group(
     own_sums: Sequence[Vectors], pair_diffs: Sequence[Vectors], own_weights: ArrayLike
 ) -> tuple[Vectors, list[Signs]]:
@@ -106,7 +96,7 @@ def balance_group(
     :math:`(1 - h) r + h r_i` (see :func:`own_share`). All weights are 0 in the paper.
 
     own_sums: per node (dim,), updated in place, together the r of Alg. 4; pair_diffs: per node
-    (num_pairs, dim); own_weights: (num_nodes,)
+    (num_pairs, dim), finite; own_weights: (num_nodes,)
     -> running_sum: (dim,), the sum of the new own sums; signs: per node (num_pairs,).
 
     >>> diffs = [np.ones((2, 1)), np.ones((2, 1))]
@@ -114,8 +104,7 @@ def balance_group(
     [[1, 1], [-1, -1]]
     """
     weights = np.asarray(own_weights, np.float64).tolist()
-    all_diffs = [diff for diffs in pair_diffs for diff in diffs]
-    running_sum = _copy_of_sum(reduce(np.add, own_sums), all_diffs)
+    running_sum = reduce(np.add, own_sums, np.zeros(len(own_sums[0]), np.float32))
     signs = np.ones((len(pair_diffs), len(pair_diffs[0])), np.int8)
     with np.errstate(invalid="ignore", over="ignore"):
         # Alg. 4, l. 4 and 9: pair by pair, and in each pair node by node
@@ -127,7 +116,6 @@ def balance_group(
                     vote = (1 - weight) * vote + weight * float(own_sum @ diff)
                 # l. 10
                 signs[node, pair] = _add_signed(diff, vote, running_sum, own_sum)
-    _check_finite(running_sum)
     return running_sum, list(signs)
 
 
@@ -164,9 +152,9 @@ def walk_balance(
 
     .. math:: P(s = +1) = \frac{1}{2} - \frac{\langle r, z \rangle}{2 c}
 
-    running_sum: (dim,); pair_diffs: (num_pairs, dim), of length at most 1; threshold: c, see
-    :func:`walk_threshold` -> as :func:`pair_balance`. Beyond c, where the paper's walk fails, the
-    probability is cut to [0, 1]. Only the theory has this rule: greedy signs keep sums shorter.
+    running_sum: (dim,); pair_diffs: (num_pairs, dim), of length at most 1; threshold: c -> as
+    :func:`pair_balance`. Beyond c, where the paper's walk fails, the probability is cut to [0, 1].
+    Only the theory has this rule: greedy signs keep sums shorter.
 
     >>> walk_balance([5.0], [[1.0], [1.0]], threshold=2.0, rng=np.random.default_rng(0))
     (array([3.]), array([-1, -1], dtype=int8))
@@ -182,33 +170,6 @@ def walk_balance(
         signs[pair] = 1 if rng.random() < chance else -1
         total += signs[pair] * diff
     return total, signs
-
-
-def walk_threshold(num_pairs: int, failure: float) -> float:
-    r"""Return a c that the walk passes with at most half of the probability ``failure``.
-
-    .. math:: c = \frac{1}{2} + \log \frac{4 n}{\delta}
-
-    >>> round(walk_threshold(1000, 0.1), 2)
-    11.1
-    """
-    return 0.5 + float(np.log(4 * num_pairs / failure))
-
-
-def walk_bound(num_pairs: int, dim: int, failure: float) -> float:
-    r"""Bound the largest number of a walk's sum, for all but a part ``failure`` of walks (Thm. 1).
-
-    .. math:: \tilde A = \sqrt{2 \log(4 d / \delta) \log(4 n / \delta)}
-
-    The text of the paper at hand has lost the formula: this one is derived, and not checked
-    against the published one. With c of :func:`walk_threshold` a sum is sub-Gaussian with variance
-    at most :math:`c^2 / (2 c - 1) \le \log(4 n / \delta)`. Half of the failures pass c, half the
-    bound.
-
-    >>> round(walk_bound(1000, 16, 0.1), 2)
-    11.7
-    """
-    return float(np.sqrt(2 * np.log(4 * dim / failure) * np.log(4 * num_pairs / failure)))
 
 
 def herding_bound(vectors: ArrayLike, orders: ArrayLike) -> float:
