@@ -6,15 +6,9 @@ NeurIPS 2023, https://arxiv.org/abs/2302.00845.
 A node orders *units* (batches or examples), the server gives signs to *pairs* of units that the
 node visits one after the other::
 
-    Algorithm 1, reorder(order, signs)                    algorithm.reorder
-      units with +1 to the front, units with -1 to the back, reversed
-
-    Algorithm 2, PairBalance(r, g1, g2)                   algorithm.pair_balance
-      z <- g1 - g2;  s <- +1 if <r, z> <= 0 else -1       (greedy form of Balance, appendix B.2)
-      r <- r + s z;  return s, -s, r
-
-    Algorithm 5, Balance by a random walk                 algorithm.walk_balance
-      s <- +1 with probability 1/2 - <r, z> / 2c          (of Theorem 1; no experiment has it)
+    Algorithm 1, Reorder                                  algorithm.reorder
+    Algorithm 2, PairBalance, with greedy signs (B.2)     algorithm.pair_balance
+    Algorithm 5, Balance by a random walk (Theorem 1)     algorithm.walk_balance
 
     Algorithm 3, worker i, epoch t                        sampler.OrderedSampler
        2: receive the order pi_i                          node_order.ServedOrder.follow
@@ -28,7 +22,7 @@ node visits one after the other::
        5: collect g_{i,j} from all workers                wire.read_report
      6-7: average, broadcast                              (Flower's aggregation)
     8-13: for each pair of steps, for i = 1..m:           algorithm.balance_group
-            signs of worker i's pair by PairBalance       algorithm.pair_balance
+            signs of worker i's pair by PairBalance
       14: pi_i <- reorder(pi_i, s_i)                      strategy.NodeState.add
       15: send the orders                                 strategy.OrderServer.answer
 

@@ -11,14 +11,12 @@ from flwr_hetero.errors import invalid
 Signs = NDArray[np.int8]
 Vectors = NDArray[np.floating]
 
-# --- Algorithm 1: reorder ------------------------------------------------------------
-
 
 def unit_signs(pair_signs: ArrayLike, num_units: int) -> Signs:
     """Give the first unit of each pair the pair's sign, the second the opposite.
 
-    pair_signs: (num_units // 2,) -> (num_units,); a last unit without a partner has +1, which
-    moves it to the middle, so that another unit is last in the next order.
+    pair_signs: (num_units // 2,) -> (num_units,). A last unit without a partner gets +1, which
+    moves it to the middle, so that another unit is the last one of the next order.
 
     >>> unit_signs([-1, 1], 5)
     array([-1,  1,  1, -1,  1], dtype=int8)
@@ -26,9 +24,9 @@ def unit_signs(pair_signs: ArrayLike, num_units: int) -> Signs:
     pairs = np.asarray(pair_signs, np.int8)
     if pairs.shape != (num_units // 2,):
         raise invalid("pair_signs", pairs.shape, f"have shape ({num_units // 2},)")
-    # a last unit without a partner keeps +1
     signs = np.ones(num_units, np.int8)
-    signs[0 : 2 * len(pairs) : 2], signs[1::2] = pairs, -pairs
+    signs[0 : 2 * len(pairs) : 2] = pairs
+    signs[1::2] = -pairs
     return signs
 
 
@@ -41,25 +39,19 @@ def reorder(order: ArrayLike, signs: ArrayLike) -> NDArray[np.int64]:
     >>> reorder([3, 0, 2, 1], [1, -1, -1, 1])
     array([3, 1, 2, 0])
     """
-    visited, sign = np.asarray(order), np.asarray(signs)
-    whole = visited.ndim == 1 and visited.size and visited.dtype.kind in "iu"
-    if not whole or not np.array_equal(np.sort(visited), np.arange(visited.size)):
+    visited = np.asarray(order)
+    sign = np.asarray(signs)
+    is_list = visited.ndim == 1 and visited.size and visited.dtype.kind in "iu"
+    if not is_list or not np.array_equal(np.sort(visited), np.arange(visited.size)):
         raise invalid("order", visited.tolist()[:5], f"be a permutation of range({visited.size})")
     if sign.shape != visited.shape or not (np.abs(sign) == 1).all():
         raise invalid("signs", sign.shape, f"hold +1 or -1 for each of {len(visited)} units")
-    # Alg. 1: P, then Q in reverse
-    return np.concatenate([visited[sign > 0], visited[sign < 0][::-1]]).astype(np.int64)
+    front = visited[sign > 0]
+    back = visited[sign < 0]
+    return np.concatenate([front, back[::-1]]).astype(np.int64)
 
 
-# --- Algorithms 2 and 4: signs -------------------------------------------------------
-
-
-def pair_balance(
-    running_sum: ArrayLike,
-    pair_diffs: Iterable[ArrayLike],
-    *,
-    own_sums: Sequence[tuple[Vectors | None, float]] = (),
-) -> tuple[Vectors, Signs]:
+def pair_balance(running_sum: ArrayLike, pair_diffs: Iterable[ArrayLike]) -> tuple[Vectors, Signs]:
     r"""Give each pair difference the sign that keeps the running sum short (Alg. 2).
 
     .. math:: s = +1 \iff \|r + z\| \le \|r - z\| \iff \langle r, z \rangle \le 0,
@@ -69,113 +61,62 @@ def pair_balance(
     second unit of each pair in the order of the visit -> running_sum: (dim,), new and at least
     float32; signs: (num_pairs,) of the first units, +1 on a tie.
 
-    own_sums: per pair the signed sum :math:`r_i` of its node, which is updated in place, and its
-    weight h. It replaces r in the rule by :math:`(1 - h) r + h r_i` (see :func:`own_share`).
-
     >>> pair_balance([0.0, 0.0], [[1.0, 0.0], [3.0, 0.0], [0.0, 1.0]])
     (array([-2.,  1.]), array([ 1, -1,  1], dtype=int8))
     """
-    start, diffs = np.asarray(running_sum), [np.asarray(diff) for diff in pair_diffs]
+    start = np.asarray(running_sum)
+    diffs = [np.asarray(diff) for diff in pair_diffs]
     shapes = {diff.shape for diff in diffs}
     if start.ndim != 1 or not shapes <= {start.shape}:
         raise invalid("pair_diffs", shapes, f"have rows of the shape of running_sum, {start.shape}")
     total = start.astype(np.result_type(start, np.float32, *{diff.dtype for diff in diffs}))
-    signs, owners = np.ones(len(diffs), np.int8), own_sums or [(None, 0.0)] * len(diffs)
     with np.errstate(invalid="ignore", over="ignore"):
-        for pair, (diff, (own, weight)) in enumerate(zip(diffs, owners, strict=True)):
-            vote = float(total @ diff)
-            # not in the paper: partial participation
-            if own is not None and weight:
-                vote = (1 - weight) * vote + weight * float(own @ diff)
-            # Alg. 2: the greedy form of Balance (B.2); +1 on a tie, as in the authors' code
-            add, signs[pair] = (np.add, 1) if vote <= 0 else (np.subtract, -1)
-            add(total, diff, out=total)
-            if own is not None:
-                add(own, diff, out=own)
+        signs = [_add_signed(diff, float(total @ diff), total) for diff in diffs]
     if not np.isfinite([total.min(initial=0), total.max(initial=0)]).all():
         raise invalid("pair_diffs", "nan or inf", "be finite")
-    return total, signs
+    return total, np.array(signs, np.int8)
 
 
-def walk_balance(
-    running_sum: ArrayLike,
-    pair_diffs: Iterable[ArrayLike],
-    threshold: float,
-    rng: np.random.Generator,
-) -> tuple[Vectors, Signs]:
-    r"""Give signs at random, the likelier the shorter the sum they lead to (Alg. 5).
-
-    .. math:: P(s = +1) = \frac{1}{2} - \frac{\langle r, z \rangle}{2 c}
-
-    running_sum: (dim,); pair_diffs: (num_pairs, dim), of length at most 1; threshold: c, see
-    :func:`walk_threshold` -> as :func:`pair_balance`. Beyond c, where the paper's walk fails, the
-    probability is cut to [0, 1]. Only the theory has this rule: greedy signs keep sums shorter.
-
-    >>> walk_balance([5.0], [[1.0], [1.0]], threshold=2.0, rng=np.random.default_rng(0))
-    (array([3.]), array([-1, -1], dtype=int8))
-    """
-    total, diffs = np.array(running_sum, np.float64), [np.asarray(diff) for diff in pair_diffs]
-    longest = max((float(np.linalg.norm(diff)) for diff in diffs), default=0.0)
-    if not longest <= 1 + 1e-6:
-        raise invalid("pair_diffs", longest, "have a length of at most 1", "divide by the longest")
-    signs = np.ones(len(diffs), np.int8)
-    for pair, diff in enumerate(diffs):
-        # Alg. 5: p, and a sign drawn with it
-        chance = 0.5 - float(total @ diff) / (2 * threshold)
-        signs[pair] = 1 if rng.random() < chance else -1
-        total += signs[pair] * diff
-    return total, signs
-
-
-def walk_threshold(num_pairs: int, failure: float) -> float:
-    r"""Return a c that the walk passes with at most half of the probability ``failure``.
-
-    .. math:: c = \frac{1}{2} + \log \frac{4 n}{\delta}
-
-    >>> round(walk_threshold(1000, 0.1), 2)
-    11.1
-    """
-    return 0.5 + float(np.log(4 * num_pairs / failure))
-
-
-def walk_bound(num_pairs: int, dim: int, failure: float) -> float:
-    r"""Bound the largest number of a walk's sum, for all but a part ``failure`` of walks (Thm. 1).
-
-    .. math:: \tilde A = \sqrt{2 \log(4 d / \delta) \log(4 n / \delta)}
-
-    The text of the paper at hand has lost the formula: derived, and unverified against the
-    published one. With c of :func:`walk_threshold` a sum is sub-Gaussian with variance at most
-    :math:`c^2 / (2 c - 1) \le \log(4 n / \delta)`; half of the failures pass c, half the bound.
-
-    >>> round(walk_bound(1000, 16, 0.1), 2)
-    11.7
-    """
-    return float(np.sqrt(2 * np.log(4 * dim / failure) * np.log(4 * num_pairs / failure)))
+def _add_signed(diff: Vectors, vote: float, *sums: Vectors) -> int:
+    """Add a difference to sums in place, with the sign against the vote; return the sign."""
+    # the greedy form of Balance (appendix B.2); a tie gives +1, as in the authors' code
+    sign = 1 if vote <= 0 else -1
+    add = np.add if sign > 0 else np.subtract
+    for total in sums:
+        add(total, diff, out=total)
+    return sign
 
 
 def balance_group(
     own_sums: Sequence[Vectors], pair_diffs: Sequence[Vectors], own_weights: ArrayLike
 ) -> tuple[Vectors, list[Signs]]:
-    """Balance the pairs of nodes that are at the same position of their orders (Alg. 4, l. 4-13).
+    r"""Balance the pairs of nodes that are at the same position of their orders (Alg. 4, l. 4-13).
+
+    A node's own sum :math:`r_i` and its weight h replace r in the rule of :func:`pair_balance` by
+    :math:`(1 - h) r + h r_i` (see :func:`own_share`). All weights are 0 in the paper.
 
     own_sums: per node (dim,), updated in place, together the r of Alg. 4; pair_diffs: per node
-    (num_pairs, dim); own_weights: (num_nodes,), 0 in the paper
+    (num_pairs, dim), finite; own_weights: (num_nodes,)
     -> running_sum: (dim,), the sum of the new own sums; signs: per node (num_pairs,).
 
     >>> diffs = [np.ones((2, 1)), np.ones((2, 1))]
     >>> [s.tolist() for s in balance_group([np.zeros(1), np.zeros(1)], diffs, [0.0, 0.0])[1]]
     [[1, 1], [-1, -1]]
     """
-    nodes, weights = range(len(own_sums)), np.asarray(own_weights, np.float64).tolist()
-    # Alg. 4, l. 4 and 9: pair by pair, and in each node by node
-    visits = [(pair, node) for pair in range(len(pair_diffs[0])) for node in nodes]
-    # l. 10
-    running_sum, signs = pair_balance(
-        reduce(np.add, own_sums),
-        (pair_diffs[node][pair] for pair, node in visits),
-        own_sums=[(own_sums[node], weights[node]) for _, node in visits],
-    )
-    return running_sum, list(signs.reshape(-1, len(own_sums)).T)
+    weights = np.asarray(own_weights, np.float64).tolist()
+    running_sum = reduce(np.add, own_sums, np.zeros(len(own_sums[0]), np.float32))
+    signs = np.ones((len(pair_diffs), len(pair_diffs[0])), np.int8)
+    with np.errstate(invalid="ignore", over="ignore"):
+        # Alg. 4, l. 4 and 9: pair by pair, and in each pair node by node
+        for pair in range(signs.shape[1]):
+            for node, (own_sum, weight) in enumerate(zip(own_sums, weights, strict=True)):
+                diff = pair_diffs[node][pair]
+                vote = float(running_sum @ diff)
+                if weight:
+                    vote = (1 - weight) * vote + weight * float(own_sum @ diff)
+                # l. 10
+                signs[node, pair] = _add_signed(diff, vote, running_sum, own_sum)
+    return running_sum, list(signs)
 
 
 def own_share(overlap: ArrayLike, num_nodes: int) -> NDArray[np.float64]:
@@ -201,6 +142,36 @@ def own_share(overlap: ArrayLike, num_nodes: int) -> NDArray[np.float64]:
     return np.asarray(strange / (kept + strange))
 
 
+def walk_balance(
+    running_sum: ArrayLike,
+    pair_diffs: Iterable[ArrayLike],
+    threshold: float,
+    rng: np.random.Generator,
+) -> tuple[Vectors, Signs]:
+    r"""Give signs at random; a sign is the likelier, the shorter the sum it leads to (Alg. 5).
+
+    .. math:: P(s = +1) = \frac{1}{2} - \frac{\langle r, z \rangle}{2 c}
+
+    running_sum: (dim,); pair_diffs: (num_pairs, dim), of length at most 1; threshold: c -> as
+    :func:`pair_balance`. Beyond c, where the paper's walk fails, the probability is cut to [0, 1].
+    Only the theory has this rule: greedy signs keep sums shorter.
+
+    >>> walk_balance([5.0], [[1.0], [1.0]], threshold=2.0, rng=np.random.default_rng(0))
+    (array([3.]), array([-1, -1], dtype=int8))
+    """
+    total = np.array(running_sum, np.float64)
+    diffs = [np.asarray(diff) for diff in pair_diffs]
+    longest = max((float(np.linalg.norm(diff)) for diff in diffs), default=0.0)
+    if not longest <= 1 + 1e-6:
+        raise invalid("pair_diffs", longest, "have a length of at most 1", "divide by the longest")
+    signs = np.ones(len(diffs), np.int8)
+    for pair, diff in enumerate(diffs):
+        chance = 0.5 - float(total @ diff) / (2 * threshold)
+        signs[pair] = 1 if rng.random() < chance else -1
+        total += signs[pair] * diff
+    return total, signs
+
+
 def herding_bound(vectors: ArrayLike, orders: ArrayLike) -> float:
     r"""Largest distance of a prefix of all orders, visited side by side, from the mean (Eq. 8).
 
@@ -214,8 +185,8 @@ def herding_bound(vectors: ArrayLike, orders: ArrayLike) -> float:
     >>> herding_bound(vectors, [[0, 1, 2, 3]]), herding_bound(vectors, [[0, 2, 1, 3]])
     (2.0, 1.0)
     """
-    # the inner sum of Eq. 8, step by step
     nodes = zip(np.asarray(vectors), np.asarray(orders), strict=True)
+    # the inner sum of Eq. 8, for each position j
     steps = np.sum([vector[order] for vector, order in nodes], axis=0)
     steps -= steps.mean(axis=0)
     return float(np.abs(np.cumsum(steps, axis=0, out=steps)).max(initial=0.0))

@@ -20,7 +20,7 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 def batch_gradient(model: nn.Module) -> Tensor:
-    """Copy the gradients that the last backward pass has left in a model: (1, dim)."""
+    """Copy the gradients that the last backward pass left in a model: (1, dim)."""
     trained = [p for p in model.parameters() if p.requires_grad]
     return flat_gradient((p.grad for p in trained), trained)
 
@@ -39,20 +39,21 @@ def example_gradients(model: nn.Module, loss: Loss, inputs: Tensor, targets: Ten
     def loss_of(params: dict[str, Tensor], example: Tensor, target: Tensor) -> Tensor:
         return loss(functional_call(model, params, (example[None],)), target[None]).mean()
 
-    each = vmap(grad(loss_of), in_dims=(None, 0, 0))(trained, inputs, targets)
-    return torch.cat([each[name].reshape(len(inputs), -1) for name in trained], dim=1).detach()
+    gradients = vmap(grad(loss_of), in_dims=(None, 0, 0))(trained, inputs, targets)
+    rows = [gradients[name].reshape(len(inputs), -1) for name in trained]
+    return torch.cat(rows, dim=1).detach()
 
 
 def sketch_gradients(gradients: Tensor, size: int, seed: int) -> NDArray[np.float32]:
-    """Sketch gradients (num, dim) where they are, to at most ``size`` columns; whole if 0."""
+    """Sketch gradients (num, dim) on their device to at most ``size`` columns; 0: keep all."""
     dim = gradients.shape[1]
     if size:
         gradients = gradients * random_signs(dim, seed, str(gradients.device))
     if 0 < size < dim:
-        # what is left over is folded onto the first columns
-        whole = dim - dim % size
-        folded = gradients[:, :whole].reshape(len(gradients), -1, size).sum(dim=1)
-        folded[:, : dim - whole] += gradients[:, whole:]
+        # the last columns are too few to fold: they are added to the first ones
+        num_full = dim - dim % size
+        folded = gradients[:, :num_full].reshape(len(gradients), -1, size).sum(dim=1)
+        folded[:, : dim - num_full] += gradients[:, num_full:]
         gradients = folded
     return cast(NDArray[np.float32], gradients.to("cpu", torch.float32).numpy())
 
@@ -60,7 +61,7 @@ def sketch_gradients(gradients: Tensor, size: int, seed: int) -> NDArray[np.floa
 @lru_cache(maxsize=4)
 def random_signs(dim: int, seed: int, device: str = "cpu") -> Tensor:
     """Draw a sign per coordinate, the same on every machine and NumPy version."""
-    # raw words: the generators' own methods may change from version to version
+    # raw words, because the methods of generators may change between NumPy versions
     words = np.random.PCG64(seed).random_raw(-(-dim // 64)).astype("<u8")
     bits = np.unpackbits(words.view(np.uint8), count=dim).view(np.int8)
     return torch.tensor(2 * bits - 1, device=device)

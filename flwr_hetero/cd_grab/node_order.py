@@ -19,7 +19,7 @@ class NodeOrder:
     """Always the same order: shuffle-once, since units are numbered at random."""
 
     learns = watching = False
-    """Whether it needs vectors at all; whether those of the units visited next are wanted."""
+    """Whether vectors are needed at all, and whether those of the units visited next are."""
     schema: ClassVar[dict[str, Any]] = {
         **dict.fromkeys(["position", "num_seen", "seed"], int),
         "order": ((-1,), "i"),
@@ -28,16 +28,17 @@ class NodeOrder:
 
     def __init__(self, num_units: int, seed: int = 0) -> None:
         self.order: NDArray[np.int64] = np.arange(num_units)
-        self.seed, self.position = seed, 0
-        # units of this pass whose vectors were observed, and the last of them if it has no partner
-        self.num_seen, self.half = 0, NO_VECTORS
+        self.seed = seed
+        self.position = 0
+        # units of this pass that were observed, and the vector of the last if it has no partner yet
+        self.num_seen = 0
+        self.half = NO_VECTORS
 
     def next_units(self, count: int) -> NDArray[np.int64]:
-        """Visit the next units (Alg. 3, l. 3); a pass ends where the order does."""
+        """Visit the next units (Alg. 3, l. 3), up to the end of the pass."""
         if self.position >= len(self.order):
             self.start_pass()
             self.position = 0
-        # Alg. 3, l. 3: unit pi_i(j)
         units = self.order[self.position : self.position + count]
         self.position += len(units)
         return units
@@ -46,12 +47,12 @@ class NodeOrder:
         """Learn from the vectors of the next units of the pass."""
 
     def differences(self, vectors: Vectors) -> Vectors:
-        """Return the differences of the pairs that are now complete; keep half a pair."""
+        """Return the differences of the pairs that are now complete, and keep half a pair."""
         self.num_seen += len(vectors)
         if len(self.half):
             vectors = np.concatenate([self.half, vectors])
         paired = len(vectors) // 2 * 2
-        # a caller may overwrite its buffer; the published code keeps a reference to it
+        # a copy, for the caller may overwrite its buffer; the published code keeps a reference
         self.half = vectors[paired:].copy()
         return vectors[0:paired:2] - vectors[1:paired:2]
 
@@ -63,7 +64,7 @@ class NodeOrder:
         return {name: getattr(self, name) for name in self.schema}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from ``state_dict``; keys of others are passed over."""
+        """Continue from ``state_dict``; other keys are ignored."""
         check_state(state, self.schema, type(self).__name__)
         for name in self.schema:
             setattr(self, name, state[name])
@@ -82,7 +83,8 @@ class Reshuffled(NodeOrder):
     def start_pass(self) -> None:
         """Draw the order of the next pass."""
         rng = np.random.default_rng([self.seed, self.num_passes])
-        self.order, self.num_passes = rng.permutation(len(self.order)), self.num_passes + 1
+        self.order = rng.permutation(len(self.order))
+        self.num_passes += 1
 
 
 class OwnPairs(NodeOrder):
@@ -93,7 +95,8 @@ class OwnPairs(NodeOrder):
 
     def __init__(self, num_units: int, seed: int = 0) -> None:
         super().__init__(num_units, seed)
-        self.running_sum, self.signs = NO_VECTOR, NO_SIGNS
+        self.running_sum = NO_VECTOR
+        self.signs = NO_SIGNS
 
     def observe(self, vectors: Vectors) -> None:
         """Give signs to the pairs that are complete."""
@@ -106,12 +109,14 @@ class OwnPairs(NodeOrder):
     def start_pass(self) -> None:
         """Reorder by the signs of the pass; the signed sum starts from zero again."""
         if self.signs.size:
-            # +1, as at a tie, for the end of a pass that was not trained
+            # pairs that were not trained get +1, as at a tie
             pairs = np.ones(len(self.order) // 2, np.int8)
             pairs[: len(self.signs)] = self.signs
             self.order = reorder(self.order, unit_signs(pairs, len(self.order)))
-        self.half, self.num_seen = NO_VECTORS, 0
-        self.running_sum, self.signs = NO_VECTOR, NO_SIGNS
+        self.num_seen = 0
+        self.half = NO_VECTORS
+        self.running_sum = NO_VECTOR
+        self.signs = NO_SIGNS
 
 
 class ServedOrder(NodeOrder):
@@ -131,8 +136,11 @@ class ServedOrder(NodeOrder):
 
     def __init__(self, num_units: int, seed: int = 0) -> None:
         super().__init__(num_units, seed)
-        self.version, self.next_version, self.next_order = 0, 0, self.order
-        self.watching, self.first_pair, self.diffs = True, 0, NO_VECTORS
+        self.version = self.next_version = 0
+        self.next_order = self.order
+        self.watching = True
+        self.first_pair = 0
+        self.diffs = NO_VECTORS
 
     @property
     def diffs(self) -> Vectors:
@@ -145,18 +153,20 @@ class ServedOrder(NodeOrder):
 
     @property
     def is_complete(self) -> bool:
-        """Whether all pairs of a pass were seen."""
+        """Whether all pairs of the pass were observed."""
         return self.num_seen // 2 == len(self.order) // 2
 
     def follow(self, answer: Answer) -> None:
-        """Note what the server wants, in a new instruction (Alg. 3, l. 2)."""
-        self.first_pair, self.diffs = self.num_seen // 2, NO_VECTORS
+        """Take the order of a new instruction for the next pass (Alg. 3, l. 2)."""
+        self.first_pair = self.num_seen // 2
+        self.diffs = NO_VECTORS
         if answer.order is None or answer.version == self.version:
             return
-        self.next_version, self.next_order = answer.version, answer.order
-        # nothing more is to be learnt of an order that the server is done with
+        self.next_version = answer.version
+        self.next_order = answer.order
+        # the server has no use for more pairs of the old order
         self.watching = False
-        # of a pass that has not begun either: as of a node that has lost its state
+        # adopt the order at once where no pass has begun, as on a node that has lost its state
         if not self.position:
             self.start_pass()
 
@@ -164,19 +174,24 @@ class ServedOrder(NodeOrder):
         """Keep the differences of the pairs that are complete (Alg. 3, l. 5)."""
         if self.watching:
             diffs = self.differences(vectors)
-            self._chunks += [diffs] if len(diffs) else []
+            if len(diffs):
+                self._chunks.append(diffs)
             self.watching = not self.is_complete
 
     def report(self) -> Report:
-        """Return the pairs seen since the instruction."""
+        """Return the pairs observed since the instruction."""
         return Report(self.version, len(self.order), self.first_pair, self.diffs)
 
     def start_pass(self) -> None:
         """Adopt the next order, if there is one, and begin to watch it (Alg. 3, l. 9)."""
-        if self.next_version != self.version or not (self._chunks and self.is_complete):
-            self.order, self.version, self.watching = self.next_order, self.next_version, True
-            self.first_pair, self.num_seen = 0, 0
-            self.half = self.diffs = NO_VECTORS
+        awaits_answer = bool(self._chunks) and self.is_complete
+        if self.next_version == self.version and awaits_answer:
+            return
+        self.order = self.next_order
+        self.version = self.next_version
+        self.watching = True
+        self.first_pair = self.num_seen = 0
+        self.half = self.diffs = NO_VECTORS
 
 
 METHODS: dict[str, type[NodeOrder]] = {

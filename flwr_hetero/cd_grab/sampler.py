@@ -25,24 +25,24 @@ class OrderedSampler(BatchSampler):
 
     The data are split at random into units of about equal size: whole batches or single examples.
     The gradients of whole batches come from :class:`~flwr_hetero.sampler.WeightedLoss`, after
-    :func:`flwr_hetero.mod.follow`; others are passed to :meth:`observe` after each batch. By the
-    weights a pass is the mean over all examples. Cooper et al., NeurIPS 2023, Algorithm 3.
+    :func:`flwr_hetero.mod.follow`; others are passed to :meth:`observe` after each batch. The
+    weights make a pass the mean over all examples. Cooper et al., NeurIPS 2023, Algorithm 3.
 
     Parameters
     ----------
     num_samples, batch_size : int
-        As for all samplers. No example is left out, so that batches may differ by one.
+        As for all samplers. No example is dropped, so that batches may differ by one.
     seed : int, keyword-only
-        Seed of the split and of ``d-rr``; each node needs its own, and keeps it.
-    method : str
-        ``cd-grab``: from the order server, without one always the first. ``id-grab``: the node
-        balances its own pairs. ``d-rr``: a new random order each pass. ``shuffle-once``: always
-        the first order.
+        Seed of the split and of ``d-rr``. Each node needs another seed, and the same in all rounds.
+    method : {"cd-grab", "id-grab", "d-rr", "shuffle-once"}
+        ``cd-grab``: orders of the order server; without one always the first order. ``id-grab``:
+        the node balances its own pairs. ``d-rr``: a new random order each pass.
+        ``shuffle-once``: always the first order.
     unit : {"batch", "example"}
         What is ordered.
     num_units : int, optional
-        Batches in a pass; default N / batch_size, rounded. Nodes that are to be balanced together
-        need equal numbers, and so batches of unequal size if they hold unequal amounts of data.
+        Batches in a pass; default N / batch_size, rounded. Only nodes with equal numbers are
+        balanced together; with unequal amounts of data their batches then differ in size.
 
     Examples
     --------
@@ -76,14 +76,15 @@ class OrderedSampler(BatchSampler):
         self.seed = seed
         self.method = check_choice("method", method, METHODS)
         self.unit = check_choice("unit", unit, ("batch", "example"))
-        most = 0 if unit == "example" else num_samples
-        if num_units is not None and check_count("num_units", num_units, 1) > most:
+        largest = 0 if unit == "example" else num_samples
+        if num_units is not None and check_count("num_units", num_units, 1) > largest:
             raise invalid("num_units", num_units, f"lie in 1..{num_samples}, with unit='batch'")
-        usual = num_samples if unit == "example" else max(1, round(num_samples / batch_size))
+        default = num_samples if unit == "example" else max(1, round(num_samples / batch_size))
+        # whether an order server leads the sampler, a batch was watched, a loss passed its batches
         self._is_served = self._was_watched = self._has_loss = False
         self._parameters: list[nn.Parameter] = []
         self._hook: RemovableHandle | None = None
-        self._split(num_units or usual)
+        self._split(num_units or default)
 
     def _split(self, num_units: int) -> None:
         """Split the examples into units, and begin a first pass through them."""
@@ -91,8 +92,9 @@ class OrderedSampler(BatchSampler):
         self.units = np.array_split(shuffled, num_units)
         self.node_order = METHODS[self.method](num_units, self.seed)
         self.terms = Terms()
+        # state of the order when the last instruction came
         self._begun: StateDict = {}
-        # position after the last batch of the pass that came to the loss
+        # position in the order after the last batch that was passed to the loss
         self._trained = 0
 
     @property
@@ -106,8 +108,8 @@ class OrderedSampler(BatchSampler):
 
     def next_batch(self) -> Batch:
         """Take the next units of the order; a new pass begins where the last one ended."""
-        # Alg. 3, l. 3: visit unit pi_i(j)
         before = self.node_order.position
+        # Alg. 3, l. 3: visit unit pi_i(j)
         chosen = self.node_order.next_units(self.units_per_batch)
         if self.node_order.position <= before:
             self._trained = 0
@@ -116,7 +118,7 @@ class OrderedSampler(BatchSampler):
         return indices, self._weights(len(indices), len(chosen))
 
     def _weights(self, num_examples: int, num_units: int) -> NDArray[np.float64]:
-        # units differ in size: a pass is the mean over all examples
+        # units differ in size, and a pass is to be the mean over all examples
         weight = num_examples / num_units * len(self.units) / self.num_samples
         return np.full(num_examples, weight)
 
@@ -132,7 +134,7 @@ class OrderedSampler(BatchSampler):
         super().begin_pass()
 
     def give_back(self) -> None:
-        """Visit later what a DataLoader's workers drew ahead in this pass, for no training."""
+        """Return to the first batch that a DataLoader's workers drew ahead for no training."""
         if self._has_loss:
             self.node_order.position = self._trained
         elif self._is_helped and self.watching:
@@ -149,22 +151,22 @@ class OrderedSampler(BatchSampler):
     def observe(self, gradients: Tensor) -> None:
         """Learn from the gradients (num_units, dim) of the units in the batch just drawn.
 
-        They are copied; ``cd_grab.gradients`` makes them. One finite row per unit, in the order
-        of the batch, else ValueError.
+        The rows, which ``cd_grab.gradients`` can compute, are copied. ValueError unless there is
+        one finite row per unit.
         """
         if not self.watching:
             return
         expected = min(self.units_per_batch, len(self.units) - self.node_order.num_seen)
         if gradients.ndim != 2 or len(gradients) != expected:
             raise invalid("gradients", tuple(gradients.shape), f"have shape ({expected}, dim)")
-        # Alg. 3, l. 5, as a sketch that waits for the reply
+        # Alg. 3, l. 5: the vectors are sent with the reply
         vectors = sketch_gradients(gradients, self.terms.sketch_size, self.terms.sketch_seed)
         if not np.isfinite(vectors).all():
             raise invalid("gradients", "nan or inf", "be finite", "lower the learning rate")
         self.node_order.observe(vectors)
         super().note_help()
 
-    # --- gradients by the way of the loss ----------------------------------------------
+    # --- gradients from the loss -------------------------------------------------------
 
     @property
     def needs_model(self) -> bool:  # type: ignore[override]
@@ -172,35 +174,36 @@ class OrderedSampler(BatchSampler):
         return self.unit == "batch" and self.node_order.learns
 
     def train_model(self, model: nn.Module | None) -> None:
-        """Name the model that is trained; without one, gradients come by :meth:`observe`."""
+        """Take the gradients of this model; without a model, :meth:`observe` is called."""
         parameters = [] if model is None else model.parameters()
         self._parameters = [p for p in parameters if p.requires_grad]
 
     def watch(self, indices: NDArray[np.int64], losses: Tensor) -> None:
         """Observe the gradient of these losses in their backward pass."""
+        # the first example tells which unit this is, and so its position in the order
         firsts = np.array([self.units[unit][0] for unit in self.node_order.order])
         start = int(np.flatnonzero(firsts == indices[0])[0])
         self._has_loss = True
         if start == self._trained:
             self._trained = min(start + self.units_per_batch, len(self.units))
-            # fetched before the loop's end, trained after it
+            # a batch may be fetched before the end of a loop, and trained after it
             self.node_order.position = max(self.node_order.position, self._trained)
-        # of a loss without a backward pass
+        # the losses before may have had no backward pass
         if self._hook is not None:
             self._hook.remove()
         if not (self._parameters and self.needs_model and losses.requires_grad and self.watching):
             return
 
-        def learn(parts: Sequence[Tensor | None] | None, _: float) -> None:
-            # after a batch without a gradient the rest of the pass has no partners
+        def learn(gradients: Sequence[Tensor | None] | None, _: float) -> None:
+            # after a batch without a gradient no later unit of the pass has its partner
             if start == self.node_order.num_seen:
-                found = parts or [None] * len(self._parameters)
-                self.observe(flat_gradient(found, self._parameters))
+                gradients = gradients or [None] * len(self._parameters)
+                self.observe(flat_gradient(gradients, self._parameters))
 
         self._hook = on_backward(losses, self._weights(len(indices), 1), self._parameters, learn)
 
     def note_help(self) -> None:
-        """Do nothing: a batch that was taken is no gradient."""
+        """Do nothing: only an observed gradient counts as help."""
 
     def missing(self) -> str:
         """Say that gradients are missing, if any are wanted."""
@@ -213,7 +216,6 @@ class OrderedSampler(BatchSampler):
 
     def read_instruction(self, records: Mapping[str, Mapping[str, Any]]) -> None:
         """Follow the order server (Alg. 3, l. 2)."""
-        self._is_served = bool(records.get(keys.ORDER))
         self.follow(records.get(keys.ORDER, {}))
 
     def reply_records(self) -> dict[str, Mapping[str, Any]]:
@@ -224,16 +226,18 @@ class OrderedSampler(BatchSampler):
     def follow(self, instruction: Mapping[str, Any]) -> None:
         """Follow the ``ORDER`` record of a training instruction, which may be empty.
 
-        What does not fit this node's order is ignored: the next report shows it to the server.
+        An order of another length is ignored; the next report tells the server the length here.
         """
+        self._is_served = bool(instruction)
         if not instruction or not isinstance(self.node_order, ServedOrder):
             return
         terms = read_terms(instruction)
         num_units = min(terms.num_units, self.num_samples) if self.unit == "batch" else 0
-        # what was seen is not comparable with what will be seen by another sketch
-        if num_units not in (0, len(self.units)) or terms[1:3] != self.terms[1:3]:
+        has_other_sketch = terms[1:3] != self.terms[1:3]
+        # vectors of different sketches cannot be compared, so that the pass starts again
+        if num_units not in (0, len(self.units)) or has_other_sketch:
             self._split(num_units or len(self.units))
-        # a round that is repeated after a resume begins again where it began
+        # equal terms are those of a round that is repeated after a resume: undo its first run
         if self._begun and terms == self.terms:
             self.node_order.load_state_dict(self._begun)
         self._begun = self.node_order.state_dict() | {"diffs": NO_VECTORS}
@@ -250,12 +254,12 @@ class OrderedSampler(BatchSampler):
 
     def state_dict(self) -> StateDict:
         """Return sizes, settings, terms and the order."""
-        own: StateDict = {"num_units": len(self.units)}
-        own |= {name: getattr(self, name) for name in _SETTINGS}
-        own |= {f"terms.{name}": value for name, value in self.terms._asdict().items()}
-        own |= {f"order.{name}": value for name, value in self.node_order.state_dict().items()}
-        own |= {f"begun.{name}": value for name, value in self._begun.items()}
-        return super().state_dict() | own
+        state = super().state_dict() | {"num_units": len(self.units)}
+        state |= {name: getattr(self, name) for name in _SETTINGS}
+        state |= {f"terms.{name}": value for name, value in self.terms._asdict().items()}
+        state |= {f"order.{name}": value for name, value in self.node_order.state_dict().items()}
+        state |= {f"begun.{name}": value for name, value in self._begun.items()}
+        return state
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue where ``state_dict`` was taken; see the parent for errors."""
@@ -263,12 +267,15 @@ class OrderedSampler(BatchSampler):
         if any(state.get(name) != getattr(self, name) for name in _SETTINGS):
             rule = f"{self.method}, {self.unit}, seed {self.seed}"
             raise ValueError(f"state of OrderedSampler must be of {rule}.")
-        num_units, begun = int(state["num_units"]), entries_below("begun.", state)
+        num_units = int(state["num_units"])
+        begun = entries_below("begun.", state)
         order = METHODS[self.method](num_units, self.seed)
+        # both parts are checked before anything changes
         if begun:
             order.load_state_dict(begun)
         order.load_state_dict(entries_below("order.", state))
         super().load_state_dict(state)
         self._split(num_units)
-        self.node_order, self._begun = order, begun
+        self.node_order = order
+        self._begun = begun
         self.terms = Terms(**entries_below("terms.", state))  # type: ignore[arg-type]

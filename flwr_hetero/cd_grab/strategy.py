@@ -1,4 +1,4 @@
-"""CD-GraB's order server (Alg. 4): it finds for each node an order that goes with the others'."""
+"""CD-GraB's order server (Alg. 4): it balances the orders of all nodes together."""
 
 import json
 from collections.abc import Mapping
@@ -25,10 +25,10 @@ from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict
 
 Group: TypeAlias = dict[str, Report]
-MEMORY = 0.5
-"""Weight of the past in a node's overlap."""
-OUTLIER, FEW = 3.0, 16
-"""How many times the median length makes an outlier; below FEW pairs the limit is higher."""
+"""Reports by node, of nodes whose pairs are balanced together."""
+MEMORY = 0.5  # weight of the past in a node's overlap
+OUTLIER = 3.0  # outliers have differences longer than this times the median node's
+FEW = 16  # with fewer pairs the limit for outliers is higher
 ORDERS = ClientSupport(
     keys.ORDER,
     "what it saw of its order",
@@ -53,18 +53,19 @@ class NodeState:
     overlap: float = 1.0
 
     def add(self, signs: Signs) -> None:
-        """Add the signs of the next pairs; after the last one make the next order."""
+        """Add the signs of the next pairs; make the next order after the last pair."""
         self.pass_signs = np.concatenate([self.pass_signs, signs])
         num_units = len(self.order)
         if len(self.pass_signs) == num_units // 2:
             # Alg. 4, l. 14
             signs = algorithm.unit_signs(self.pass_signs, num_units)
             self.order = algorithm.reorder(self.order, signs)
-            self.pass_signs, self.version = self.pass_signs[:0], self.version + 1
+            self.pass_signs = self.pass_signs[:0]
+            self.version += 1
 
 
 class Balance(NamedTuple):
-    """What the reports of a round came to, for the history."""
+    """Pairs that were balanced in a round, for the history."""
 
     pairs: int = 0
     pairs_together: int = 0
@@ -86,21 +87,23 @@ class OrderServer:
     def receive(self, reports: Mapping[str, Report]) -> Balance:
         """Balance the pairs of a round; reports by node, in the order of the nodes."""
         accepted = {n: report for n, report in reports.items() if self._accepts(n, report)}
-        pairs, together, shares = 0, 0, 0.0
-        # a common sum is of no use to nodes that are not side by side
+        pairs = pairs_together = 0
+        sum_of_shares = 0.0
+        # a common sum balances only nodes at the same position of equally long orders
         for group in side_by_side(accepted):
             self._join(frozenset(group))
             for part in [group] if self.exact else split_outliers(group):
                 num_pairs, share = self._balance(part)
-                pairs, shares = pairs + num_pairs, shares + num_pairs * share
-                together += num_pairs if len(part) > 1 else 0
-        return Balance(pairs, together, shares / max(1, pairs))
+                pairs += num_pairs
+                pairs_together += num_pairs if len(part) > 1 else 0
+                sum_of_shares += num_pairs * share
+        return Balance(pairs, pairs_together, sum_of_shares / max(1, pairs))
 
     def _accepts(self, node: str, report: Report) -> bool:
         """Return whether a report continues the pass through the node's present order."""
         state = self.states.get(node)
         if state is None or len(state.order) != report.num_units:
-            # an order from before a restart of the server is not known here
+            # the node may have an order from before a restart: number ours above it
             version = report.version and report.version + 1
             state = self.states[node] = NodeState(np.arange(report.num_units), version)
         if report.version != state.version or not len(report.diffs):
@@ -113,9 +116,9 @@ class OrderServer:
         return is_next and report.diffs.shape[1] == len(state.own_sum)
 
     def _join(self, group: frozenset[str]) -> None:
-        """Track how much of its last group each node is balanced with again."""
+        """Track which part of its last group each node is balanced with again."""
         states = [self.states[node] for node in group]
-        # last groups are mostly the same
+        # most nodes share their last group, so that each common part is counted once
         num_common = {last: len(group & last) for last in {state.group for state in states}}
         for state in states:
             if state.group:
@@ -128,54 +131,58 @@ class OrderServer:
         states = [self.states[node] for node in group]
         shares = algorithm.own_share([state.overlap for state in states], len(states))
         # Alg. 4, l. 4-13
-        own_sums, diffs = [s.own_sum for s in states], [r.diffs for r in group.values()]
+        own_sums = [state.own_sum for state in states]
+        diffs = [report.diffs for report in group.values()]
         _, signs = algorithm.balance_group(own_sums, diffs, shares)
-        for state, own in zip(states, signs, strict=True):
-            state.add(own)
+        for state, node_signs in zip(states, signs, strict=True):
+            state.add(node_signs)
         return sum(map(len, signs)), float(shares.mean())
 
     def state_dict(self) -> StateDict:
         """Return all states as ``node/field``; a group, which many nodes share, is kept once."""
-        number: dict[frozenset[str], int] = {}
-        state: dict[str, Any] = {}
-        for node, own in self.states.items():
-            # a sum is changed in place
-            fields = vars(own) | {"own_sum": own.own_sum.copy()}
-            fields["group"] = number.setdefault(own.group, len(number))
-            state |= {f"{node}/{key}": value for key, value in fields.items()}
-        return state | {"groups": json.dumps([sorted(group) for group in number])}
+        numbers: dict[frozenset[str], int] = {}
+        saved: dict[str, Any] = {}
+        for node, state in self.states.items():
+            # own sums are changed in place
+            fields = vars(state) | {"own_sum": state.own_sum.copy()}
+            fields["group"] = numbers.setdefault(state.group, len(numbers))
+            saved |= {f"{node}/{name}": value for name, value in fields.items()}
+        return saved | {"groups": json.dumps([sorted(group) for group in numbers])}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``."""
         groups = [frozenset(group) for group in json.loads(str(state["groups"]))]
-        fields: dict[str, dict[str, Any]] = {}
+        by_node: dict[str, dict[str, Any]] = {}
         for key, value in state.items():
             node, _, name = key.rpartition("/")
             if node:
-                fields.setdefault(node, {})[name] = value
-        for own in fields.values():
-            own |= {"group": groups[own["group"]], "own_sum": own["own_sum"].copy()}
-        self.states = {node: NodeState(**own) for node, own in fields.items()}
+                by_node.setdefault(node, {})[name] = value
+        for fields in by_node.values():
+            fields |= {"group": groups[fields["group"]], "own_sum": fields["own_sum"].copy()}
+        self.states = {node: NodeState(**fields) for node, fields in by_node.items()}
 
 
 def side_by_side(reports: Mapping[str, Report]) -> list[Group]:
     """Group the nodes at the same position of equally long orders, with as many pairs."""
     groups: dict[tuple[int, ...], Group] = {}
     for node, report in reports.items():
-        # vectors of another length, of a node that errs or lies, are a group of their own
+        # a faulty or lying node may send vectors of another length: it gets its own group
         place = report.first_pair, report.num_units, *report.diffs.shape
         groups.setdefault(place, {})[node] = report
     return list(groups.values())
 
 
 def split_outliers(group: Group) -> list[Group]:
-    """Part nodes whose differences are far longer than the median node's, each alone."""
-    # so that no node, nor one that lies, rules all signs
-    lengths = {n: float(np.linalg.norm(r.diffs)) / len(r.diffs) ** 0.5 for n, r in group.items()}
-    limit = OUTLIER * float(np.median([*lengths.values()]))
-    factors = {n: max(1.0, (FEW / len(r.diffs)) ** 0.5) for n, r in group.items()}
-    inliers = {n: r for n, r in group.items() if lengths[n] <= limit * factors[n]}
-    return [inliers, *({n: group[n]} for n in group if n not in inliers)]
+    """Isolate outliers, so that one node cannot determine the signs of all.
+
+    An outlier is a node whose differences are far longer than the median node's.
+    """
+    num_pairs = len(next(iter(group.values())).diffs)
+    lengths = {n: float(np.linalg.norm(r.diffs)) / num_pairs**0.5 for n, r in group.items()}
+    limit = OUTLIER * float(np.median([*lengths.values()])) * max(1.0, (FEW / num_pairs) ** 0.5)
+    inliers = {node: report for node, report in group.items() if lengths[node] <= limit}
+    outliers = [{node: report} for node, report in group.items() if node not in inliers]
+    return [inliers, *outliers]
 
 
 class CDGraB(Wrapper):
@@ -183,7 +190,7 @@ class CDGraB(Wrapper):
 
     Each reply brings the differences of the pairs of units that the node has visited, each
     instruction its next order. Nodes without such a sampler take part unchanged.
-    MissingClientSupportError in the first round, if no node reports on its order. Cooper et al.,
+    MissingClientSupportError in the first round if no node reports on its order. Cooper et al.,
     NeurIPS 2023, Algorithms 3 and 4.
 
     >>> strategy = CDGraB(num_units=64)
@@ -193,13 +200,14 @@ class CDGraB(Wrapper):
     strategy : Strategy, optional
         What aggregates: any Flower strategy, or another wrapper; FedAvg if left out.
     mode : {"sketched", "exact"}
-        ``sketched``: any number of local steps a round, one short sketch per pair. ``exact``: one
-        step a round and whole gradients, the paper's algorithms to the letter if all take part.
+        ``sketched``: any number of local steps per round, one short sketch per pair. ``exact``:
+        one step per round and whole gradients: the paper's algorithms to the letter, if all nodes
+        take part.
     sketch_size : int
         Numbers k in a sketch, two bytes each; 256 has most of the gain of 1024, 16 has none.
     num_units : int, optional
-        Units in every node's order, else each node's own choice. Only equally long orders are
-        balanced together: set it where nodes hold unequal amounts of data.
+        Units in every node's order; by default each node's own choice. Only equally long orders
+        are balanced together: set it where nodes hold unequal amounts of data.
     seed : int
         Seed of the sketch.
 
@@ -244,52 +252,53 @@ class CDGraB(Wrapper):
             identify_nodes(self, run.exchange(run.round + 1), run.grid, run.timeout_s)
 
     def on_instructions(self, context: Exchange, messages: Messages, grid: Grid) -> Messages:
-        """Tell each node which order it should be at (Alg. 4, l. 15)."""
+        """Send each node its order (Alg. 4, l. 15)."""
         self.terms = self.terms._replace(server_round=context.round)
         self._reports = {}
         for message in messages:
-            # Alg. 4, l. 15
             answer = self.server.answer(self.identity(message.metadata.dst_node_id))
             record = wire.write_instruction(self.terms, answer)
             message.content[keys.ORDER] = ConfigRecord(record)  # type: ignore[arg-type]
-            # one step a round: the models of a round are all at the same weights
+            # with one step per round all gradients of a round are at the same weights
             if self.server.exact:
                 config_of(message)[keys.NUM_STEPS] = 1
         return messages
 
     def why_bad(self, context: Exchange, reply: Message) -> str | None:
         """Read the pairs in a reply (Alg. 4, l. 5); return why they cannot be balanced."""
-        if (record := configs_in(reply.content).get(keys.ORDER)) is not None:
-            try:
-                self._reports[reply.metadata.src_node_id] = wire.read_report(record, self.terms)
-            except ValueError as error:
-                return f"order record: {error}"
+        record = configs_in(reply.content).get(keys.ORDER)
+        if record is None:
+            return None
+        try:
+            self._reports[reply.metadata.src_node_id] = wire.read_report(record, self.terms)
+        except ValueError as error:
+            return f"order record: {error}"
         return None
 
     def on_replies(self, context: Exchange, replies: Messages) -> Messages:
         """Take the pairs out of the replies and balance them (Alg. 4, l. 8-14)."""
         ordered = [reply for reply in replies if reply.content.pop(keys.ORDER, None) is not None]
-        # l. 8-14
         self._balance = self.server.receive(self._weighted(context, ordered))
         return replies
 
     def _weighted(self, context: Exchange, replies: Messages) -> dict[str, Report]:
-        """Scale each node's pairs as its model counts in the mean; name the nodes."""
+        """Return reports by identity, with pairs scaled by the weights of the nodes' models."""
         weights = self.top.weights(context, replies)
-        usual = sum(weights) / len(weights) if any(weights) else 1.0
+        mean_weight = sum(weights) / len(weights) if any(weights) else 1.0
         result = {}
         for reply, weight in zip(replies, weights, strict=True):
             report = self._reports[reply.metadata.src_node_id]
-            diffs = report.diffs if weight == usual else weight / usual * report.diffs
-            result[self.identity(reply.metadata.src_node_id)] = report._replace(diffs=diffs)
+            if weight != mean_weight:
+                report = report._replace(diffs=weight / mean_weight * report.diffs)
+            result[self.identity(reply.metadata.src_node_id)] = report
         return result
 
     def round_info(self) -> dict[str, Any]:
-        """Return what was balanced this round."""
+        """Return the number of pairs balanced in this round, and the share of own sums."""
         return self._balance._asdict()
 
     def state_dict(self) -> StateDict:
-        """Return all orders and what was seen of them."""
+        """Return all orders and the signs of the passes under way."""
         return self.server.state_dict()
 
     def load_state_dict(self, state: StateDict) -> None:

@@ -10,10 +10,10 @@ from flwr_hetero import keys
 from flwr_hetero.cd_grab.algorithm import Vectors
 from flwr_hetero.errors import invalid
 
-HALF, SINGLE = "<f2", "<f4"
-"""Types of vectors on the wire: of sketches, of whole gradients."""
-MAX_UNITS, MAX_COUNT = 1 << 20, 1 << 53
-"""Longest order of a node; largest number in a record: one more fits on the wire, and a float."""
+HALF = "<f2"  # type of sketches on the wire
+SINGLE = "<f4"  # type of whole gradients
+MAX_UNITS = 1 << 20  # longest order of a node
+MAX_COUNT = 1 << 53  # largest number in a record: one more still fits on the wire and in a float
 MAX_VALUE = 1e15
 """Largest entry of a vector: sums and squares of as many as there may be are finite float32."""
 
@@ -31,7 +31,7 @@ _TERMS = (keys.SERVER_ROUND, keys.SKETCH_SIZE, keys.SKETCH_SEED, keys.NUM_UNITS)
 
 
 class Answer(NamedTuple):
-    """A node's order and its version; none while the server knows of none."""
+    """A node's order and its version; without an order while the server has none for the node."""
 
     version: int = 0
     order: NDArray[np.int64] | None = None
@@ -47,9 +47,9 @@ class Report(NamedTuple):
 
 
 def write_instruction(terms: Terms, answer: Answer) -> dict[str, int | bytes]:
-    """Write what the server wants of a node."""
-    own = dict(zip(_TERMS, terms, strict=True))
-    record: dict[str, int | bytes] = {**own, keys.VERSION: answer.version}
+    """Write which order a node should follow, and under which terms."""
+    record: dict[str, int | bytes] = dict(zip(_TERMS, terms, strict=True))
+    record[keys.VERSION] = answer.version
     if answer.order is not None:
         record[keys.WHOLE_ORDER] = np.asarray(answer.order, "<i4").tobytes()
     return record
@@ -61,41 +61,47 @@ def read_terms(record: Mapping[str, Any]) -> Terms:
 
 
 def read_answer(record: Mapping[str, Any], num_units: int) -> Answer:
-    """Read what the server wants of this node; no answer if its order has another length."""
+    """Read the order of an instruction; an empty answer if it is not of ``num_units`` units."""
     order = np.frombuffer(record.get(keys.WHOLE_ORDER, b""), "<i4").astype(np.int64)
     return Answer(record[keys.VERSION], order) if len(order) == num_units else Answer()
 
 
 def write_report(terms: Terms, report: Report) -> dict[str, int | float | str | bytes]:
-    """Write what a node saw."""
+    """Write the differences of the pairs that a node visited."""
     data, scale = pack_vectors(report.diffs, HALF if terms.sketch_size else SINGLE)
-    own = terms._replace(sketch_size=report.diffs.shape[1], num_units=report.num_units)
-    record: dict[str, int | float | str | bytes] = {keys.VECTORS: data, keys.SCALE: scale}
-    place = {keys.VERSION: report.version, keys.FIRST_PAIR: report.first_pair}
-    return record | place | dict(zip(_TERMS, own, strict=True))
+    terms = terms._replace(sketch_size=report.diffs.shape[1], num_units=report.num_units)
+    return {
+        keys.VECTORS: data,
+        keys.SCALE: scale,
+        keys.VERSION: report.version,
+        keys.FIRST_PAIR: report.first_pair,
+        **dict(zip(_TERMS, terms, strict=True)),
+    }
 
 
 def read_report(record: Mapping[str, Any], terms: Terms) -> Report:
-    """Read what a node saw (Alg. 4, l. 5); refuse what cannot be balanced, with the reason."""
-    theirs = read_terms(record)
-    version, first = _count(record, keys.VERSION), _count(record, keys.FIRST_PAIR)
-    if theirs.server_round != terms.server_round:
-        raise invalid(keys.SERVER_ROUND, theirs.server_round, f"be {terms.server_round}")
-    # fewer numbers than asked for are a model with fewer parameters
-    if terms.sketch_size and theirs.sketch_size > terms.sketch_size:
-        raise invalid(keys.SKETCH_SIZE, theirs.sketch_size, f"be at most {terms.sketch_size}")
-    if not 1 <= theirs.num_units <= MAX_UNITS:
-        raise invalid(keys.NUM_UNITS, theirs.num_units, f"lie in 1..{MAX_UNITS}")
-    diffs = read_vectors(record, theirs.sketch_size, HALF if terms.sketch_size else SINGLE)
-    if first + len(diffs) > theirs.num_units // 2:
-        rule = f"leave room for {len(diffs)} pairs of {theirs.num_units} units"
-        raise invalid(keys.FIRST_PAIR, first, rule)
-    return Report(version, theirs.num_units, first, diffs)
+    """Read what a node reports (Alg. 4, l. 5); ValueError with the reason if it is unusable."""
+    reported = read_terms(record)
+    version = _count(record, keys.VERSION)
+    first_pair = _count(record, keys.FIRST_PAIR)
+    if reported.server_round != terms.server_round:
+        raise invalid(keys.SERVER_ROUND, reported.server_round, f"be {terms.server_round}")
+    # fewer numbers are allowed, as a model may have fewer parameters than a sketch has numbers
+    if terms.sketch_size and reported.sketch_size > terms.sketch_size:
+        raise invalid(keys.SKETCH_SIZE, reported.sketch_size, f"be at most {terms.sketch_size}")
+    if not 1 <= reported.num_units <= MAX_UNITS:
+        raise invalid(keys.NUM_UNITS, reported.num_units, f"lie in 1..{MAX_UNITS}")
+    diffs = read_vectors(record, reported.sketch_size, HALF if terms.sketch_size else SINGLE)
+    if first_pair + len(diffs) > reported.num_units // 2:
+        rule = f"leave room for {len(diffs)} pairs of {reported.num_units} units"
+        raise invalid(keys.FIRST_PAIR, first_pair, rule)
+    return Report(version, reported.num_units, first_pair, diffs)
 
 
 def read_vectors(record: Mapping[str, Any], dim: int, kind: str = HALF) -> Vectors:
     """Read the vectors of a record: (num_vectors, dim)."""
-    data, scale = record.get(keys.VECTORS), record.get(keys.SCALE)
+    data = record.get(keys.VECTORS)
+    scale = record.get(keys.SCALE)
     if not isinstance(data, bytes) or not isinstance(scale, float):
         raise invalid(keys.VECTORS, (type(data), type(scale)), "be bytes, with a scale")
     if not data:
@@ -106,7 +112,7 @@ def read_vectors(record: Mapping[str, Any], dim: int, kind: str = HALF) -> Vecto
     with np.errstate(over="ignore", invalid="ignore"):
         values *= scale
         largest = float(np.abs(values).max())
-    # not the other way round: NaN is refused
+    # a comparison with NaN is false, so that NaN is refused
     if not (scale > 0 and largest <= MAX_VALUE):
         rule = f"be finite and at most {MAX_VALUE:g}"
         raise invalid(keys.VECTORS, largest, rule, "the node's training has diverged")

@@ -1,6 +1,5 @@
-"""Mercury's group-wise importance sampling on NumPy arrays; the listing is the package's."""
+"""Mercury's group-wise importance sampling on NumPy arrays; the package has the listing."""
 
-from types import EllipsisType
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -12,18 +11,17 @@ from flwr_hetero.errors import check_count, invalid
 Floats: TypeAlias = NDArray[np.float64]
 Indices: TypeAlias = NDArray[np.int64]
 
-BETA = 1.0
-"""Preference for groups refreshed lately, Eq. 6; the paper gives no value."""
-MARGIN = 0.9
-"""Part of the idle time that a group fills, so that noise rarely lengthens the round."""
+BETA = 1.0  # preference for groups scored recently (Eq. 6); the paper gives no value
+MARGIN = 0.9  # part of the idle time used for scoring, so that noise rarely lengthens the round
 
 
 def error_probability(losses: Floats) -> Floats:
-    r"""Take the probability of a wrong answer, from the cross-entropy, as importance.
+    r"""Convert cross-entropy losses to importance: the probability of a wrong answer.
 
     .. math:: I = 1 - p_y = 1 - e^{-\ell}
 
-    losses: (n,), at least 0 -> (n,): the gradient's norm at the logits, or up to sqrt(2) less.
+    losses: (n,), at least 0 -> (n,): the norm of the gradient at the logits, or up to a factor of
+    sqrt(2) less.
 
     >>> error_probability(np.array([0.0, np.log(2.0)]))
     array([0. , 0.5])
@@ -32,7 +30,7 @@ def error_probability(losses: Floats) -> Floats:
 
 
 def check_importance(importance: Floats) -> None:
-    """Refuse importance that is negative or not finite in single precision."""
+    """Raise ValueError if importance is negative or not finite in single precision."""
     bad = importance[~((importance >= 0.0) & (importance < 1e38))]
     if bad.size:
         hint = "if the model has diverged, lower the learning rate"
@@ -42,7 +40,7 @@ def check_importance(importance: Floats) -> None:
 class Groups(NamedTuple):
     """Groups of the permuted samples ``order``: group i is ``order[bounds[i]:bounds[i + 1]]``.
 
-    The group ``turn`` is scored next; groups are cut to ``size`` when their turn comes.
+    The group ``turn`` is scored next; no group yet to be scored has more than ``size`` samples.
     """
 
     order: Indices
@@ -81,7 +79,7 @@ def advance(groups: Groups) -> Groups:
     turn = groups.turn + 1
     if turn < len(groups.bounds) - 1:
         return groups._replace(turn=turn)
-    # groups that were resized in this cycle leave a remainder
+    # a resize within the cycle leaves groups of different sizes
     if groups.sizes.max() > groups.size or np.ptp(groups.sizes) > 1:
         groups = groups._replace(bounds=_cut(len(groups.order), groups.size))
     return groups._replace(turn=0)
@@ -97,33 +95,33 @@ def resize(groups: Groups, size: int) -> Groups:
     size = min(check_count("size", size, 1), len(groups.order))
     if size == groups.size:
         return groups
-    # section 4.3: those scored in this cycle stay as they are
-    done = groups.bounds[groups.turn]
-    rest = done + _cut(len(groups.order) - int(done), size)
+    # groups already scored in this cycle stay as they are
+    scored = int(groups.bounds[groups.turn])
+    rest = scored + _cut(len(groups.order) - scored, size)
     return groups._replace(bounds=np.concatenate([groups.bounds[: groups.turn], rest]), size=size)
 
 
 def _cut(length: int, size: int) -> Indices:
-    """Bounds of the fewest pieces of at most ``size``; they differ by at most 1."""
+    """Return the bounds of the fewest pieces of at most ``size``, equal up to 1."""
     pieces = -(-length // size)
     return np.arange(pieces + 1) * length // max(pieces, 1)
 
 
-def mixed_probs(importance: Floats, mixing: float, indices: Indices | EllipsisType = ...) -> Floats:
+def mixed_probs(importance: Floats, mixing: float) -> Floats:
     r"""Mix a draw by importance with a share of uniform draws (Eq. 7, made safe).
 
     .. math:: q_j = (1 - \lambda) I_j / \sum_k I_k + \lambda / n
 
-    importance: (n,), at least 0 -> (n,), or of ``indices`` only. The paper has no :math:`\lambda`:
-    a sample with cached importance 0 is then never drawn, and weights have no bound.
+    importance: (n,), at least 0 -> (n,). The paper has no :math:`\lambda`: a sample with cached
+    importance 0 is then never drawn, and weights have no bound.
 
     >>> mixed_probs(np.array([3.0, 1.0, 0.0, 0.0]), 0.5)
     array([0.5  , 0.25 , 0.125, 0.125])
     """
-    total, chosen = importance.sum(), importance[indices]
+    total = importance.sum()
     if total == 0.0:
-        return np.full(chosen.shape, 1.0 / len(importance))
-    return np.asarray((1.0 - mixing) * chosen / total + mixing / len(importance))
+        return np.full(len(importance), 1.0 / len(importance))
+    return np.asarray((1.0 - mixing) * importance / total + mixing / len(importance))
 
 
 def inverse_probs(probs: Floats, num_samples: int) -> Floats:
@@ -131,7 +129,7 @@ def inverse_probs(probs: Floats, num_samples: int) -> Floats:
 
     .. math:: w_j = p_j / q_j = 1 / (N q_j)
 
-    probs: q of the drawn samples -> their weights, of expectation 1.
+    probs: q of the drawn samples -> weights of the same shape, with expectation 1.
 
     >>> inverse_probs(np.array([0.5, 0.125]), 4)
     array([0.5, 2. ])
@@ -142,28 +140,28 @@ def inverse_probs(probs: Floats, num_samples: int) -> Floats:
 def draw_flat(importance: Floats, shape: tuple[int, int], mixing: float, rng: Generator) -> Indices:
     r"""Draw batches from all samples, with replacement, by :func:`mixed_probs`.
 
-    importance: (n,); shape: (num_batches, batch_size) -> indices of that shape. Groups say
+    importance: (n,); shape: (num_batches, batch_size) -> indices of that shape. Groups decide
     what is scored next, not what may be drawn: unbiased at every step, however old the cache.
 
     >>> draw_flat(np.array([0.0, 1.0]), (1, 4), 0.5, np.random.default_rng(0))
     array([[1, 0, 1, 1]])
     """
     num_batches, size = shape
-    # each batch's share of uniform draws, rounded at random
+    # rounded at random, so that the expected share of uniform draws is exact
     num_uniform = (mixing * size + rng.random((num_batches, 1))).astype(np.int64)
     indices = rng.integers(len(importance), size=shape)
     sums = np.cumsum(importance)
     if sums[-1] > 0.0:
         by_importance = np.arange(size) >= num_uniform
         points = rng.random(np.count_nonzero(by_importance)) * sums[-1]
-        # rounding may reach the end
+        # rounding may make a point as large as the last sum, where searchsorted finds no sample
         points = np.minimum(points, np.nextafter(sums[-1], 0.0))
         indices[by_importance] = sums.searchsorted(points, side="right")
     return indices
 
 
 def choose_groups(groups: Groups, num_chosen: int, rng: Generator) -> Indices:
-    r"""Choose d distinct groups, one after the other, those scored lately preferred (Eq. 6).
+    r"""Choose d distinct groups, one after the other; prefer those scored recently (Eq. 6).
 
     .. math:: r_i = \exp(\beta t_i) / \sum_n \exp(\beta t_n)
 
@@ -175,9 +173,9 @@ def choose_groups(groups: Groups, num_chosen: int, rng: Generator) -> Indices:
     """
     turns = np.arange(len(groups.sizes))
     steps = np.where(turns < groups.turn, turns, turns - len(turns))
-    # the largest of log r_i + Gumbel: successive draws without replacement
-    keys = BETA * steps + rng.gumbel(size=len(steps))
-    return np.argsort(-keys, kind="stable")[:num_chosen]
+    # the largest values of log r_i + Gumbel noise are successive draws without replacement
+    noisy = BETA * steps + rng.gumbel(size=len(steps))
+    return np.argsort(-noisy, kind="stable")[:num_chosen]
 
 
 def allocate(num_draws: int, sizes: Indices) -> Indices:
@@ -212,7 +210,8 @@ def draw_two_level(
     # Eq. 6: d groups
     chosen = choose_groups(groups, num_chosen, rng)
     counts = allocate(batch_size, groups.sizes[chosen])
-    indices, weights = [], []
+    indices = []
+    weights = []
     for group, count in zip(chosen, counts, strict=True):
         members = groups.members(group)
         # Eq. 7: samples of each

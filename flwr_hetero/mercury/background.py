@@ -1,9 +1,9 @@
-"""Score samples in a process of its own while the update travels (Mercury's BACC, for real).
+"""Score samples in a detached process while the update travels (Mercury's BACC on real devices).
 
-A Flower deployment handles every message in a process that ends with its reply. What goes on
-meanwhile is detached from it: ``python -m flwr_hetero.mercury.background DIR DEADLINE < JOB`` works
-as long as the folder DIR exists and the monotonic clock is before DEADLINE. The collector of the
-scores removes the folder; else the worker does, at its deadline or at SIGTERM.
+A Flower deployment handles every message in a process that ends with its reply, so scoring needs a
+process of its own. ``python -m flwr_hetero.mercury.background DIR DEADLINE < JOB`` works as long as
+the folder DIR exists and the monotonic clock is before DEADLINE. :func:`collect_scores` removes the
+folder; otherwise the process removes it, at its deadline or at SIGTERM.
 """
 
 import os
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from flwr_hetero.client.weighted_loss import Loss
 
 PREFIX = "flwr-hetero-scoring-"
-SCORES, SECONDS = "scores.f8", "seconds.f8"
+SCORES = "scores.f8"
+SECONDS = "seconds.f8"
 MODULE = "flwr_hetero.mercury.background"
 
 
@@ -40,35 +41,36 @@ def start_scoring(
     batch_size: int = 256,
     limit_s: float = 600.0,
 ) -> str:
-    """Start a detached process that takes samples' losses by the model now; return its folder."""
+    """Start a detached process that scores samples with a copy of the model; return its folder."""
     deadline_s = time.monotonic() + limit_s
     job = pickle.dumps((model, inputs.cpu(), targets.cpu(), loss_fn, batch_size))
     folder = tempfile.mkdtemp(prefix=PREFIX)
-    path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-m", MODULE, folder, str(deadline_s)]
-    env = {"OMP_NUM_THREADS": "1"} | os.environ | path
-    # a file without a name: a pipe would block until the worker reads it
+    path = os.pathsep.join(filter(None, sys.path))
+    env = {"OMP_NUM_THREADS": "1"} | os.environ | {"PYTHONPATH": path}
+    # the job is in a file without a name, as a pipe would block until the worker reads it
     with tempfile.TemporaryFile() as source:
         source.write(job)
         source.seek(0)
         worker = Popen(
             command, stdin=source, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True, env=env
         )
-    # it is not ours to wait for
+    # without a return code Popen would warn that nobody has waited for the process
     worker.returncode = 0
     return folder
 
 
 def collect_scores(folder: str) -> tuple[NDArray[np.float64], float]:
-    """Take the scores of the first samples and the seconds that they took; end the worker."""
-    source, taken = Path(folder), Path(f"{folder}.taken")
+    """Return the scores of the first samples and the seconds that they took; end the worker."""
+    source = Path(folder)
+    taken = Path(f"{folder}.taken")
     scores = seconds = np.empty(0)
-    # only what a worker has made is removed
+    # the name comes from a saved state: never remove a folder of someone else
     if source.name.startswith(PREFIX):
         with suppress(OSError):
-            # in one step: from now on the worker finds nothing to write to
+            # after the rename the worker finds no folder to write to, and ends
             source.rename(taken)
-            # written last
+            # read first because it is written last: no seconds without their scores
             seconds = np.fromfile(taken / SECONDS)
             scores = np.fromfile(taken / SCORES)
         shutil.rmtree(taken, ignore_errors=True)
@@ -76,11 +78,12 @@ def collect_scores(folder: str) -> tuple[NDArray[np.float64], float]:
 
 
 def main() -> None:
-    """Score the job on standard input, then wait until the folder may go."""
-    # before the job brings PyTorch; Windows has no such call
+    """Score the job on standard input, then wait until the scores are collected."""
+    # before PyTorch is imported with the job; Windows has no such call
     if hasattr(os, "nice"):
         os.nice(19)
-    folder, deadline_s = Path(sys.argv[1]), float(sys.argv[2])
+    folder = Path(sys.argv[1])
+    deadline_s = float(sys.argv[2])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     try:
         _score(sys.stdin.buffer.read(), folder, deadline_s)
@@ -91,8 +94,8 @@ def main() -> None:
 
 
 def _score(job: bytes, folder: Path, deadline_s: float) -> None:
-    """Append scores to the folder until done or unwanted."""
-    from flwr_hetero.client.weighted_loss import LOSS, score_batches  # PyTorch
+    """Append scores to the folder until all are there, the folder is gone or the time is up."""
+    from flwr_hetero.client.weighted_loss import LOSS, score_batches  # imports PyTorch
 
     model, inputs, targets, loss_fn, batch_size = pickle.loads(job)
     device = next(model.parameters()).device
@@ -105,7 +108,8 @@ def _score(job: bytes, folder: Path, deadline_s: float) -> None:
             for name, values in ((SCORES, scores), (SECONDS, time.monotonic() - start_s)):
                 with (folder / name).open("ab") as file:
                     file.write(np.asarray(values).tobytes())
-        except FileNotFoundError:  # collected just now
+        # the folder was collected meanwhile
+        except FileNotFoundError:
             return
 
 

@@ -8,7 +8,7 @@ strategy and the ClientApp calls :meth:`NodeShard.open` and :meth:`NodeShard.clo
     server    store the copies, in ``strategy``              SwapTable.add
               pair the slots of different nodes, exchange    SwapTable.swap, match
               send each node what it holds, until confirmed  SwapTable.deliver, confirm
-    node      replace its samples                            NodeShard.receive
+    node      replace its samples                            NodeShard.open
 """
 
 from collections.abc import Callable, Mapping
@@ -27,21 +27,25 @@ from flwr_hetero.state_dict import StateDict
 
 MAX_SLOTS = 2**31  # slots are numbers of four bytes
 Choose = Callable[[int, bool], Indices | None]
-"""Chooses so many samples, by importance or any; None: not yet."""
+"""``choose(count, by_importance)`` returns the samples to offer; None if it cannot say yet."""
 
 
 def offer(importance: Floats, groups: Groups, num_offers: int, rng: Generator) -> Indices:
-    """Choose the samples that a device gives away: important ones, from every group."""
-    total = len(groups.order)
+    """Choose the samples that a device gives away: important ones, from every group.
+
+    importance: (n,), at least 0 -> (num_offers,), distinct, in random order.
+    """
+    num_samples = len(groups.order)
     # section 4.2: group i gives N_o M_i / sum_j M_j samples, rounded at random
-    exact = num_offers * groups.sizes / total
+    exact = num_offers * groups.sizes / num_samples
     counts = exact.astype(np.int64)
-    if missing := num_offers - int(counts.sum()):
+    num_missing = num_offers - int(counts.sum())
+    if num_missing:
         probs = (exact - counts) / (exact - counts).sum()
-        counts[rng.choice(len(counts), missing, replace=False, p=probs)] += 1
-    # Eq. 7: the largest of log I + Gumbel are successive draws without replacement
+        counts[rng.choice(len(counts), num_missing, replace=False, p=probs)] += 1
+    # Eq. 7: the largest values of log I + Gumbel noise are successive draws without replacement
     with np.errstate(divide="ignore"):
-        scores = np.maximum(np.log(importance), -1e6) + rng.gumbel(size=total)
+        scores = np.maximum(np.log(importance), -1e6) + rng.gumbel(size=num_samples)
     offered = []
     for group, count in enumerate(counts):
         members = groups.members(group)
@@ -50,7 +54,7 @@ def offer(importance: Floats, groups: Groups, num_offers: int, rng: Generator) -
 
 
 class Delivery(NamedTuple):
-    """What a node holds of others: ``sample_ids`` in ``slots``, the content of those ``sent``."""
+    """Others' samples that a node holds: ``sample_ids`` in ``slots``, content of those ``sent``."""
 
     slots: list[int]
     sample_ids: list[int]
@@ -59,8 +63,12 @@ class Delivery(NamedTuple):
 
     def to_record(self) -> dict[str, bytes]:
         """Write this for a ``flwr-hetero.resharding`` record."""
-        lists = {keys.SLOTS: self.slots, keys.VERSIONS: self.sample_ids, keys.SENT: self.sent}
-        return {key: ints_to_bytes(x) for key, x in lists.items()} | {keys.CONTENT: self.content}
+        return {
+            keys.SLOTS: ints_to_bytes(self.slots),
+            keys.VERSIONS: ints_to_bytes(self.sample_ids),
+            keys.SENT: ints_to_bytes(self.sent),
+            keys.CONTENT: self.content,
+        }
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Delivery":
@@ -72,27 +80,32 @@ class Delivery(NamedTuple):
 class NodeShard:
     """The samples that a node holds in a run with resharding, for one message.
 
-    ``held`` maps slots to others' samples; ``missing`` must not be trained on, ``fresh`` are new.
+    ``held`` maps slots to others' samples. Slots that are ``missing`` must not be trained on, and
+    those that are ``fresh`` hold a new sample.
     """
 
     def __init__(self, record: Mapping[str, Any], state: Mapping[str, Any] | None = None) -> None:
-        self.record, self.queue, self.num_samples = record, list[int](), 0
+        self.record = record
+        # all slots that the node will ever offer
+        self.queue: list[int] = []
+        self.num_samples = 0
+        # by slot: number of the sample, and its content
         self._others: dict[int, tuple[int, bytes]] = {}
         if state:
             slots = state["slots"].tolist()
-            ids, content = state["sample_ids"].tolist(), state["content"].tobytes()
-            self._receive(Delivery(slots, ids, slots, content))
+            sample_ids = state["sample_ids"].tolist()
+            self._receive(Delivery(slots, sample_ids, slots, state["content"].tobytes()))
             self.queue = state["queue"].tolist()
         self._receive(Delivery.from_record(record))
 
     @classmethod
     def open(cls, message: Message, context: Context) -> "NodeShard | None":
-        """Take in what an instruction delivers; None if the server does not reshard."""
+        """Read the samples of an instruction; None if the server does not reshard."""
         record = configs_in(message.content).get(keys.RESHARDING)
         return None if record is None else cls(record, load_state(context, "shard"))
 
     def _receive(self, delivery: Delivery) -> None:
-        """Take over what the server says this node holds."""
+        """Hold the samples that the server assigns to this node, and no others."""
         ids = dict(zip(delivery.slots, delivery.sample_ids, strict=True))
         size = len(delivery.content) // max(len(delivery.sent), 1)
         new = {
@@ -100,22 +113,21 @@ class NodeShard:
             for place, slot in enumerate(delivery.sent)
         }
         self.fresh = [slot for slot in new if self._others.get(slot) != new[slot]]
-        # another sample is assigned to the slot by now: that in it must not be trained on
-        self._others = {s: x for s, x in (self._others | new).items() if x[0] == ids.get(s)}
+        held = self._others | new
+        # drop samples that the server has since assigned to another node
+        self._others = {slot: held[slot] for slot in held if held[slot][0] == ids.get(slot)}
         self.held = {slot: content for slot, (_, content) in self._others.items()}
         self.missing = [slot for slot in delivery.slots if slot not in self.held]
 
     def offers(self, num_samples: int, sample_bytes: int, choose: Choose) -> list[int]:
-        """Name the slots to offer with this reply, from where the server's receipt stopped."""
+        """Return the slots to offer with this reply: the next that the server has not received."""
         self.num_samples = num_samples
         if not self.queue:
             count = int(np.ceil(self.record[keys.SHARE] * num_samples))
             chosen = choose(min(count, num_samples), self.record[keys.BY_IMPORTANCE])
-            # of all that it will ever offer
             self.queue = [] if chosen is None else chosen.tolist()
-        # what the server has not received yet, as much of it as the link can carry
-        first, fits = self.record[keys.RECEIVED], self.record[keys.BUDGET] // sample_bytes
-        return self.queue[first : first + fits]
+        first = self.record[keys.RECEIVED]
+        return self.queue[first : first + self.record[keys.BUDGET] // sample_bytes]
 
     def close(self, reply: Message, context: Context, slots: list[int], content: bytes) -> None:
         """Put the offered samples into the reply and keep the shard."""
@@ -128,7 +140,7 @@ class NodeShard:
         """Return all that is needed to continue, flat."""
         return {
             "slots": np.array(list(self._others), dtype=np.int64),
-            "sample_ids": np.array([i for i, _ in self._others.values()], dtype=np.int64),
+            "sample_ids": np.array([number for number, _ in self._others.values()], dtype=np.int64),
             "content": np.frombuffer(b"".join(self.held.values()), np.uint8),
             "queue": np.array(self.queue, dtype=np.int64),
         }
@@ -140,7 +152,7 @@ def ints_to_bytes(values: list[int]) -> bytes:
 
 
 def ints_in(record: Mapping[str, Any], key: str, most: int = MAX_SLOTS) -> list[int]:
-    """Read what :func:`ints_to_bytes` wrote; of a node no more than it can have to say."""
+    """Read what :func:`ints_to_bytes` wrote; ValueError if there are more than ``most`` numbers."""
     content = bytes_in(record, key)
     if len(content) > 4 * most:
         raise ValueError(f"{key} must hold at most {most} numbers, got {len(content) // 4}.")
@@ -148,7 +160,7 @@ def ints_in(record: Mapping[str, Any], key: str, most: int = MAX_SLOTS) -> list[
 
 
 def bytes_in(record: Mapping[str, Any], key: str) -> bytes:
-    """Read an entry that must be bytes."""
+    """Read an entry that must be bytes, else ValueError."""
     value = record.get(key)
     if not isinstance(value, bytes):
         raise ValueError(f"{key} must be bytes, got {type(value).__name__}")
@@ -156,7 +168,7 @@ def bytes_in(record: Mapping[str, Any], key: str) -> bytes:
 
 
 def pack(inputs: NDArray[np.float32], targets: Indices) -> bytes:
-    """Write samples for the wire, one after the other, all of one size."""
+    """Write samples for the wire: inputs (n, ...) as float32, each followed by its label."""
     width = int(np.prod(inputs.shape[1:]))
     rows = np.ascontiguousarray(inputs, dtype="<f4").reshape(len(inputs), width).view(np.uint8)
     labels = np.ascontiguousarray(targets, dtype="<i8").reshape(-1, 1).view(np.uint8)
@@ -166,7 +178,7 @@ def pack(inputs: NDArray[np.float32], targets: Indices) -> bytes:
 def unpack(
     content: bytes, shape: tuple[int, ...], num_classes: int
 ) -> tuple[NDArray[np.float32], Indices]:
-    """Read what :func:`pack` wrote."""
+    """Read what :func:`pack` wrote: inputs (n, *shape), targets (n,); ValueError if damaged."""
     width = 4 * int(np.prod(shape))
     if len(content) % (width + 8):
         raise ValueError(f"{len(content)} bytes are no samples of {width + 8} bytes.")

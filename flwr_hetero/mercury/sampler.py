@@ -1,5 +1,6 @@
 """Mercury's sampler: batches by importance, with weights that keep the gradient unbiased."""
 
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -10,22 +11,23 @@ from flwr_hetero.mercury import algorithm
 from flwr_hetero.mercury.algorithm import Floats, Groups, Indices
 from flwr_hetero.state_dict import StateDict, check_state
 
-ESTIMATORS, SCORES = ("flat", "paper"), ("importance", "loss")
-NUM_GROUPS, NUM_CHOSEN = 16, 4
-"""Groups D, and groups d that a batch of the paper's estimator is drawn from."""
-LONGEST_STRIDE, EPOCHS_PER_STRIDE = 32, 1 / 8
-"""Batches in a stride, at most; and the part of an epoch that they may last."""
-MIXING = 0.5
-"""Share of uniform draws: no weight exceeds twice the mean."""
+ESTIMATORS = ("flat", "paper")
+SCORES = ("importance", "loss")
+NUM_GROUPS = 16  # D
+NUM_CHOSEN = 4  # d: groups from which a batch of the paper's estimator is drawn
+LONGEST_STRIDE = 32  # batches
+EPOCHS_PER_STRIDE = 1 / 8  # at most
+MIXING = 0.5  # share of uniform draws: no weight exceeds 2
 
 
 class MercurySampler(BatchSampler):
     r"""Importance sampling whose weighted mean gradient stays unbiased.
 
-    Each example's latest score is cached: those that training computes anyway, and those of the
-    group that :meth:`refresh_indices` names, in turn. Zeng et al., SenSys 2021, sections 4.1, 4.3.
-    Batches are drawn in strides of at most 32 and 1/8 of an epoch, at whose end their scores take
-    effect; those of a group do at once. Samples never scored count as the others' average.
+    The latest score of each sample is cached: scores that training computes anyway, and those of
+    the group that :meth:`refresh_indices` names, in turn. Batches are drawn in strides of at most
+    32 batches and 1/8 of an epoch. The scores of a batch take effect at the end of its stride,
+    those of a group at once. Samples never scored count as the others' average. Zeng et al.,
+    SenSys 2021, sections 4.1 and 4.3.
 
     Parameters
     ----------
@@ -34,10 +36,10 @@ class MercurySampler(BatchSampler):
     estimator : {"flat", "paper"}
         ``flat`` draws over all samples with :math:`q = I / (2 \sum I) + 1 / (2 N)`
         and weighs by :math:`1 / (N q)`: unbiased at every step, however old the cache.
-        ``paper`` has the paper's two levels and weights to the letter: biased.
+        ``paper`` draws in the paper's two levels and weighs to the letter: biased.
     scores : {"importance", "loss"}
         What :meth:`update` is given: importance to be used as it is, or cross-entropy losses,
-        from which the probability of a wrong answer is taken as importance.
+        which are converted to the probability of a wrong answer.
 
     Examples
     --------
@@ -65,103 +67,110 @@ class MercurySampler(BatchSampler):
         super().__init__(num_samples, batch_size, seed=seed)
         self.estimator = check_choice("estimator", estimator, ESTIMATORS)
         self.learns_from = check_choice("scores", scores, SCORES)
-        # not used: a seed draws what it always drew
+        # an unused draw, without which a seed would no longer give the batches that it always gave
         self.rng.permutation(self.num_samples)
         num_groups = min(NUM_GROUPS, self.num_samples)
         self.groups = algorithm.make_groups(self.num_samples, num_groups, self.rng)
         self._num_chosen = min(NUM_CHOSEN, num_groups, self.batch_size)
         self.importance = np.ones(self.num_samples)
         self.scored_at = np.full(self.num_samples, -1, dtype=np.int32)
-        self.steps, self._awaits_group = 0, False
-        # work on all N samples is done once per stride: its batches are drawn and learnt together
+        self.steps = 0
+        self._awaits_group = False
+        # work on all N samples is done once per stride, for all its batches together
         stride = EPOCHS_PER_STRIDE * self.num_samples / self.batch_size
         self.stride = int(np.clip(stride, 1, LONGEST_STRIDE))
-        self._ready = np.empty((0, self.batch_size), dtype=np.int64)
-        self._ready_weights = np.empty((0, self.batch_size))
+        # the batches drawn ahead
+        self._ready: deque[Batch] = deque()
+        # scores that take effect at the end of the stride, and the number of their batches
         self._pending: Batch = (np.empty(0, dtype=np.int64), np.empty(0))
-        # batches that are not learnt yet, and samples whose mean the others count as
-        self._num_pending = self._num_averaged = 0
+        self._num_pending = 0
+        # how many samples had a score when the average for the others was last taken
+        self._num_averaged = 0
 
     def next_batch(self) -> Batch:
         """Draw the next batch with its weights; see the class for how."""
         self.steps += 1
-        # section 4.1, step 2, to the letter
         if self.estimator == "paper":
             self._learn_pending()
-            how = self.batch_size, min(self._num_chosen, len(self.groups.sizes)), self.rng
-            return algorithm.draw_two_level(self.importance, self.groups, *how)
-        if not len(self._ready):
+            num_chosen = min(self._num_chosen, len(self.groups.sizes))
+            return algorithm.draw_two_level(
+                self.importance, self.groups, self.batch_size, num_chosen, self.rng
+            )
+        if not self._ready:
             self._learn_pending()
             shape = (self.stride, self.batch_size)
             self._hold(algorithm.draw_flat(self.importance, shape, MIXING, self.rng))
-        batch = self._ready[0], self._ready_weights[0]
-        self._ready, self._ready_weights = self._ready[1:], self._ready_weights[1:]
-        return batch
+        return self._ready.popleft()
 
     def _hold(self, drawn: Indices) -> None:
-        probs = algorithm.mixed_probs(self.importance, MIXING, drawn)
-        self._ready, self._ready_weights = drawn, algorithm.inverse_probs(probs, self.num_samples)
+        """Keep batches (num_batches, batch_size) for the next draws, with their weights."""
+        probs = algorithm.mixed_probs(self.importance, MIXING)
+        weights = algorithm.inverse_probs(probs[drawn], self.num_samples)
+        self._ready = deque(zip(drawn, weights, strict=True))
 
     def refresh_indices(self) -> Indices:
-        """Name the group to score next, as far as time allows, and pass the turn on."""
-        # section 4.1, step 1: round-robin
+        """Return the samples of the group to score next, and pass the turn on (section 4.1)."""
         group = self.groups.members(self.groups.turn).copy()
-        self.groups, self._awaits_group = algorithm.advance(self.groups), True
+        self.groups = algorithm.advance(self.groups)
+        self._awaits_group = True
         return group
 
     def resize_groups(self, size: int) -> None:
-        """Cut the coming groups to ``size`` samples, for instance to what the link hides."""
+        """Cut the coming groups to ``size`` samples, such as can be scored on time (BACC)."""
         self.groups = algorithm.resize(self.groups, size)
 
     def update(self, indices: Indices, scores: Floats) -> None:
-        """Cache new scores, at least 0, of a refreshed group or of the batch just trained on."""
+        """Cache new scores, at least 0, of the group named last or of the batch just trained on."""
         indices, scores = self.check_scores(indices, scores)
         algorithm.check_importance(scores)
         if not len(indices):
             return
         if self.learns_from == "loss":
             scores = algorithm.error_probability(scores)
-        last = self.groups.members(self.groups.turn - 1)[: len(indices)]
-        is_group = self._awaits_group and np.array_equal(indices, last)
+        # the scoring of a group may have been cut short
+        group = self.groups.members(self.groups.turn - 1)[: len(indices)]
+        is_group = self._awaits_group and np.array_equal(indices, group)
         if is_group or len(indices) > self.batch_size:
             self._learn_pending()
             self._learn(indices, scores)
             self._awaits_group = False
             return
-        known, known_scores = self._pending
-        self._pending = np.append(known, indices), np.append(known_scores, scores)
+        pending, pending_scores = self._pending
+        self._pending = np.append(pending, indices), np.append(pending_scores, scores)
         self._num_pending += 1
         if self._num_pending >= self.stride:
             self._learn_pending()
 
     def _learn_pending(self) -> None:
-        (indices, scores), self._num_pending = self._pending, 0
+        indices, scores = self._pending
+        self._num_pending = 0
         if len(indices):
             self._pending = indices[:0], scores[:0]
             self._learn(indices, scores)
 
     def _learn(self, indices: Indices, scores: Floats) -> None:
-        # in single precision, so that a saved cache is the cache
+        # in single precision, as the state is saved
         self.importance[indices] = scores.astype(np.float32)
         self.scored_at[indices] = self.steps
-        # samples never scored count as the others' mean, taken again when these have doubled
+        # the average is taken again only when twice as many samples have a score
         num_scored = np.count_nonzero(self.scored_at >= 0)
         if self.num_samples > num_scored >= 2 * self._num_averaged:
             self._average_unscored()
-        self._ready = self._ready[:0]
+        self._ready.clear()
 
     def _average_unscored(self) -> None:
+        """Let samples that were never scored count as the others' average."""
         scored = self.scored_at >= 0
         self._num_averaged = int(np.count_nonzero(scored))
         if self._num_averaged:
             self.importance[~scored] = np.float32(self.importance[scored].mean())
 
     def forget(self, indices: Indices) -> None:
-        """Treat samples at these positions as never scored: others took their place."""
+        """Treat samples at these positions as never scored: other samples took their place."""
         self._learn_pending()
         self.scored_at[indices] = -1
         self._average_unscored()
-        self._ready = self._ready[:0]
+        self._ready.clear()
 
     @property
     def coverage(self) -> float:
@@ -175,6 +184,7 @@ class MercurySampler(BatchSampler):
     def state_dict(self) -> StateDict:
         """Return sizes, generator, cache with ages, and groups: 12 bytes a sample."""
         groups = self.groups._replace(order=self.groups.order.astype(np.int32))._asdict()
+        drawn = np.array([indices for indices, _ in self._ready], np.int64)
         return super().state_dict() | {
             "estimator": self.estimator,
             **{f"group_{name}": value for name, value in groups.items()},
@@ -183,7 +193,7 @@ class MercurySampler(BatchSampler):
             "importance": self.importance.astype(np.float32),
             "scored_at": self.scored_at.copy(),
             "num_averaged": self._num_averaged,
-            "drawn": self._ready,
+            "drawn": drawn.reshape(-1, self.batch_size),
             "pending_indices": self._pending[0],
             "pending_scores": self._pending[1],
             "num_pending": self._num_pending,
@@ -191,26 +201,27 @@ class MercurySampler(BatchSampler):
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue where ``state_dict`` was taken; see the parent for errors."""
-        num, vector = self.num_samples, ((-1,), "i")
+        per_sample = (self.num_samples,)
         counts = ("group_turn", "group_size", "steps", "num_averaged", "num_pending")
-        schema = {
-            **{"estimator": str, "awaits_group": bool, **dict.fromkeys(counts, int)},
-            **dict.fromkeys(("group_order", "scored_at"), ((num,), "i")),
-            **dict.fromkeys(("group_bounds", "pending_indices"), vector),
-            **{"importance": ((num,), "f"), "pending_scores": ((-1,), "f")},
-            "drawn": ((-1, self.batch_size), "i"),
-        }
+        schema: dict[str, object] = {"estimator": str, "awaits_group": bool}
+        schema |= dict.fromkeys(counts, int)
+        schema |= dict.fromkeys(("group_order", "scored_at"), (per_sample, "i"))
+        schema |= dict.fromkeys(("group_bounds", "pending_indices"), ((-1,), "i"))
+        schema |= {"importance": (per_sample, "f"), "pending_scores": ((-1,), "f")}
+        schema["drawn"] = ((-1, self.batch_size), "i")
         check_state(state, schema, "MercurySampler")
-        old: dict[str, Any] = {name: state[name] for name in schema}
-        if old["estimator"] != self.estimator:
-            raise invalid("estimator of the state", old["estimator"], f"be {self.estimator}")
+        saved: dict[str, Any] = {name: state[name] for name in schema}
+        if saved["estimator"] != self.estimator:
+            raise invalid("estimator of the state", saved["estimator"], f"be {self.estimator}")
+        # the parent makes the last check: nothing changes before
         super().load_state_dict(state)
-        # all fits: from here on nothing is refused
-        order, bounds = old["group_order"].astype(np.int64), old["group_bounds"]
-        self.groups = Groups(order, bounds, old["group_turn"], old["group_size"])
-        self.steps, self._awaits_group = old["steps"], old["awaits_group"]
-        self.importance = old["importance"].astype(np.float64)
-        self.scored_at = old["scored_at"].copy()
-        self._num_averaged, self._num_pending = old["num_averaged"], old["num_pending"]
-        self._hold(old["drawn"])
-        self._pending = old["pending_indices"], old["pending_scores"]
+        order = saved["group_order"].astype(np.int64)
+        self.groups = Groups(order, saved["group_bounds"], saved["group_turn"], saved["group_size"])
+        self.steps = saved["steps"]
+        self._awaits_group = saved["awaits_group"]
+        self.importance = saved["importance"].astype(np.float64)
+        self.scored_at = saved["scored_at"].copy()
+        self._num_averaged = saved["num_averaged"]
+        self._num_pending = saved["num_pending"]
+        self._pending = saved["pending_indices"], saved["pending_scores"]
+        self._hold(saved["drawn"])

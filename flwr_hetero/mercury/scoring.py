@@ -1,4 +1,4 @@
-"""Importance beyond what training shows: groups scored while the node waits (BACC, section 4.3)."""
+"""Score groups of samples while the node waits for the network (BACC, section 4.3)."""
 
 from logging import WARNING
 from math import nan
@@ -18,11 +18,10 @@ from flwr_hetero.mercury.algorithm import group_size
 from flwr_hetero.mercury.background import collect_scores, start_scoring
 from flwr_hetero.mercury.sampler import MercurySampler
 
-JOB = "scoring"
-"""Name in ``context.state`` of what a detached process is doing."""
+JOB = "scoring"  # name of the detached process's job in context.state
 SCORE_BATCH = 256
-LIMIT_S, LIMIT_IDLE = 60.0, 5.0
-"""When a detached worker ends by itself: seconds, and multiples of the usual wait."""
+LIMIT_S = 60.0  # a detached process ends by itself after this,
+LIMIT_IDLE = 5.0  # plus so many times the usual wait
 
 
 def score_hidden(
@@ -34,10 +33,11 @@ def score_hidden(
 ) -> int:
     """Score the next group while the reply travels and the server aggregates.
 
-    On a real device a detached process does it, and the next round collects the scores with
-    :func:`collect_hidden`; on an emulated one it is done at once and counts as hidden.
+    On a real device a detached process scores, and the next round collects the scores with
+    :func:`collect_hidden`. On an emulated device they are computed at once and count as hidden.
+    Returns how many samples were scored at once.
     """
-    # section 4.3: as many samples as the network hides
+    # section 4.3: as many samples as can be scored while the network is busy
     pace = read_pace(context)
     size = 0 if pace is None else group_size(pace.idle_s, pace.score_s, sampler.num_samples)
     if pace is None or not size:
@@ -45,11 +45,12 @@ def score_hidden(
     sampler.resize_groups(size)
     group = sampler.refresh_indices()
     inputs, targets = (part[torch.from_numpy(group).to(part.device)] for part in examples)
-    # emulated devices hide it on their own clock
+    # the clock of an emulated device hides the time that this takes
     if is_emulated(context):
-        # batch by batch: a group may be all of the node's data
-        device, count = next(model.parameters()).device, -(-len(group) // SCORE_BATCH)
-        parts = (part.to(device).tensor_split(count) for part in (inputs, targets))
+        # in batches, as a group may be all of the node's data
+        num_batches = -(-len(group) // SCORE_BATCH)
+        device = next(model.parameters()).device
+        parts = (part.to(device).tensor_split(num_batches) for part in (inputs, targets))
         sampler.update(group, score_batches(model, zip(*parts, strict=True), loss_fn))
         return len(group)
     limit_s = LIMIT_S + LIMIT_IDLE * pace.idle_s
@@ -59,17 +60,18 @@ def score_hidden(
 
 
 def collect_hidden(sampler: MercurySampler, context: Context) -> None:
-    """End the detached process of the last round and take what it got done."""
+    """End the detached process of the last round and use the scores that it computed."""
     job = load_state(context, JOB) or {}
-    folder, indices = str(job.get("folder", "")), job.get("indices", np.empty(0))
+    folder = str(job.get("folder", ""))
     if not folder:
         return
     save_state(context, JOB, {"folder": "", "indices": np.empty(0, dtype=np.int64)})
-    # of the first samples, as far as it got
     scores, seconds = collect_scores(folder)
     if len(scores):
         note_pace(context, nan, seconds / len(scores) / FORWARD_SHARE)
+        # the process may have scored only the first samples of the group
+        scored = np.ravel(job.get("indices", np.empty(0)))[: len(scores)]
         try:
-            sampler.update(np.ravel(indices)[: len(scores)], scores)
+            sampler.update(scored, scores)
         except ValueError as error:
             log(WARNING, "scores from the background not used: %s", error)

@@ -1,4 +1,4 @@
-"""Important samples move between nodes while they train; off unless you use this wrapper."""
+"""Resharding: nodes exchange raw samples (opt-in, as raw data leave the devices)."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -35,8 +35,7 @@ SAMPLES = ClientSupport(
     "which exchange none",
 )
 """What nodes must do: see ``apps/mercury``."""
-MOST = 2.0
-"""A node may offer as many samples as this times the median node."""
+MOST = 2.0  # a node may offer this times as many samples as the median node
 Swap = tuple[tuple[str, int], tuple[str, int]]
 """Two slots, each as (node, slot), that exchange what they hold."""
 
@@ -45,22 +44,22 @@ def match(offers: Mapping[str, list[int]], rng: np.random.Generator) -> list[Swa
     """Pair slots of different nodes at random, always from the nodes with the most slots left."""
     left = {node: rng.permutation(slots).tolist() for node, slots in sorted(offers.items())}
 
-    def fullest(nodes: list[str]) -> str:
+    def pick_fullest(nodes: list[str]) -> str:
         most = max(len(left[node]) for node in nodes)
-        found = [node for node in nodes if len(left[node]) == most]
-        return found[int(rng.integers(len(found)))]
+        fullest = [node for node in nodes if len(left[node]) == most]
+        return fullest[int(rng.integers(len(fullest)))]
 
     swaps: list[Swap] = []
     while len(nodes := [node for node, slots in left.items() if slots]) > 1:
-        one = fullest(nodes)
-        other = fullest([node for node in nodes if node != one])
+        one = pick_fullest(nodes)
+        other = pick_fullest([node for node in nodes if node != one])
         swaps.append(((one, left[one].pop()), (other, left[other].pop())))
     return swaps
 
 
 @dataclass
 class Slot:
-    """A place in a node's data: what it holds, and whether that is known to have arrived."""
+    """A place in a node's data: which sample it holds, and whether the node confirmed that."""
 
     sample_id: int
     offered: bool = True
@@ -71,70 +70,74 @@ class Slot:
 class SwapTable:
     """Which node holds which sample; samples are opaque byte strings."""
 
-    # the table alone decides: a node that has not received a delivery does not train on the slot,
-    # so a failure at any point neither loses a sample nor lets two nodes train on it
+    # The table alone decides. A node does not train on a slot before it has received the sample
+    # there, so a failure at any point neither loses a sample nor lets two nodes train on it.
 
     def __init__(self) -> None:
         self.store: list[bytes] = []
         self.slots: dict[str, dict[int, Slot]] = {}
+        # by node: number of slots in its offers so far, and how many slots it may offer in all
         self.received: dict[str, int] = {}
-        # slots that a node may offer in all
         self.limits: dict[str, int] = {}
 
     def set_limits(self, claims: Mapping[str, int]) -> None:
-        """Fix how many slots nodes may offer: as they say at first, within reason."""
-        if new := {node: claim for node, claim in claims.items() if node not in self.limits}:
+        """Limit a new node's offers to its first claim, and to twice the median node's."""
+        new = {node: claim for node, claim in claims.items() if node not in self.limits}
+        if new:
             most = ceil(MOST * float(np.median([*self.limits.values(), *new.values()])))
             self.limits |= {node: min(claim, most) for node, claim in new.items()}
 
     def room(self, node: str) -> int:
-        """Return how many more slots a node may offer; None said yet: any."""
+        """Return how many more slots a node may offer; any number while it has no limit."""
         return self.limits.get(node, MAX_SLOTS) - len(self.slots.get(node, {}))
 
     def add(self, node: str, slots: list[int], content: bytes) -> None:
-        """Store copies of the samples that a node offers, up to its limit; a slot once."""
-        table, size = self.slots.get(node, {}), len(content) // max(len(slots), 1)
+        """Store copies of the samples that a node offers, each slot once and up to its limit."""
+        table = self.slots.get(node, {})
+        size = len(content) // max(len(slots), 1)
         sizes = {len(self.store[slot.sample_id]) for slot in table.values()}
         if size * len(slots) != len(content) or (slots and (sizes - {size} or not size)):
             raise ValueError(f"{len(content)} bytes are not {len(slots)} samples of one size.")
         if len(set(slots)) < len(slots) or min(slots, default=0) < 0:
             raise ValueError("offered slots must be distinct and not negative.")
-        room, self.slots[node] = self.room(node), table
+        room = self.room(node)
         for place, slot in enumerate(slots):
-            # the table knows better than the node what is there
+            # the stored sample counts: a node that lost its state may send an older one
             if slot in table:
                 table[slot].offered = True
             elif room > 0:
                 room -= 1
                 table[slot] = Slot(len(self.store))
                 self.store.append(content[place * size : (place + 1) * size])
+        self.slots[node] = table
         self.received[node] = self.received.get(node, 0) + len(slots)
 
     def swap(self, rng: np.random.Generator) -> int:
-        """Exchange as many offered slots of different nodes as possible."""
-        # samples of one size change places: a node cannot train on others'
+        """Exchange as many offered slots of different nodes as possible; return their number."""
+        # only samples of equal size are exchanged: a node cannot train on others
         by_bytes: dict[int, dict[str, list[int]]] = {}
         for node, slots in self.slots.items():
-            if offers := [number for number, slot in slots.items() if slot.offered]:
-                size = len(self.store[slots[offers[0]].sample_id])
-                by_bytes.setdefault(size, {})[node] = offers
+            offered = [number for number, slot in slots.items() if slot.offered]
+            if offered:
+                size = len(self.store[slots[offered[0]].sample_id])
+                by_bytes.setdefault(size, {})[node] = offered
         swaps = [pair for _, offers in sorted(by_bytes.items()) for pair in match(offers, rng)]
-        for pair in swaps:
-            one, other = (self.slots[node][number] for node, number in pair)
-            one.sample_id, other.sample_id = other.sample_id, one.sample_id
-            for slot in (one, other):
-                slot.offered, slot.exchanged, slot.confirmed = False, True, False
+        for (one, one_slot), (other, other_slot) in swaps:
+            one_id = self.slots[one][one_slot].sample_id
+            other_id = self.slots[other][other_slot].sample_id
+            self.slots[one][one_slot] = Slot(other_id, offered=False, exchanged=True)
+            self.slots[other][other_slot] = Slot(one_id, offered=False, exchanged=True)
         return len(swaps)
 
     def deliver(self, node: str) -> Delivery:
-        """Say what a node holds, with the content that it has not confirmed."""
+        """Return what a node holds, with the content of slots that it has not confirmed."""
         held = {n: s for n, s in sorted(self.slots.get(node, {}).items()) if s.exchanged}
         sent = [number for number, slot in held.items() if not slot.confirmed]
         content = b"".join(self.store[held[number].sample_id] for number in sent)
         return Delivery(list(held), [slot.sample_id for slot in held.values()], sent, content)
 
     def confirm(self, node: str, missing: list[int]) -> None:
-        """Note what a node still lacks after a delivery, which is sent again."""
+        """Mark a node's slots as delivered; those that it still lacks are sent again."""
         for number, slot in self.slots.get(node, {}).items():
             slot.confirmed = number not in missing
 
@@ -144,13 +147,13 @@ class SwapTable:
 
     def state_dict(self) -> StateDict:
         """Return the table as text, and the samples one after the other."""
-        slots = {
-            node: {number: list(vars(slot).values()) for number, slot in own.items()}
-            for node, own in self.slots.items()
+        rows = {
+            node: {number: list(vars(slot).values()) for number, slot in slots.items()}
+            for node, slots in self.slots.items()
         }
         sizes = [len(sample) for sample in self.store]
         return {
-            "table": json.dumps([slots, self.received, self.limits, sizes]),
+            "table": json.dumps([rows, self.received, self.limits, sizes]),
             "content": np.frombuffer(b"".join(self.store), np.uint8),
         }
 
@@ -158,8 +161,8 @@ class SwapTable:
         """Continue from ``state_dict``."""
         rows, self.received, self.limits, sizes = json.loads(state["table"])
         self.slots = {
-            node: {int(number): Slot(*fields) for number, fields in own.items()}
-            for node, own in rows.items()
+            node: {int(number): Slot(*fields) for number, fields in slots.items()}
+            for node, slots in rows.items()
         }
         parts = np.split(state["content"], np.cumsum([0, *sizes]))
         self.store = [part.tobytes() for part in parts[1:-1]]
@@ -172,8 +175,8 @@ class Resharding(Wrapper):
     sample moved until the run ends.** Use it only where that is allowed.
 
     Each node offers a share of its samples once. The server swaps offered samples of different
-    nodes at random and keeps the table of who holds what; what gets lost is sent again.
-    MissingClientSupportError in the first round, if no node takes part in the exchange.
+    nodes at random, keeps a table of which node holds which sample, and sends lost samples again.
+    MissingClientSupportError in the first round if no node takes part in the exchange.
 
     Parameters
     ----------
@@ -182,11 +185,11 @@ class Resharding(Wrapper):
     share : float
         Part of its samples that a node offers, in (0, 1].
     budget_bytes : int
-        Samples per reply, in bytes: what the link can carry beside the model.
+        Bytes of samples in a reply, such as the link can carry beside the model.
     by_importance : bool
         False: any samples, the importance-agnostic baseline.
     seed : int
-        Of the swaps.
+        Seed of the swaps.
 
     Examples
     --------
@@ -211,21 +214,23 @@ class Resharding(Wrapper):
         self.budget_bytes = check_count("budget_bytes", budget_bytes, 1)
         self.rng = np.random.default_rng(check_count("seed", seed))
         super().__init__(strategy)
-        self.by_importance, self.table = by_importance, SwapTable()
+        self.by_importance = by_importance
+        self.table = SwapTable()
         self._asked: set[int] = set()
         self._info: dict[str, Any] = {}
 
     def on_start(self, run: Run) -> None:
-        """After a resume, identify the nodes that the samples belong to."""
+        """After a resume, find out which nodes the samples belong to."""
         self._identify(run.exchange(run.round + 1), run.grid)
 
     def before_train(self, context: Exchange, grid: Grid) -> Grid:
-        """Identify newcomers: one that was here before may have swapped samples."""
+        """Identify new nodes: one that took part before may have exchanged samples."""
         self._identify(context, grid)
         return grid
 
     def _identify(self, context: Exchange, grid: Grid) -> None:
-        # a message to a newcomer would tell it to train on samples that another node holds
+        # without an identity a node would be sent no samples, and would train on its own although
+        # other nodes hold them
         registry = self.fleet.nodes
         nodes = set(grid.get_node_ids()) - registry.in_flight.keys() - self._asked
         unknown = {node for node in nodes if not registry.knows(node)}
@@ -236,7 +241,7 @@ class Resharding(Wrapper):
     def on_instructions(
         self, context: Exchange, messages: list[Message], grid: Grid
     ) -> list[Message]:
-        """Tell each node what it holds and what it may offer."""
+        """Send each node the samples that it holds, and how much it may offer."""
         self._info = {"delivered_bytes": 0, "offered_bytes": 0}
         for message in messages:
             node = self.identity(message.metadata.dst_node_id)
@@ -252,19 +257,19 @@ class Resharding(Wrapper):
         return messages
 
     def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
-        """Store what nodes offer, and swap."""
+        """Store the samples that nodes offer, and swap."""
         records = {}
         for reply in replies:
             if keys.RESHARDING in configs_in(reply.content):
                 node = self.identity(reply.metadata.src_node_id)
                 records[node] = reply.content.pop(keys.RESHARDING)
-        # a node may offer the share of what it says at first to have, within reason
-        claims = {node: read_number(record, keys.NUM_SAMPLES) for node, record in records.items()}
+        # cap each node's offers at the share of the data size that it reports at first
+        sizes = {node: read_number(record, keys.NUM_SAMPLES) for node, record in records.items()}
         self.table.set_limits(
-            {node: ceil(self.share * min(n, MAX_SLOTS)) for node, n in claims.items() if n > 0}
+            {node: ceil(self.share * min(n, MAX_SLOTS)) for node, n in sizes.items() if n > 0}
         )
         for node, record in records.items():
-            # a bad offer costs the offer: the model in the reply counts
+            # only a bad offer is dropped: the model in the same reply still counts
             try:
                 self._take(node, record)
             except ValueError as error:
@@ -274,9 +279,9 @@ class Resharding(Wrapper):
         return replies
 
     def _take(self, node: str, record: Mapping[str, Any]) -> None:
-        """Store what a node offers; ValueError if it may not."""
-        known = len(self.table.slots.get(node, {}))
-        self.table.confirm(node, ints_in(record, keys.MISSING, known))
+        """Store the samples that a node offers; ValueError if the offer is not valid."""
+        num_slots = len(self.table.slots.get(node, {}))
+        self.table.confirm(node, ints_in(record, keys.MISSING, num_slots))
         content = bytes_in(record, keys.CONTENT)
         if len(content) > self.budget_bytes:
             raise ValueError(f"{len(content)} bytes, the budget is {self.budget_bytes}")

@@ -12,10 +12,8 @@ from numpy.typing import NDArray
 Floats: TypeAlias = NDArray[np.float64]
 Indices: TypeAlias = NDArray[np.int64]
 
-SMOOTHING = 0.8
-"""The paper's lambda: weight of the newest slope (Eq. 12)."""
-MAX_EXPONENT = 20.0
-"""Bound of an extrapolation's exponent: an old trend must not overflow."""
+SMOOTHING = 0.8  # the paper's lambda: weight of the newest slope (Eq. 12)
+MAX_EXPONENT = 20.0  # of an extrapolation, so that an old trend cannot overflow
 
 
 class Trend(NamedTuple):
@@ -27,7 +25,7 @@ class Trend(NamedTuple):
 
 
 def start_trend(num_samples: int) -> Trend:
-    """Begin with nothing known about any example."""
+    """Make a trend in which no priority is known."""
     unknown = np.full(num_samples, np.nan)
     return Trend(unknown, np.zeros(num_samples), np.full(num_samples, -1, dtype=np.int64))
 
@@ -37,7 +35,8 @@ def choose_batch(
 ) -> Indices:
     """Choose the examples whose gradients this iteration computes (Algorithm 1, lines 4 to 15).
 
-    order: the round-robin; turn: examples taken from it so far -> those of S first, then of T.
+    order: the round-robin; turn: examples taken from it so far -> (num_renewed + num_top,), those
+    of S first, then those of T.
 
     >>> trend = Trend(np.array([9.0, 5.0, 7.0, 1.0]), np.zeros(4), np.zeros(4, dtype=np.int64))
     >>> choose_batch(trend, np.array([3, 0, 1, 2]), 1, 1, num_renewed=1, num_top=2).tolist()
@@ -45,7 +44,7 @@ def choose_batch(
     """
     # Alg. 1, l. 4: S
     renewed = order[(turn + np.arange(num_renewed)) % len(order)]
-    # l. 13: all are estimated; those of S are computed in the training step, with those of T
+    # l. 13: those of S are estimated too, as they are computed only in the training step
     priority = estimate(trend, iteration)
     # l. 15: T
     return np.concatenate([renewed, pick_top(priority, num_top, taken=renewed)])
@@ -59,14 +58,15 @@ def pick_top(priority: Floats, num_top: int, taken: Indices) -> Indices:
     >>> pick_top(np.array([0.5, 3.0, 2.0, np.nan]), 2, taken=np.array([1])).tolist()
     [0, 2]
     """
-    # S and T do not overlap
-    left = np.ones(len(priority), dtype=bool)
-    left[taken] = False
-    candidates = np.flatnonzero(left)
+    is_left = np.ones(len(priority), dtype=bool)
+    is_left[taken] = False
+    candidates = np.flatnonzero(is_left)
     if num_top >= len(candidates):
         return candidates
-    known = np.where(np.isnan(priority), -np.inf, priority)[candidates]
-    chosen = np.argpartition(known, -num_top)[-num_top:] if num_top else np.empty(0, np.int64)
+    if num_top == 0:
+        return candidates[:0]
+    values = np.where(np.isnan(priority), -np.inf, priority)[candidates]
+    chosen = np.argpartition(values, -num_top)[-num_top:]
     return np.sort(candidates[chosen])
 
 
@@ -75,28 +75,31 @@ def learn(trend: Trend, indices: Indices, priorities: Floats, iteration: int) ->
 
     .. math:: a_i = \lambda \frac{\ln p_i - \ln p_j}{i - j} + (1 - \lambda) a_j
 
-    priorities: signed -> the trend of all examples. Not the paper's: where the two values have no
-    common sign the trend starts flat, and a second value in one iteration keeps the slope.
+    priorities: (len(indices),), signed -> the trend of all examples. Not in the paper: where the
+    two values differ in sign the trend starts flat, and a second value in one iteration keeps the
+    slope.
 
     >>> trend = learn(start_trend(2), np.arange(2), np.array([8.0, 1.0]), iteration=0)
     >>> learn(trend, np.arange(2), np.array([2.0, -1.0]), iteration=2).slope.round(3)
     array([-0.555,  0.   ])
     """
-    # (p_j, a_j, j)
-    before, slope_before = trend.priority[indices], trend.slope[indices]
+    # p_j, a_j and i - j
+    old_priority = trend.priority[indices]
+    old_slope = trend.slope[indices]
     age = iteration - trend.computed_at[indices]
-    same_sign = before * np.sign(priorities) > 0  # False for NaN
-    log_before, log_now = (
-        np.log(np.abs(values), out=np.zeros(len(age)), where=same_sign)
-        for values in (before, priorities)
-    )
+    # False where the old priority is NaN
+    same_sign = old_priority * np.sign(priorities) > 0
+
+    def log_of(values: Floats) -> Floats:
+        return np.log(np.abs(values), out=np.zeros(len(age)), where=same_sign)
+
     # Alg. 2, l. 2 and 3
-    newest = (log_now - log_before) / np.maximum(age, 1)
-    slope = np.where(same_sign, SMOOTHING * newest + (1 - SMOOTHING) * slope_before, 0.0)
+    newest = (log_of(priorities) - log_of(old_priority)) / np.maximum(age, 1)
+    slope = np.where(same_sign, SMOOTHING * newest + (1 - SMOOTHING) * old_slope, 0.0)
     # l. 4
     learned = Trend(trend.priority.copy(), trend.slope.copy(), trend.computed_at.copy())
     learned.priority[indices] = priorities
-    learned.slope[indices] = np.where(age > 0, slope, slope_before)
+    learned.slope[indices] = np.where(age > 0, slope, old_slope)
     learned.computed_at[indices] = iteration
     return learned
 
@@ -126,9 +129,10 @@ def top_share(priorities: Floats, top_ratio: float) -> float:
     >>> top_share(np.array([6.0, 1.0, -1.0, 2.0]), top_ratio=0.25)
     0.75
     """
-    whole, count = priorities.sum(), max(1, round(top_ratio * len(priorities)))
-    top = np.partition(priorities, -count)[-count:]
-    return float(top.sum() / whole) if whole > 0 else float("nan")
+    num_top = max(1, round(top_ratio * len(priorities)))
+    top = np.partition(priorities, -num_top)[-num_top:]
+    total = priorities.sum()
+    return float(top.sum() / total) if total > 0 else float("nan")
 
 
 def expected_counts(priority: Floats, mixing: float) -> Floats:
@@ -137,28 +141,29 @@ def expected_counts(priority: Floats, mixing: float) -> Floats:
     .. math:: N q_i = (1 - \lambda) \, s_i / \bar s + \lambda, \qquad s_i = \sqrt{|p_i|}
 
     priority: (num_samples,), NaN where unknown, which counts as average; mixing: :math:`\lambda` in
-    (0, 1] -> (num_samples,), with mean 1. Not the paper's: its top examples are biased. The root
-    is the exponent of least variance among 1, 1/2 and 0.
+    (0, 1] -> (num_samples,), with mean 1. Not in the paper, whose top examples are a biased draw.
+    Of the exponents 1, 1/2 and 0 the square root has the least variance.
 
     >>> expected_counts(np.array([9.0, -1.0, np.nan]), mixing=0.5)
     array([1.25, 0.75, 1.  ])
     """
-    # in single precision, where priorities that have all but diverged must stay finite
+    # priorities of a model that is about to diverge must stay finite in single precision
     importance = np.sqrt(np.minimum(np.abs(priority), 1e76)).astype(np.float32)
-    known = ~np.isnan(importance)
-    mean = float(np.nansum(importance, dtype=np.float64)) / max(1, int(known.sum()))
+    is_known = ~np.isnan(importance)
+    mean = float(np.nansum(importance, dtype=np.float64)) / max(1, int(is_known.sum()))
     if mean == 0.0:
         return np.ones(len(priority))
-    return (1.0 - mixing) * np.where(known, importance.astype(np.float64) / mean, 1.0) + mixing
+    relative = np.where(is_known, importance.astype(np.float64) / mean, 1.0)
+    return (1.0 - mixing) * relative + mixing
 
 
 def weighted_shuffle(counts: Floats, rng: np.random.Generator) -> Indices:
-    """Draw an epoch in which each example occurs its count of times, rounded up or down.
+    """Draw an epoch in which each example occurs as often as its count, rounded up or down.
 
-    counts: of mean 1 -> as many examples, in random order; each count is the expected number.
-    Systematic sampling: the counts are laid end to end in random order and every whole number
-    after a random start picks the example that it falls on. With equal counts this is a
-    permutation, so it keeps what reshuffling gains over independent draws.
+    counts: (num_samples,), with mean 1; the expected number of times -> (num_samples,), in random
+    order. Systematic sampling: the counts are laid end to end in random order, and every whole
+    number after a random start picks the example that it falls on. With equal counts this is a
+    permutation, so it keeps the gain of reshuffling over independent draws.
 
     >>> rng = np.random.default_rng(0)
     >>> sorted(weighted_shuffle(np.array([2.0, 1.5, 0.5, 0.0]), rng).tolist())
@@ -167,7 +172,7 @@ def weighted_shuffle(counts: Floats, rng: np.random.Generator) -> Indices:
     num_samples = len(counts)
     order = rng.permutation(num_samples)
     edges = np.cumsum(counts[order])
-    # of mean 1 up to rounding
+    # the mean of the counts is 1 only up to rounding
     edges *= num_samples / edges[-1]
     edges[-1] = num_samples
     ticks = np.arange(num_samples) + rng.random()

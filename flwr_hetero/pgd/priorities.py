@@ -1,7 +1,8 @@
 r"""Priorities of a batch (Eq. 8): derivatives of its losses along the aggregated gradient.
 
-One pass with dual numbers has them, or the training step's own layers. A layer that is linear in
-its parameters moves by ``layer(input; gbar)``; with :math:`\delta_i` the gradient at its output
+One forward pass with dual numbers computes them, or the training step does. The output of a layer
+that is linear in its parameters moves by ``layer(input; gbar)``. With :math:`\delta_i` the gradient
+at this output,
 
 .. math:: p_i = \sum_{layers} \langle \delta_i, \mathrm{layer}(a_i; \bar g) \rangle
 """
@@ -10,7 +11,7 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial, reduce
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ LINEAR_IN_PARAMETERS = (
     nn.Linear, _ConvNd, nn.Embedding, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, _NormBase,
 )  # fmt: skip
 LAYERS = ("last", "all")
-TOLERANCE = 0.01  # part by which the sum of the first priorities may be off
+TOLERANCE = 0.01  # relative error of the sum of the first priorities
 
 
 def sample_priorities(
@@ -41,18 +42,18 @@ def sample_priorities(
     .. math:: p_i = \bar g \cdot g_i = \frac{d}{dt} L_i(W + t \bar g) \Big|_{t=0}
 
     Signed, of shape (batch,), without dropout. ValueError if an argument does not fit or is not
-    finite, or what moves goes through a layer without a forward mode in torch, such as LSTM.
+    finite, or if a layer that the direction affects has no forward mode in torch, such as LSTM.
 
     Parameters
     ----------
     model : nn.Module
-        Left as it is, with its buffers and the global random state.
+        It is not changed, nor are its buffers and the global random state.
     loss_fn : callable
         ``loss_fn(outputs, targets)`` with one loss per example.
     inputs, targets : Tensor, shape (batch, ...)
         The examples.
     direction : mapping of str to Tensor
-        The aggregated gradient by parameter name; what is left out does not move.
+        The aggregated gradient by parameter name, or a part of it.
 
     Examples
     --------
@@ -62,19 +63,20 @@ def sample_priorities(
     >>> sample_priorities(model, loss, inputs, targets, gradient)
     tensor([1., 4.])
     """
-    own = dict(model.named_parameters())
+    parameters = dict(model.named_parameters())
     if not direction:
         raise invalid("direction", direction, "name at least one parameter")
     for name, part in direction.items():
-        if name not in own or part.shape != own[name].shape:
-            rule = f"be one of {[(n, tuple(p.shape)) for n, p in own.items()]}"
+        if name not in parameters or part.shape != parameters[name].shape:
+            rule = f"be one of {[(n, tuple(p.shape)) for n, p in parameters.items()]}"
             raise invalid("direction", (name, tuple(part.shape)), rule)
     with undisturbed(model, inputs.device), torch.no_grad(), forward_ad.dual_level():
         tensors = {name: buffer.clone() for name, buffer in model.named_buffers()}
         for name, part in direction.items():
-            # no forward mode of GroupNorm is for channels last, which kernels may bring along
-            at = own[name].clone(memory_format=torch.contiguous_format)
-            tensors[name] = forward_ad.make_dual(at, part.to(at))  # type: ignore[no-untyped-call]
+            # GroupNorm has no forward mode for channels last, the format that weights may bring
+            value = parameters[name].clone(memory_format=torch.contiguous_format)
+            dual = forward_ad.make_dual(value, part.to(value))  # type: ignore[no-untyped-call]
+            tensors[name] = dual
         try:
             losses = loss_fn(functional_call(model, tensors, (inputs,)), targets)
         except NotImplementedError as error:
@@ -85,12 +87,13 @@ def sample_priorities(
             rule = f"return one loss per example, shape ({len(inputs)},)"
             raise invalid("loss_fn", tuple(losses.shape), rule, 'build it with reduction="none"')
         values, tangent = forward_ad.unpack_dual(losses)  # type: ignore[no-untyped-call]
-    found = torch.zeros_like(values) if tangent is None else tangent
-    for argument, numbers in (("loss_fn", values), ("direction", found)):
-        if len(bad := numbers[~numbers.isfinite()]):
+    priorities = torch.zeros_like(values) if tangent is None else tangent
+    for argument, numbers in (("loss_fn", values), ("direction", priorities)):
+        bad = numbers[~numbers.isfinite()]
+        if len(bad):
             hint = "the model has diverged, lower the learning rate"
             raise invalid(argument, bad[:3].tolist(), "give finite numbers", hint)
-    return found
+    return priorities
 
 
 def all_priorities(
@@ -102,33 +105,37 @@ def all_priorities(
     names: Collection[str] | None = None,
     batch_size: int = 512,
 ) -> tuple[NDArray[np.float64], dict[str, Tensor]]:
-    """Compute every example's priority along the gradient of all of them (Eq. 7 and 8)."""
+    """Compute all examples' priorities along the sum of their gradients (Eq. 7 and 8).
+
+    Returns the priorities (num_samples,), and the sum by parameter name; ``names`` restricts both
+    to some parameters.
+    """
     counted = {n: p for n, p in model.named_parameters() if names is None or n in names}
-    moving = {name: parameter for name, parameter in counted.items() if parameter.requires_grad}
+    trained = {name: parameter for name, parameter in counted.items() if parameter.requires_grad}
     total = {name: at_least_single(torch.zeros_like(p)) for name, p in counted.items()}
     starts = range(0, len(inputs), batch_size)
     batches = [(inputs[i : i + batch_size], targets[i : i + batch_size]) for i in starts]
     with scoring(model):
-        # Eq. 7: all gradients, before any priority
-        for batch, batch_targets in batches:
+        # Eq. 7: the sum must be complete before the first priority
+        for batch_inputs, batch_targets in batches:
             with torch.enable_grad():
-                loss = loss_fn(model(batch), batch_targets).sum()
-            gradients = torch.autograd.grad(loss, list(moving.values()))
-            for name, part in zip(moving, gradients, strict=True):
+                loss = loss_fn(model(batch_inputs), batch_targets).sum()
+            gradients = torch.autograd.grad(loss, list(trained.values()))
+            for name, part in zip(trained, gradients, strict=True):
                 total[name] += part
-        found = [sample_priorities(model, loss_fn, *batch, total) for batch in batches]
-    return torch.cat(found).cpu().double().numpy(), total
+        parts = [sample_priorities(model, loss_fn, *batch, total) for batch in batches]
+    return torch.cat(parts).cpu().double().numpy(), total
 
 
 @contextmanager
 def undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Switch off dropout and fused kernels; put modes and random state back afterwards."""
-    kind = nn.modules.dropout._DropoutNd
-    modes = {m: m.training for m in model.modules() if isinstance(m, kind)}
+    """Switch off dropout and fused kernels; restore modes and random state afterwards."""
+    dropout = nn.modules.dropout._DropoutNd
+    modes = {m: m.training for m in model.modules() if isinstance(m, dropout)}
     padded = [
         m for m in model.modules() if isinstance(m, nn.Embedding) and m.padding_idx is not None
     ]
-    hooks = [layer.register_forward_hook(_rest_of_padding) for layer in padded]
+    hooks = [layer.register_forward_hook(_freeze_padding) for layer in padded]
     fused = torch.backends.mha.get_fastpath_enabled()
     try:
         for module in modes:
@@ -136,10 +143,10 @@ def undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(False)
         with (
             torch.random.fork_rng([device] if device.type == "cuda" else []),
-            sdpa_kernel(SDPBackend.MATH),  # plain attention: the only one with a forward mode
+            sdpa_kernel(SDPBackend.MATH),  # the only attention kernel with a forward mode
             warnings.catch_warnings(),
         ):
-            warnings.simplefilter("ignore", DeprecationWarning)  # torch's, of its own rules
+            warnings.simplefilter("ignore", DeprecationWarning)  # from inside torch
             yield
     finally:
         for hook in hooks:
@@ -149,37 +156,41 @@ def undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
             module.training = mode
 
 
-def _rest_of_padding(layer: nn.Embedding, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
-    """Take the tangent of padding away, of which backward has no gradient."""
+def _freeze_padding(layer: nn.Embedding, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
+    """Remove the tangent at padding, where backward has no gradient either."""
     is_padding = (arguments[0] == layer.padding_idx).unsqueeze(-1)
-    still = forward_ad.unpack_dual(output).primal  # type: ignore[no-untyped-call]
-    return torch.where(is_padding, still, output)
+    primal = forward_ad.unpack_dual(output).primal  # type: ignore[no-untyped-call]
+    return torch.where(is_padding, primal, output)
 
 
 class LayerPriorities:
     """Sum up each example's priority during ``backward``, by hooks on layers."""
 
     def __init__(self, model: nn.Module, layers: str = "last") -> None:
-        own = {m: dict(m.named_parameters(recurse=False)) for m in model.modules()}
-        own = {layer: parameters for layer, parameters in own.items() if parameters}
-        if not own:
+        parts_of = {m: dict(m.named_parameters(recurse=False)) for m in model.modules()}
+        parts_of = {layer: parts for layer, parts in parts_of.items() if parts}
+        if not parts_of:
             raise invalid("model", type(model).__name__, "have parameters")
         if check_choice("layers", layers, LAYERS) == "last":
-            last = set(list(own.values())[-1].values())
-            own = {layer: parts for layer, parts in own.items() if last & set(parts.values())}
-        for layer in own:
+            # another layer may share parameters with the last one
+            last = set(list(parts_of.values())[-1].values())
+            parts_of = {layer: p for layer, p in parts_of.items() if last & set(p.values())}
+        for layer in parts_of:
             if not isinstance(layer, LINEAR_IN_PARAMETERS):
                 rule = "be linear in their parameters (Linear, Conv, Embedding, normalisation)"
                 hint = "take layers='last', or call sample_priorities"
                 raise invalid("layers that priorities count", type(layer).__name__, rule, hint)
-        # a parameter that layers share has one name, and one direction
-        names = {p: name for name, p in model.named_parameters()}
-        self._names = {layer: {k: names[p] for k, p in own[layer].items()} for layer in own}
+        # a parameter that layers share has one name in the model, and one direction
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        self._names = {
+            layer: {leaf: names[parameter] for leaf, parameter in parts.items()}
+            for layer, parts in parts_of.items()
+        }
         used = {name for parts in self._names.values() for name in parts.values()}
         self.parameters = {n: p for n, p in model.named_parameters() if n in used}
-        self.direction = cast(Parameters, {})
-        self._sums, self._whole = list[Tensor](), 0.0
-        self._is_over = self._is_checked = False
+        self.direction: Parameters = {}
+        self._clear()
+        self._is_checked = False
         self._handles = [layer.register_forward_hook(self._on_forward) for layer in self._names]
         self._handles += [
             p.register_hook(partial(self._on_gradient, name))  # type: ignore[no-untyped-call]
@@ -187,56 +198,66 @@ class LayerPriorities:
             if p.requires_grad
         ]
 
+    def _clear(self) -> None:
+        # the priorities of the batch, by layer, and what they should add up to: gbar . G
+        self._sums: list[Tensor] = []
+        self._expected_sum = 0.0
+        # whether the batch has been in backward
+        self._is_over = False
+
     def _on_forward(self, layer: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
         if output.requires_grad and self.direction:
-            # what is there was another sampler's batch, or dropped
+            # what was not collected is of a batch that was dropped, or of another sampler
             if self._is_over:
-                self._sums, self._whole, self._is_over = [], 0.0, False
+                self._clear()
             hook = partial(self._on_backward, layer, arguments[0].detach())
             output.register_hook(hook)  # type: ignore[no-untyped-call]
 
     def _on_backward(self, layer: nn.Module, inputs: Tensor, gradient: Tensor) -> None:
+        """Add the inner products of delta_i and layer(a_i; gbar)."""
         self._is_over = True
         if not self.direction:
             return
-        # <delta_i, layer(a_i; gbar)>
         moving = {leaf: self.direction[name] for leaf, name in self._names[layer].items()}
-        kind = next(iter(moving.values())).dtype
-        inputs = inputs.to(kind) if inputs.is_floating_point() else inputs
+        dtype = next(iter(moving.values())).dtype
+        inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
         buffers = {
-            name: b.to(kind, copy=True) if b.is_floating_point() else b.clone()
+            name: b.to(dtype, copy=True) if b.is_floating_point() else b.clone()
             for name, b in layer.named_buffers(recurse=False)
         }
         with torch.no_grad():
             moved = functional_call(layer, moving | buffers, (inputs,))
             if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:
-                # a weight that another layer shares moves at the padding too
+                # the direction of a shared weight has values for padding too, but no gradient
                 moved = moved.masked_fill((inputs == layer.padding_idx).unsqueeze(-1), 0.0)
-        self._sums.append((gradient.flatten(1).to(kind) * moved.flatten(1)).sum(1))
+        self._sums.append((gradient.flatten(1).to(dtype) * moved.flatten(1)).sum(1))
 
     def _on_gradient(self, name: str, gradient: Tensor) -> None:
-        # gbar . G, which the first priorities must add up to
         if self._sums and not self._is_checked:
-            self._whole += float((gradient.to_dense() * self.direction[name]).sum())
+            self._expected_sum += float((gradient.to_dense() * self.direction[name]).sum())
 
     def collect(self, size: int) -> Tensor | None:
         """Return the priorities of a batch, each times its loss's factor in ``backward``."""
-        sums, whole = self._sums, self._whole
-        self._sums, self._whole = [], 0.0
+        sums = self._sums
+        expected = self._expected_sum
+        self._clear()
         if not sums or not self.direction:
             return None
         hint = "call sample_priorities"
-        if lengths := {len(part) for part in sums} - {size}:
+        lengths = {len(part) for part in sums} - {size}
+        if lengths:
             rule = f"have the {size} examples in the first dimension of each layer that counts"
             raise invalid("model", lengths, rule, hint)
-        found = reduce(torch.add, sums)
+        priorities = reduce(torch.add, sums)
+        # the sums differ where a parameter is used outside its layer
         if not self._is_checked:
             self._is_checked = True
-            error = abs(float(found.sum()) - whole) / max(float(found.abs().sum()), 1e-30)
+            size_of_all = max(float(priorities.abs().sum()), 1e-30)
+            error = abs(float(priorities.sum()) - expected) / size_of_all
             if error > TOLERANCE:
                 rule = "use parameters that priorities count in their layers only"
                 raise invalid("model", f"a sum that is {error:.0%} off", rule, hint)
-        return found
+        return priorities
 
     def close(self) -> None:
         """Take the hooks off the model."""

@@ -17,7 +17,7 @@ RULES = ("stochastic", "topk")
 class PGDSampler(BatchSampler):
     r"""Prioritised gradient descent: prefer examples whose gradient agrees with that of all.
 
-    ``update`` takes signed priorities :math:`p_i = \bar g \cdot g_i`, which
+    ``update`` is given signed priorities :math:`p_i = \bar g \cdot g_i`, which
     :class:`~flwr_hetero.sampler.PriorityFeed` takes from the training step. Zhou and Gao,
     "Distributed Framework for Accelerating Training of Deep Learning Models through
     Prioritization", sections III and IV.
@@ -33,7 +33,7 @@ class PGDSampler(BatchSampler):
         Algorithm 1 with aggressive updates (PGD-A), round-robin plus top: biased, and behind
         uniform sampling in all our trials (``flwr_hetero_studies/papers/pgd``).
     renewal_share : float
-        :math:`r / (k + r)` in (0, 1]: part of a batch taken regardless of priority, in turn
+        :math:`r / (k + r)` in (0, 1]: part of a batch that is taken whatever its priority, in turn
         or uniformly (:math:`\lambda`).
 
     Examples
@@ -52,7 +52,7 @@ class PGDSampler(BatchSampler):
         "and take as loss: criterion = WeightedLoss(loader.batch_sampler)"
     )
     feed: ClassVar[Callable[["PGDSampler", Any], BatchSampler]]
-    """PriorityFeed, which needs torch and says so itself."""
+    """PriorityFeed, whose module imports this one and sets this."""
 
     def __init__(
         self,
@@ -66,17 +66,19 @@ class PGDSampler(BatchSampler):
         super().__init__(num_samples, batch_size, seed=seed)
         self.rule = check_choice("rule", rule, RULES)
         self.renewal_share = check_number("renewal_share", renewal_share, "(0, 1]")
-        self.trend, self.iteration = algorithm.start_trend(self.num_samples), 0
-        # topk: the round-robin, and examples taken from it; stochastic: an epoch and its place
+        self.trend = algorithm.start_trend(self.num_samples)
+        self.iteration = 0
+        # topk: the round-robin, and how many examples were taken from it;
+        # stochastic: the epoch with its weights, and how much of it was drawn
         self.order = self.rng.permutation(self.num_samples)
         self.weights = np.ones(self.num_samples)
         self.position = 0 if rule == "topk" else self.num_samples
 
     @property
     def num_renewed(self) -> int:
-        """Examples of a batch of ``topk`` that are taken in turn."""
+        """Examples in a batch of ``topk`` that are taken in turn."""
         size = min(self.batch_size, self.num_samples)
-        # the paper's initial pass over the data, spread over the first epoch
+        # the first epoch takes the place of the paper's initial pass over the data
         if self.position < self.num_samples and (self.trend.computed_at < 0).any():
             return size
         return max(1, round(self.renewal_share * size))
@@ -84,22 +86,28 @@ class PGDSampler(BatchSampler):
     def next_batch(self) -> Batch:
         """Draw the next batch with its weights; at most N examples, each once with ``topk``."""
         if self.rule == "topk":
-            # Alg. 1, l. 4 to 15: S, then T
-            size, num_renewed = min(self.batch_size, self.num_samples), self.num_renewed
-            share = {"num_renewed": num_renewed, "num_top": size - num_renewed}
-            place = self.position, self.iteration
-            indices = algorithm.choose_batch(self.trend, self.order, *place, **share)
+            size = min(self.batch_size, self.num_samples)
+            num_renewed = self.num_renewed
+            indices = algorithm.choose_batch(
+                self.trend,
+                self.order,
+                turn=self.position,
+                iteration=self.iteration,
+                num_renewed=num_renewed,
+                num_top=size - num_renewed,
+            )
             self.position += num_renewed
             return indices, np.ones(size)
         self.iteration += 1
         if self.position >= self.num_samples:
             counts = algorithm.expected_counts(self.trend.priority, self.renewal_share)
-            self.order, self.position = algorithm.weighted_shuffle(counts, self.rng), 0
+            self.order = algorithm.weighted_shuffle(counts, self.rng)
             self.weights = 1.0 / counts[self.order]
+            self.position = 0
         # the last batch of an epoch may be smaller
-        part = slice(self.position, self.position + self.batch_size)
-        self.position = min(self.position + self.batch_size, self.num_samples)
-        return self.order[part], self.weights[part]
+        batch = slice(self.position, self.position + self.batch_size)
+        self.position = min(batch.stop, self.num_samples)
+        return self.order[batch], self.weights[batch]
 
     def update(self, indices: Indices, scores: Floats) -> None:
         """Learn the signed priorities of a batch, or of all examples (the paper's first pass)."""
@@ -108,8 +116,9 @@ class PGDSampler(BatchSampler):
         self.trend = algorithm.learn(self.trend, index, priority, self.iteration)
         if self.rule == "topk":
             self.iteration += 1
+        # new priorities of all examples begin a new epoch
         elif len(index) == self.num_samples == len(np.unique(index)):
-            self.position = self.num_samples  # all are new: so is the epoch
+            self.position = self.num_samples
 
     def fed_by(self, model: Any) -> BatchSampler:
         """Return a PriorityFeed, which learns from the gradients of this model."""
@@ -121,22 +130,29 @@ class PGDSampler(BatchSampler):
 
     def state_dict(self) -> StateDict:
         """Return all that is needed to continue: 32 bytes a sample."""
-        arrays = {"order": self.order, "weights": self.weights, **self.trend._asdict()}
-        # whole numbers in four bytes
-        kinds: dict[str, Any] = {"i": np.int32, "f": np.float64}
-        kept = {name: values.astype(kinds[values.dtype.kind]) for name, values in arrays.items()}
-        own = {"rule": self.rule, "position": self.position, "iteration": self.iteration}
-        return super().state_dict() | kept | own
+        return super().state_dict() | {
+            "order": self.order.astype(np.int32),
+            "weights": self.weights.copy(),
+            "priority": self.trend.priority.copy(),
+            "slope": self.trend.slope.copy(),
+            "computed_at": self.trend.computed_at.astype(np.int32),
+            "rule": self.rule,
+            "position": self.position,
+            "iteration": self.iteration,
+        }
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue where ``state_dict`` was taken; see the parent for errors."""
-        num, owner = self.num_samples, type(self).__name__
+        owner = type(self).__name__
         kinds = {"order": "i", "weights": "f", "priority": "f", "slope": "f", "computed_at": "i"}
-        vectors = {name: ((num,), kind) for name, kind in kinds.items()}
-        check_state(state, vectors | {"rule": str, "position": int, "iteration": int}, owner)
+        arrays = {name: ((self.num_samples,), kind) for name, kind in kinds.items()}
+        check_state(state, {**arrays, "rule": str, "position": int, "iteration": int}, owner)
         if state["rule"] != self.rule:
             raise ValueError(f"state of {owner} must hold rule={self.rule}, got {state['rule']}.")
-        order, weights, *trend = (np.asarray(state[n]).astype(f"{kinds[n]}8") for n in vectors)
         super().load_state_dict(state)
-        self.order, self.weights, self.trend = order, weights, Trend(*trend)
-        self.position, self.iteration = int(state["position"]), int(state["iteration"])
+        saved = {name: np.array(state[name], f"{kind}8") for name, kind in kinds.items()}
+        self.order = saved["order"]
+        self.weights = saved["weights"]
+        self.trend = Trend(saved["priority"], saved["slope"], saved["computed_at"])
+        self.position = int(state["position"])
+        self.iteration = int(state["iteration"])

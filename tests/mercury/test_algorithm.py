@@ -46,8 +46,6 @@ def test_weights_recover_the_mean(importance: list[float], mixing: float) -> Non
     assert weights.max() <= 1.0 / mixing * (1 + 1e-9)
     gradients = np.arange(1.0, len(probs) + 1)
     assert (probs * weights * gradients).sum() == pytest.approx(gradients.mean())
-    some = np.array([[0, len(probs) - 1]])
-    assert mercury.mixed_probs(values, mixing, some).tolist() == probs[some].tolist()
 
 
 def test_without_mixing_zeros_are_never_drawn() -> None:

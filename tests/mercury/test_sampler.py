@@ -61,6 +61,8 @@ def test_samples_without_a_score_count_as_average() -> None:
     sampler.update(np.array([3, 3]), np.array([1.0, 1.0]))
     assert sampler.importance[7] == 4.0
     assert sampler.scored_at.tolist() == [0, 0, 1, 1, -1, -1, -1, -1]
+    sampler.next_batch()
+    assert sampler.summary() == {"coverage": 0.5, "mean-age": 1.5}
     sampler.forget(np.array([0]))  # another sample took its place
     assert sampler.importance.tolist() == [4.0, 2.0, 9.0, 1.0] + [4.0] * 4
     sampler.forget(np.arange(8))
@@ -88,14 +90,6 @@ def test_group_takes_effect_at_once() -> None:
     sampler.update(np.empty(0, dtype=np.int64), np.empty(0))
     sampler.update(sampler.groups.members(0)[:5], np.ones(5))  # no group was asked for
     assert sampler.state_dict()["num_pending"] == 1
-
-
-def test_summary_describes_the_sampling() -> None:
-    sampler = MercurySampler(11, 10, seed=0)
-    assert sampler.summary()["coverage"] == 0.0
-    sampler.update(np.arange(11), np.arange(11.0))
-    sampler.next_batch()
-    assert sampler.summary() == {"coverage": 1.0, "mean-age": 1.0}
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from flwr_hetero.cd_grab.algorithm import pair_balance, walk_balance, walk_bound, walk_threshold
+from flwr_hetero.cd_grab.algorithm import pair_balance, walk_balance
 from flwr_hetero_studies.core.criteria import PAIRS, Values, at_scale, fact, higher, within
 from flwr_hetero_studies.core.experiment import Finding
 from flwr_hetero_studies.core.plan import Options
@@ -17,6 +17,33 @@ from flwr_hetero_studies.papers.cd_grab.train import Schedule, train
 from flwr_hetero_studies.papers.cd_grab.vectors import slope
 
 LENGTHS, DIM, FAILURE = (64, 512, 4096), 16, 0.1
+
+
+def walk_threshold(num_pairs: int, failure: float) -> float:
+    r"""Return a c that the walk passes with at most half of the probability ``failure``.
+
+    .. math:: c = \frac{1}{2} + \log \frac{4 n}{\delta}
+
+    >>> round(walk_threshold(1000, 0.1), 2)
+    11.1
+    """
+    return 0.5 + float(np.log(4 * num_pairs / failure))
+
+
+def walk_bound(num_pairs: int, dim: int, failure: float) -> float:
+    r"""Bound the largest number of a walk's sum, for all but a part ``failure`` of walks (Thm. 1).
+
+    .. math:: \tilde A = \sqrt{2 \log(4 d / \delta) \log(4 n / \delta)}
+
+    The text of the paper at hand has lost the formula: this one is derived, and not checked
+    against the published one. With c of :func:`walk_threshold` a sum is sub-Gaussian with variance
+    at most :math:`c^2 / (2 c - 1) \le \log(4 n / \delta)`. Half of the failures pass c, half the
+    bound.
+
+    >>> round(walk_bound(1000, 16, 0.1), 2)
+    11.7
+    """
+    return float(np.sqrt(2 * np.log(4 * dim / failure) * np.log(4 * num_pairs / failure)))
 
 
 def theorem_1(options: Options) -> Finding:

@@ -185,9 +185,8 @@ def bias(name: str, batches: int, seed: int) -> tuple[float, float]:
             drawn, weights = algorithm.draw_two_level(gradients, groups, BATCH, 2, rng)
         else:
             drawn = algorithm.draw_flat(gradients, (1, BATCH), 0.5, rng)[0]
-            weights = algorithm.inverse_probs(
-                algorithm.mixed_probs(gradients, 0.5, drawn), len(gradients)
-            )
+            probs = algorithm.mixed_probs(gradients, 0.5)
+            weights = algorithm.inverse_probs(probs[drawn], len(gradients))
         found.append(float((weights * gradients[drawn]).mean()))
     truth = gradients.mean()
     return float(np.mean(found)) / truth - 1, float(np.std(found)) / np.sqrt(batches) / truth
