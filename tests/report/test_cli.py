@@ -24,7 +24,9 @@ def test_report_and_compare_say_where(two_runs, capsys, tmp_path):
     options = ["--target", "0.4", "--clock", "round", "--out", str(out), "--json"]
     assert main(["compare", *two_runs, *options]) == 0
     sentence, page = capsys.readouterr().out.splitlines()
-    words = "[bold]fast reaches accuracy 40.0 % as soon as slow (4 rounds instead of 4 rounds)"
+    words = (
+        "[bold]fast reaches accuracy 40.0 % about as fast as slow (4 rounds instead of 4 rounds)"
+    )
     assert sentence.startswith(words)
     assert page == str(out)
     assert json.loads(out.with_suffix(".json").read_text())["verdict"] == [sentence]
@@ -103,7 +105,7 @@ def test_hostile_history_gives_one_line(kind, make_run, capsys):
     result, said = main(["report", str(folder)]), capsys.readouterr().err
     if kind in ("not JSON", "deep"):
         assert (result, said) == (0, "")
-        assert "line 2 is no round" in (folder / "report.html").read_text()
+        assert "line 2 is not a round" in (folder / "report.html").read_text()
     else:
         assert result == 2
         assert said.startswith("flwr-hetero: error: ")

@@ -33,10 +33,10 @@ def test_summary_by_hand(planned, note):
     judge = Judge("accuracy", 0.5, "virtual_s")
     found = facts(History(ROUNDS), {"num-server-rounds": planned}, judge)
     assert [tuple(fact.values()) for fact in found] == [
-        ("Accuracy at the end", "60.0 %", "best 70.0 % in round 1"),
+        ("Final accuracy", "60.0 %", "best 70.0 % in round 1"),
         ("Rounds", "2", note),
-        ("Time on the fleet's clock", "25 s", "3 s on the server's clock"),
-        ("Time of all devices", "15 s", "0.6 nodes in flight on average"),
+        ("Time on the fleet's clock", "25 s", "3 s on the server's"),
+        ("Time of all devices", "15 s", "0.6 concurrent nodes on average"),
         ("Traffic", "5 kB", "2 kB up, 3 kB down"),
         ("Nodes", "4", "2 of them trained"),
         ("Failures", "5", ""),
@@ -48,7 +48,7 @@ def test_tables_by_hand():
     texts = {title: [[t for t, _ in row] for row in t.rows] for title, t in tables.items()}
     assert texts["Tiers"] == [["0", "2", "2.5 s", "1", "80.0 %"], ["1", "1", "12 s", "1", ""]]
     assert texts["Nodes"][0] == ["node-2", "0", "2 s", "2", "2"]
-    assert tables["Nodes"].head == ["node", "tier", "median latency", "asked", "lost"]
+    assert tables["Nodes"].head == ["node", "tier", "median latency", "selected", "lost"]
     assert texts["Failures"] == [
         ["node-1", "odd", "2", "2", "2"],
         ["node-2", "late", "2", "1", "2"],
@@ -94,7 +94,9 @@ def test_seconds_of_a_message_by_hand():
     found = message_parts(History(DIVIDED))
     assert [*found] == ["node-1", "node-0"]  # 4.5 s and 12 s
     np.testing.assert_array_equal(found["node-1"], [3.0, np.nan, np.nan, 1.0, 0.5])
-    [table] = [t for t in tables_of([("", None, History(DIVIDED))]) if "Seconds" in t.title]
+    [table] = [
+        t for t in tables_of([("", None, History(DIVIDED))]) if t.title == "Time of a message"
+    ]
     assert table.head == ["node", "total", "wait", "train", "send"]
     assert [t for t, _ in table.rows[0]] == ["node-1", "4.5 s", "3 s", "1 s", "500 ms"]
     fact = next(f for f in facts(History(DIVIDED), {}, None) if f["label"] == "Time of a message")

@@ -7,10 +7,11 @@ from hashlib import sha256
 
 import numpy as np
 import pytest
+from markupsafe import escape
 
 from flwr_hetero.report.curves import MAX_POINTS, Line, curve_data
 from flwr_hetero.report.history import History
-from flwr_hetero.report.page import run_data, write_report
+from flwr_hetero.report.page import CHARTS, run_data, write_report
 from flwr_hetero.report.panels import panels_of
 
 EVIL = "$\\frac{$</script><script>alert(1)</script>&'\""
@@ -49,18 +50,21 @@ def test_page_loads_nothing_and_runs_its_scripts_only(evil_run):
 
 def test_page_says_what_happened(evil_run):
     path, page = evil_run
-    data = json.loads(re.search(r'id="data">(.*?)</script>', page)[1])
-    assert data == json.loads(json.dumps(run_data(path), allow_nan=False))
+    data = run_data(path)
+    drawn = json.loads(re.search(r'id="data">(.*?)</script>', page)[1])
+    assert drawn == json.loads(json.dumps({k: data.get(k) for k in CHARTS}, allow_nan=False))
     assert "<" not in json.dumps(data["panels"])  # plotly takes texts as markup
-    assert any(EVIL in cell[0] for table in data["tables"] for row in table["rows"] for cell in row)
+    cells = {text for table in data["tables"] for row in table["rows"] for text, _ in row}
+    assert any(EVIL in text for text in cells)
+    assert all(f">{escape(text)}</td>" in page for text in cells)
     *_, middle, _, _, _ = (path / "history.jsonl").read_text().splitlines()
     facts = {fact["label"]: (fact["value"], fact["note"]) for fact in data["facts"]}
     # Of five values that only rise the median is the third from the end.
     level = json.loads(middle)["global"]["accuracy"]
-    assert facts["Accuracy at the end"][0] == f"{100 * level:.1f} %"
+    assert facts["Final accuracy"][0] == f"{100 * level:.1f} %"
     assert facts["Rounds"] == ("12", "of 20 planned")
     assert data["where"].startswith("Started 2025-01-02 03:04:05 UTC, resumed 1x")
-    assert data["notes"] == ["line 14 is incomplete and was left out"]
+    assert data["notes"] == ["line 14 is incomplete and was skipped"]
     titles = [table["title"] for table in data["tables"]]
     assert titles == ["Tiers", "Nodes", "Fairness", "Failures", "Settings", "Versions"]
     assert "<h1>run&lt;b&gt;</h1>" in page
@@ -73,7 +77,7 @@ def test_page_says_what_happened(evil_run):
 )
 def test_first_line_says_what_was_reached_and_when(make_run, rising, round_s, mark, when):
     data = run_data(make_run(rounds=rising(round_s, simulated=bool(mark) or None)))
-    expected = f"Accuracy 90.0 % at the end; 89.0 % is reached after {when}."
+    expected = f"Final accuracy: 90.0 %. It reached 89.0 % after {when}."
     assert (data["sentences"], data["mark"]) == ([expected], mark)
 
 
@@ -204,7 +208,7 @@ def test_chances_are_those_of_the_draw(history):
 
 
 def test_seconds_of_a_message_are_stacked():
-    title = "Where the seconds of a message went"
+    title = "What a message's time was spent on"
     parts = {"wait": 60.0, "train": 6.0, "start": 600.0}
     seconds = {p: {f"<b>{i}": s * (1 + i) for i in range(30)} for p, s in parts.items()}
     panel = panels([{"round": 1, "virtual_s": 9.0, "seconds": seconds}])[title]

@@ -37,8 +37,8 @@ def test_short_runs_are_judged_by_their_last_values(verdict_of):
     found = verdict_of((60.0, FEDAVG), (20.0, FEDSLICE))
     assert found.text == (
         "other never reaches accuracy 92.6 %, base does after 3 min 00 s. "
-        "base ends higher (93.6 % against 87.5 %). Neither is named the sooner one: "
-        "that takes 5 evaluations of trained models, and a run has 3."
+        "base has the higher final accuracy (93.6 % against 87.5 %). Neither is called faster: "
+        "this needs 5 evaluations of trained models, and one of the runs has 3."
     )
     assert (found.winner, found.speed) == ("base", None)
     assert verdict_of((20.0, FEDSLICE), (60.0, FEDAVG)).winner == "other"
@@ -53,26 +53,26 @@ NOISY = [0.1, *[0.75, 0.9] * 4, 0.82]
 @pytest.mark.parametrize(
     ("base", "other", "options", "winner", "words"),
     [
-        ((9.0, LEVEL), (1.0, LEVEL), {}, "other", "9.0x sooner than base"),
-        ((9.0, LEVEL), (9.0, LOWER), {}, "base", "base ends higher (90.0 % against 80.0 %)."),
-        # sooner, but lower: both are said
-        ((9.0, LEVEL), (1.0, LOWER), {"target": 0.7}, None, "9.0x sooner than base"),
+        ((9.0, LEVEL), (1.0, LEVEL), {}, "other", "9.0x faster than base"),
+        (
+            (9.0, LEVEL),
+            (9.0, LOWER),
+            {},
+            "base",
+            "base has the higher final accuracy (90.0 % against",
+        ),
+        # faster, but with a lower accuracy: both are said
+        ((9.0, LEVEL), (1.0, LOWER), {"target": 0.7}, None, "9.0x faster than base"),
         ((9.0, LEVEL), (9.0, PEAK), {"target": 0.95}, None, "95.0 % after 9 s, base never does."),
         # two evaluations after training
-        ((9.0, LEVEL), (9.0, LOWER[:3]), {}, None, "takes 3 evaluations of trained models, and a"),
+        ((9.0, LEVEL), (9.0, LOWER[:3]), {}, None, "needs 3 evaluations of trained models, and"),
         ((9.0, NOISY), (9.0, LEVEL), {"target": 0.6}, None, "within the noise of one seed"),
         ((9.0, [0.1, *NOISY]), (9.0, NOISY), {"target": 0.7}, None, "18 s, within one evaluation"),
-        (
-            (9.0, [0.1, *LEVEL]),
-            (8.0, [0.1, *LEVEL]),
-            {},
-            None,
-            "as soon as base (16 s instead of 18",
-        ),
+        ((9.0, [0.1, *LEVEL]), (8.0, [0.1, *LEVEL]), {}, None, "about as fast as base (16 s"),
         # another clock says nothing of time
-        ((9.0, LEVEL), (1.0, LEVEL), {"simulated": (True, False)}, None, "the other's of real"),
-        ((9.0, LEVEL), (9.0, LOWER), {"simulated": (True, False)}, "base", "base ends higher"),
-        ((9.0, LEVEL), (1.0, LEVEL), {"simulated": (True, None)}, "other", "9.0x sooner"),
+        ((9.0, LEVEL), (1.0, LEVEL), {"simulated": (True, False)}, None, "the other on real nodes"),
+        ((9.0, LEVEL), (9.0, LOWER), {"simulated": (True, False)}, "base", "base has the higher"),
+        ((9.0, LEVEL), (1.0, LEVEL), {"simulated": (True, None)}, "other", "9.0x faster"),
     ],
 )
 def test_a_winner_is_named_only_where_runs_show_one(
@@ -93,7 +93,9 @@ def test_other_data_or_another_model_have_no_winner(make_run, rising, tmp_path):
 
     both = {"dataset": "digits", "alpha": 1}
     found = said("data", both, {"dataset": "digits", "alpha": 2})
-    assert found.text.endswith(" No winner is named: the data or the model is another one (alpha).")
+    assert found.text.endswith(
+        " No winner is named: the data or the model is not the same (alpha)."
+    )
     assert (found.winner, found.speed) == (None, None)
     assert said("unknown", both, {"dataset": "digits", "x": 1}).winner
     for name, shape, is_named in (("same", (2, 3), True), ("other", (3, 2), False)):
@@ -179,11 +181,11 @@ def test_headline_tile_table_and_compare_agree(rising, seed):
     ]
     found = compare(runs)
     [table] = [t for t in comparison_data(found)["tables"] if t["title"] == "Runs"]
-    place = table["head"].index("end")
+    place = table["head"].index("final accuracy")
     for run, row, group in zip(runs, table["rows"], figures(found)["groups"], strict=True):
         data = run_data(run.path, run.history)
         end = data["facts"][0]["value"]
-        assert data["sentences"][0].startswith(f"Accuracy {end} at the end")
+        assert data["sentences"][0].startswith(f"Final accuracy: {end}")
         assert row[place][0] == f"{100 * group['runs'][0]['end']:.1f} %" == end
         assert end in found.sentences[0]
 
