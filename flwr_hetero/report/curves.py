@@ -43,18 +43,8 @@ def curve_data(
 ) -> dict[str, Any]:
     """Return what the page draws of all runs.
 
-    Parameters
-    ----------
-    lines : sequence of Line
-        The runs.
-    metric : str, optional
-        The metric that is shown first.
-    clock : str
-        The axis that is shown first.
-    target : float, optional
-        The target of ``metric``.
-    logarithmic : collection of str
-        Axes that are logarithmic at first.
+    The page shows ``metric``, whose target is ``target``, and the axis ``clock`` first. The axes
+    in ``logarithmic`` are logarithmic at first.
     """
     histories = [history for line in lines for history in line.histories]
     axes = axes_of(histories, clock)

@@ -92,8 +92,8 @@ class History:
         - ``latency``: seconds that a message took, as each node reports them.
         - ``seconds``: for real nodes, how the round trip divides into ``wait``, ``start``,
           ``receive``, ``train`` and ``send``. Each part has seconds by node and leaves out the
-          nodes that do not measure it. ``wait`` is the rest. ``steps`` is the part of ``train``
-          that the training steps took.
+          nodes that do not measure it. ``wait`` is the rest. ``steps`` is ``train``
+          without the time for reading data.
         - ``train_range``, ``evaluate_range``: lowest, median and highest value of each metric over
           the nodes.
         - ``limited``: nodes whose value of a metric was ignored.

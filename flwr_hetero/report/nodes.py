@@ -64,15 +64,12 @@ def node_stats(history: History) -> list[NodeStats]:
         for name, seconds in as_dict(latency).items():
             latencies[name] += [] if seconds is None else [seconds]
     stats = []
-    for name in {*tiers, *profiled, *selected, *latencies}:
+    for name in sorted({*tiers, *profiled, *selected, *latencies}, key=_natural):
         typical_s = float(median(latencies[name] or [as_number(profiled.get(name))]))
         stats.append(NodeStats(name, tiers.get(name), selected[name], lost[name], typical_s))
-    stats.sort(key=lambda node: _natural(node.identity))
-    # lexsort is stable and puts NaN last.
-    order = np.lexsort(
-        [[node.typical_s for node in stats], [as_number(node.tier) for node in stats]]
-    )
-    return [stats[place] for place in order]
+    # lexsort puts NaN last and keeps the order of equal nodes.
+    keys = [(node.typical_s, as_number(node.tier)) for node in stats]
+    return [stats[place] for place in np.lexsort(np.reshape(keys, (-1, 2)).T)]
 
 
 @lru_cache(2)

@@ -47,22 +47,14 @@ function plot(traces, layout, element, displayModeBar = false) {
 const chosenAxis = () => curves.axes.find((axis) => axis.key === chosen.axis) ?? curves.axes[0];
 const isLogarithmic = () => chosen.logarithmic ?? chosenAxis().log;
 
-const titled = ({ title, ...axis }) => (title ? { ...axis, title: { text: title } } : axis);
-
 function drawPanel(panel, element) {
-  const { xaxis = {}, yaxis = {}, showlegend = panel.traces.length > 1, ...others } = panel.layout;
-  const layout = { ...theme(element.clientWidth), ...others, showlegend };
-  layout.xaxis = { ...layout.xaxis, ...titled(xaxis) };
-  layout.yaxis = { ...layout.yaxis, ...titled(yaxis) };
-  if (layout.xaxis.type === "category") layout.xaxis.tickangle = -60;
-  let traces = panel.traces;
-  if (panel.x) {
-    const axis = chosenAxis();
-    traces = traces.map((trace) => ({ ...trace, x: panel.x[axis.key] }));
-    layout.xaxis.title = { text: axis.label };
-    layout.uirevision = axis.key;
-  }
-  plot(traces, layout, element);
+  const axis = chosenAxis();
+  const layout = theme(element.clientWidth);
+  layout.showlegend = panel.traces.length > 1;
+  layout.uirevision = axis.key;
+  layout.xaxis.title = { text: axis.label };
+  Object.assign(layout.yaxis, panel.yaxis);
+  plot(panel.traces.map((trace) => ({ ...trace, x: panel.x[axis.key] })), layout, element);
 }
 
 // Plotly's own ticks of a logarithmic axis have no labels between the powers of ten.

@@ -16,15 +16,7 @@ from flwr_hetero.files import replace
 from flwr_hetero.report.compare import Recording, compare, verdict
 from flwr_hetero.report.compare.sentences import cost_text
 from flwr_hetero.report.curves import Line, curve_data
-from flwr_hetero.report.history import (
-    PARTS,
-    REPORT,
-    Floats,
-    History,
-    as_number,
-    read_config,
-    read_history,
-)
+from flwr_hetero.report.history import PARTS, REPORT, History, as_number, read_config, read_history
 from flwr_hetero.report.nodes import failure_groups, last_fairness, message_parts, node_stats
 from flwr_hetero.report.panels import panels_of
 from flwr_hetero.report.style import BLUE, duration, figure, heading, is_share, size, words
@@ -186,7 +178,12 @@ def facts(
     add("Time of all devices", duration(busy_s), note)
     parts = message_parts(history)
     if parts:
-        add("Time of a message", *_median_message(np.nan_to_num([*parts.values()])))
+        seconds = np.nan_to_num([*parts.values()])
+        percent = 100 * seconds.sum(axis=0) / max(seconds.sum(), 1e-9)
+        shares = [
+            f"{share:.0f} % {part}" for share, part in zip(percent, PARTS, strict=True) if share
+        ]
+        add("Time of a message", duration(float(np.median(seconds.sum(axis=1)))), ", ".join(shares))
     sent = float(np.nansum(history.column("bytes_up")))
     received = float(np.nansum(history.column("bytes_down")))
     add("Traffic", size(sent + received), f"{size(sent)} up, {size(received)} down")
@@ -207,13 +204,5 @@ def _best_and_median(history: History, judge: verdict.Judge) -> str:
     section, key = history.names.get(judge.metric, ("", ""))
     medians = history.column(f"{section}_range", key)
     medians = medians[~np.isnan(medians)]
-    if not len(medians):
-        return text
-    return f"{text}, median of the nodes {figure(judge.metric, medians[-1])}"
-
-
-def _median_message(seconds: Floats) -> tuple[str, str]:
-    """Return the median time of a message and its parts in percent; ``seconds``: (nodes, parts)."""
-    percent = 100 * seconds.sum(axis=0) / max(seconds.sum(), 1e-9)
-    parts = [f"{share:.0f} % {part}" for part, share in zip(PARTS, percent, strict=True) if share]
-    return duration(float(np.median(seconds.sum(axis=1)))), ", ".join(parts)
+    median = f", median of the nodes {figure(judge.metric, medians[-1])}" if len(medians) else ""
+    return text + median

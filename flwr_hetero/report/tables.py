@@ -1,6 +1,7 @@
 """Tables of one run or several: tiers, nodes, fairness, failures."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,9 +19,11 @@ from flwr_hetero.report.style import duration, figure, heading
 # A page shows no more rows of a table; the history has the rest.
 MAX_ROWS = 1000
 
-# A text, and the number to sort by.
+# A text, and the number to sort by; None to sort by the text.
 Cell = tuple[str, float | None]
-Rows = Iterator[list[Cell]]
+# What the rows of a table are made from: a number or a text shown as it is, or a finished cell.
+Value = str | float | Cell | None
+Rows = Iterable[Sequence[Value]]
 
 
 class Table(NamedTuple):
@@ -40,16 +43,24 @@ class Table(NamedTuple):
         return self._asdict() | {"rows": self.rows[:MAX_ROWS], "caption": caption}
 
 
-def text(value: object) -> Cell:
-    """Make a cell that is sorted by its text."""
-    return str(value), None
+def cells(rows: Rows) -> list[list[Cell]]:
+    """Make the cells of a table; None and numbers that are not finite make empty cells."""
+    return [[_cell(value) for value in row] for row in rows]
 
 
-def number(value: float | None, shown: str = "") -> Cell:
-    """Make a cell that is sorted by its number; an empty cell if there is no number."""
+def _cell(value: Value) -> Cell:
+    if isinstance(value, tuple):
+        return value
+    if isinstance(value, str):
+        return value, None
+    return number(value, "" if value is None else f"{value:.10g}")
+
+
+def number(value: float | None, shown: str) -> Cell:
+    """Make a cell that shows a text and is sorted by a number; empty without a finite number."""
     if value is None or not np.isfinite(value):
         return "", None
-    return shown or f"{value:.10g}", float(value)
+    return shown, float(value)
 
 
 def seconds(value: float) -> Cell:
@@ -67,11 +78,7 @@ def tables_of(runs: Sequence[tuple[str, int | None, History]]) -> list[Table]:
     tables = []
     for title, names, caption, rows_of in TABLES:
         head = ["run", "seed", *names]
-        rows = [
-            [text(label), number(seed), *row]
-            for label, seed, history in runs
-            for row in rows_of(history)
-        ]
+        rows = cells([label, seed, *row] for label, seed, run in runs for row in rows_of(run))
         # Leave out empty columns. A single run is not named in its rows.
         first = 0 if len(runs) > 1 else 2
         used = [place for place in range(first, len(head)) if any(row[place][0] for row in rows)]
@@ -87,15 +94,10 @@ def _tiers(history: History) -> Rows:
     accuracies = as_dict(history.rounds[-1].get(TIFL)).get("tier_accuracy") or []
     for tier in range(num_tiers(history)):
         times = [node.typical_s for node in nodes if node.tier == tier]
-        finite = [time for time in times if np.isfinite(time)]
+        latency = median([time for time in times if np.isfinite(time)] or [np.nan])
+        rounds = int((trained == tier).sum())
         accuracy = as_number(accuracies[tier]) if tier < len(accuracies) else np.nan
-        yield [
-            number(tier),
-            number(len(times)),
-            seconds(float(np.median(finite)) if finite else np.nan),
-            number(int((trained == tier).sum())),
-            metric_value("accuracy", accuracy),
-        ]
+        yield [tier, len(times), seconds(latency), rounds, metric_value("accuracy", accuracy)]
 
 
 def _nodes(history: History) -> Rows:
@@ -103,79 +105,50 @@ def _nodes(history: History) -> Rows:
     metric = fairness.metric if fairness else ""
     by_node = fairness.by_node if fairness else {}
     for node in node_stats(history):
-        yield [
-            text(node.identity),
-            number(node.tier),
-            seconds(node.typical_s),
-            number(node.selected),
-            number(node.lost),
-            metric_value(metric, by_node.get(node.identity, np.nan)),
-        ]
+        latency = seconds(node.typical_s)
+        quality = metric_value(metric, by_node.get(node.identity, np.nan))
+        yield [node.identity, node.tier, latency, node.selected, node.lost, quality]
 
 
 def _seconds(history: History) -> Rows:
     for name, parts in message_parts(history).items():
-        yield [text(name), seconds(float(np.nansum(parts))), *(seconds(float(s)) for s in parts)]
+        yield [name, seconds(np.nansum(parts)), *map(seconds, parts)]
 
 
 def _fairness(history: History) -> Rows:
     fairness = last_fairness(history)
     if fairness:
-        yield [
-            text(heading(fairness.metric)),
-            metric_value(fairness.metric, fairness.worst),
-            metric_value(fairness.metric, fairness.mean),
-            number(fairness.nodes),
-            number(fairness.round),
-        ]
+        worst = metric_value(fairness.metric, fairness.worst)
+        mean = metric_value(fairness.metric, fairness.mean)
+        yield [heading(fairness.metric), worst, mean, fairness.nodes, fairness.round]
 
 
 def _failures(history: History) -> Rows:
     for node, reason, rounds in failure_groups(history):
-        yield [text(node), text(reason), *map(number, (len(rounds), rounds[0], rounds[-1]))]
+        yield [node, reason, len(rounds), rounds[0], rounds[-1]]
 
 
 # Title, column heads, caption, and a function that yields the rows of a run.
 TABLES: tuple[tuple[str, tuple[str, ...], str, Callable[[History], Rows]], ...] = (
-    (
-        "Tiers",
-        ("tier", "nodes", "median latency", "rounds", "accuracy"),
-        "Tier 0 has the fastest nodes.",
-        _tiers,
-    ),
-    (
-        "Nodes",
-        ("node", "tier", "median latency", "selected", "lost", "quality"),
-        "Selected: how often the node was asked to train. Lost: how often the server used no "
-        "reply of it. Quality: the metric on the node's own data, as last measured.",
-        _nodes,
-    ),
-    (
-        "Time of a message",
-        ("node", "total", *PARTS),
-        "Medians. Start: from the start of the process to the call of the ClientApp. Receive and "
-        "send: transfers by the SuperNode. Train: the ClientApp. Wait: all the rest, such as "
-        "polling.",
-        _seconds,
-    ),
-    (
-        "Fairness",
-        ("metric", "worst tenth of the nodes", "mean", "nodes", "measured in"),
-        "As last measured by the nodes.",
-        _fairness,
-    ),
-    (
-        "Failures",
-        ("node", "reason", "times", "first in", "last in"),
-        "After a failure the server goes on without this reply.",
-        _failures,
-    ),
-)
+    ("Tiers", ("tier", "nodes", "median latency", "rounds", "accuracy"),
+     "Tier 0 has the fastest nodes.", _tiers),
+    ("Nodes", ("node", "tier", "median latency", "selected", "lost", "quality"),
+     "Selected: how often the node was asked to train. Lost: how often the server could not use "
+     "its reply. Quality: the metric on the node's own data, as last measured.", _nodes),
+    ("Time of a message", ("node", "total", *PARTS),
+     "Medians. Start: from the start of a process to the call of the ClientApp. Receive and send: "
+     "transfers by the SuperNode. Train: the ClientApp. Wait: the rest, such as polling.",
+     _seconds),
+    ("Fairness", ("metric", "worst tenth of the nodes", "mean", "nodes", "measured in"),
+     "As last measured by the nodes.", _fairness),
+    ("Failures", ("node", "reason", "times", "first in", "last in"),
+     "Each failure lost this reply and nothing else.", _failures),
+)  # fmt: skip
 
 
 def settings_table(title: str, settings: Mapping[str, Any]) -> Table:
     """Return a folded table with a row per setting."""
-    rows = [[text(key), text(setting_text(value))] for key, value in settings.items()]
+    rows = cells([key, setting_text(value)] for key, value in settings.items())
     return Table(title, ("setting", "value"), rows, folded=True)
 
 

@@ -14,8 +14,8 @@ from flwr_hetero.report.history import History
 
 
 def settings(policy, seed=0, **more):
-    own = {"policy": policy, "seed": seed, "output-dir": f"/runs/{policy}-{seed}"}
-    return {"settings": own | more}
+    defaults = {"policy": policy, "seed": seed, "output-dir": f"/runs/{policy}-{seed}"}
+    return {"settings": defaults | more}
 
 
 @pytest.fixture
@@ -37,15 +37,15 @@ def test_three_runs_whose_answer_is_known(three):
         "policy=fast reaches accuracy 89.0 % 5.0x faster than policy=vanilla (18 s instead of "
         "1 min 30 s). Final accuracy: 90.0 % against 90.0 %. A round takes 2 s instead of 10 s, "
         "and policy=fast needs 9 rounds instead of 9.",
-        "policy=slow never reaches accuracy 89.0 %, policy=vanilla does after 1 min 30 s. "
+        "policy=slow never reaches accuracy 89.0 %, but policy=vanilla does after 1 min 30 s. "
         "policy=vanilla has the higher final accuracy (90.0 % against 45.0 %).",
     ]
     [turned, _] = compare(read_runs([three[1], three[0], three[2]])).sentences
     assert "5.0x slower than policy=fast (1 min 30 s instead of 18 s)" in turned
-    found = json.loads(json.dumps(figures(compared), allow_nan=False))
-    assert [group["runs"][0]["to_target"] for group in found["groups"]] == [90.0, 18.0, None]
-    assert found["groups"][1]["speed_up"]["factor"] == 5.0
-    winners = [group["winner"] for group in found["groups"]]
+    numbers = json.loads(json.dumps(figures(compared), allow_nan=False))
+    assert [group["runs"][0]["to_target"] for group in numbers["groups"]] == [90.0, 18.0, None]
+    assert numbers["groups"][1]["speed_up"]["factor"] == 5.0
+    winners = [group["winner"] for group in numbers["groups"]]
     assert winners == [None, "policy=fast", "policy=vanilla"]
 
 
@@ -80,7 +80,7 @@ def test_missing_fields_leave_what_there_is(make_run, rising):
 
 
 @pytest.mark.parametrize(
-    ("given", "labels"),
+    ("some", "labels"),
     [
         ([{}, *({"alpha": a, "b": 1} for a in (0, 1))], ["alpha=not set", "alpha=0", "alpha=1"]),
         # the length of a run only if it must
@@ -92,11 +92,11 @@ def test_missing_fields_leave_what_there_is(make_run, rising):
         ),
     ],
 )
-def test_labels_take_the_settings_that_tell_apart(make_run, rising, given, labels):
-    runs = [make_run(str(i), rising(), settings("fast", **more)) for i, more in enumerate(given)]
+def test_labels_take_the_settings_that_tell_apart(make_run, rising, some, labels):
+    runs = [make_run(str(i), rising(), settings("fast", **more)) for i, more in enumerate(some)]
     compared = compare(read_runs(runs))
     assert [group.label for group in compared.groups] == labels
-    if {} in given:
+    if {} in some:
         assert compared.differing == ["alpha", "b"]
 
 

@@ -70,10 +70,10 @@ def test_old_spelling_is_read(tmp_path):
     [record] = read_history(tmp_path).rounds
     wrappers = {key: value for key, value in record.items() if isinstance(value, dict)}
     users = ("global", "evaluate", "train", "latency", "weights")
-    own = {key: wrappers.pop(key) for key in users}
-    assert own["evaluate"] == {"eval-acc": 0.5, "evaluated_round": 1}
-    assert own["train"] == {"train-loss": 1.5, "num-steps": 7}  # metrics of users, and nodes
-    assert {*own["latency"]} == {*own["weights"]} == {"node-0", "bytes-up"}
+    of_users = {key: wrappers.pop(key) for key in users}
+    assert of_users["evaluate"] == {"eval-acc": 0.5, "evaluated_round": 1}
+    assert of_users["train"] == {"train-loss": 1.5, "num-steps": 7}  # metrics of users, and nodes
+    assert {*of_users["latency"]} == {*of_users["weights"]} == {"node-0", "bytes-up"}
     assert len(wrappers) == 10
     assert not [key for key in wrappers if "-" in key]
     assert not [key for entries in wrappers.values() for key in entries if "-" in key]
@@ -120,10 +120,10 @@ def test_main_metric_is_accuracy_first(metrics, main):
     assert History(({"round": 0, **metrics},)).main_metric() == main
 
 
-def history_of(name, given):
+def history_of(name, values):
     rounds = [
         {"round": i, "virtual_s": 2.5 * i, "wall_s": 7.0 * i, "global": {name: value}}
-        for i, value in enumerate(given)
+        for i, value in enumerate(values)
     ]
     return History(tuple(rounds))
 
@@ -144,9 +144,9 @@ def test_time_to_target_by_hand(name, target, clock, cost):
     assert time_to_target(history, name, target, clock) == cost
     timeless = History(tuple({**record, clock: None} for record in history.rounds))
     assert time_to_target(timeless, name, target, clock) is None
-    for given, words in (((0.5, "moon"), "clock must be one"), ((np.nan,), "target must be")):
+    for arguments, words in (((0.5, "moon"), "clock must be one"), ((np.nan,), "target must be")):
         with pytest.raises(ValueError, match=words):
-            time_to_target(history, name, *given)
+            time_to_target(history, name, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -161,5 +161,5 @@ def test_time_to_target_by_hand(name, target, clock, cost):
     ],
 )
 def test_settled_value_by_hand(name, values, settled):
-    found = settled_value(history_of(name, values), name)
-    np.testing.assert_equal(found, settled)
+    value = settled_value(history_of(name, values), name)
+    np.testing.assert_equal(value, settled)

@@ -106,13 +106,12 @@ def test_sparse_histories(make_run, record):
     assert not list(path.glob("*.draft"))
 
 
-def test_large_tables_and_fleets_are_cut(make_run):
+def test_large_tables_are_cut(make_run):
     names = [f"node-{i}" for i in range(3000)]
     data = run_data(make_run(rounds=[{"round": 1, "virtual_s": 1.0, "selected": names}]))
     [table] = data["tables"]
     assert len(table["rows"]) == 1000
     assert table["caption"].endswith("The first 1000 of 3000 rows.")
-    assert len(data["panels"][-1]["traces"][0]["x"]) == 1000
 
 
 @pytest.fixture(scope="module")
@@ -129,13 +128,13 @@ def test_curves_show_every_value_by_every_axis(history):
     data = curves(history.rounds)
     keys = ["virtual_s", "wall_s", "round", "bytes", "device_s"]
     assert [axis["key"] for axis in data["axes"]] == keys
-    found = data["lines"][0]["curves"]["accuracy"]
+    accuracy = data["lines"][0]["curves"]["accuracy"]
     expected = [record["global"]["accuracy"] for record in history.rounds]
     traffic = np.cumsum([r["bytes_up"] + r["bytes_down"] for r in history.rounds]) / 1e6
     busy_s = np.cumsum([r["device_s"] for r in history.rounds])
     for key, x in (("round", range(31)), ("bytes", traffic), ("device_s", busy_s / 60)):
-        np.testing.assert_allclose(found[key]["x"], x, rtol=1e-5)
-        np.testing.assert_allclose(found[key]["y"], expected, rtol=1e-5)
+        np.testing.assert_allclose(accuracy[key]["x"], x, rtol=1e-5)
+        np.testing.assert_allclose(accuracy[key]["y"], expected, rtol=1e-5)
     labels = [axis["label"] for axis in data["axes"]][3:]
     assert labels == ["bytes sent and received (MB)", "time of all devices (min)"]
 
@@ -180,19 +179,14 @@ def panels(rounds):
 
 
 def test_charts_are_those_of_the_rounds(history):
-    found = panels(history.rounds)
-    drawn = found["Tier that trained"]
+    charts = panels(history.rounds)
+    drawn = charts["Tier that trained"]
     for tier, trace in enumerate(drawn["traces"]):
         places = [x for x, y in zip(drawn["x"]["round"], trace["y"], strict=True) if y is not None]
         assert places == [r["round"] for r in history.rounds if r["tifl"]["tier"] == tier]
-    [dots] = found["Time of each round"]["traces"]
+    [dots] = charts["Time of each round"]["traces"]
     clock = np.array([record["virtual_s"] for record in history.rounds])
     np.testing.assert_allclose(dots["y"][1:], np.diff(clock), rtol=1e-5)
-    good, lost = found["Replies of each node"]["traces"]
-    asked = [name for record in history.rounds for name in record["selected"]]
-    failed = [fault["node"] for record in history.rounds for fault in record["failures"]]
-    assert lost["y"] == [failed.count(name) for name in lost["x"]] != [0] * len(lost["x"])
-    assert np.add(good["y"], lost["y"]).tolist() == [asked.count(name) for name in good["x"]]
 
 
 def test_chances_are_those_of_the_draw(history):
@@ -205,19 +199,3 @@ def test_chances_are_those_of_the_draw(history):
     assert [trace["y"][:2] for trace in traces] == [[None, x] for x in (0, 0.5, 0.5, 0, 0)]
     # one tier before nodes are timed, and no limit after
     assert "Credits left" not in with_tifl("credits", [[1.0], *[[None] * 5] * 30])
-
-
-def test_seconds_of_a_message_are_stacked():
-    title = "What a message's time was spent on"
-    parts = {"wait": 60.0, "train": 6.0, "start": 600.0}
-    seconds = {p: {f"<b>{i}": s * (1 + i) for i in range(30)} for p, s in parts.items()}
-    panel = panels([{"round": 1, "virtual_s": 9.0, "seconds": seconds}])[title]
-    assert [trace["name"] for trace in panel["traces"]] == ["wait", "start", "train"]
-    assert panel["layout"]["barmode"] == "stack"
-    drawn = [*range(10), *range(20, 30)]  # the quickest and the slowest
-    for trace in panel["traces"]:
-        assert trace["x"] == [f"&lt;b&gt;{i}" for i in drawn]
-        whole = [parts[trace["name"]] * (1 + i) / 3600 for i in drawn]
-        assert trace["y"] == pytest.approx(whole, rel=1e-5)
-    assert panel["layout"]["yaxis"]["title"] == "time of a message (h)"
-    assert title not in panels([{"round": 1, "virtual_s": 9.0, "latency": {"a": 1.0}}])

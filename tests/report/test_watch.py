@@ -28,15 +28,18 @@ def test_page_follows_the_run_until_it_is_killed(make_run, rounds_of, monkeypatc
     assert all('http-equiv="refresh"' in page for page in pages)
     assert first != second == same
     assert 'http-equiv="refresh"' not in (folder / "report.html").read_text()
-    said = capsys.readouterr().out
-    assert said.startswith(f"file://{folder}/report.html ")
-    assert said.endswith(f"{runs.KILLED}\n")
+    output = capsys.readouterr().out
+    assert output.startswith(f"file://{folder}/report.html ")
+    assert output.endswith(f"{runs.KILLED}\n")
 
 
 def test_pages_of_a_long_run_take_a_tenth_of_a_processor(make_run, rounds_of, monkeypatch):
     """A page that takes two seconds is made again after twenty, whatever is written meanwhile."""
-    folder, made, spent = make_run("run", rounds_of(5)), [], []
-    lock, looks = FileLock(folder / ".lock", thread_local=False), []
+    folder = make_run("run", rounds_of(5))
+    lock = FileLock(folder / ".lock", thread_local=False)
+    made = []
+    spent = []
+    looks = []
 
     def write_page(data, path):
         made.append(len(looks))

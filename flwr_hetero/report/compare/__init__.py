@@ -9,16 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flwr_hetero.errors import check_choice, check_number, invalid
+from flwr_hetero.report.compare import verdict
 from flwr_hetero.report.compare.sentences import Verdict, say
-from flwr_hetero.report.compare.verdict import (
-    Judge,
-    Result,
-    default_target,
-    lower_is_better,
-    mean,
-    result_of,
-    trained_values,
-)
+from flwr_hetero.report.compare.verdict import Judge, Result, trained_values
 from flwr_hetero.report.history import CLOCKS, MODEL, History, plain, read_config, read_history
 from flwr_hetero.report.style import figure, method_colours, words
 from flwr_hetero.report.tables import setting_text
@@ -82,7 +75,7 @@ class Comparison(NamedTuple):
     judge: Judge
     differing: Sequence[str]
     sentences: Sequence[str]
-    """A text for each group except the baseline, the fastest group first."""
+    """A text for each group except the baseline, the fastest first, or one on the baseline."""
 
 
 def read_runs(directories: Sequence[str | Path]) -> list[Recording]:
@@ -108,6 +101,8 @@ def compare(
 ) -> Comparison:
     """Compare kinds of runs with the first kind by what they need to reach a target.
 
+    ValueError for a metric or a clock that a run lacks, or a target that is no value of the metric.
+
     Parameters
     ----------
     runs : sequence of Recording
@@ -124,20 +119,20 @@ def compare(
     metric = _metric(runs, metric)
     hints: list[str] = []
     if target is None:
-        target = default_target([run.history for run in sides[0]], metric)
+        target = verdict.default_target([run.history for run in sides[0]], metric)
     else:
         target, hints = _target(runs, metric, check_number("target", target, "(-inf, inf)"))
     judge = Judge(metric, target, _clock(runs, clock))
     differing, labels = differing_settings([side[0] for side in sides])
-    results = [[result_of(run.history, judge, run.seed) for run in side] for side in sides]
+    results = [[verdict.result_of(run.history, judge, run.seed) for run in side] for side in sides]
     groups: list[Group] = []
     for place, colour in enumerate(method_colours(labels)):
-        verdict = Verdict()
+        outcome = Verdict()
         if place > 0:
-            names = (labels[0], labels[place])
             unlike = _unlike(sides[0][0], sides[place][0])
-            verdict = say(judge, names, (results[0], results[place]), unlike)
-        groups.append(Group(labels[place], colour, sides[place], results[place], verdict))
+            names = (labels[0], labels[place])
+            outcome = say(judge, names, (results[0], results[place]), unlike)
+        groups.append(Group(labels[place], colour, sides[place], results[place], outcome))
     return Comparison(groups, judge, differing, [*_sentences(groups, judge), *hints])
 
 
@@ -146,7 +141,7 @@ def _sentences(groups: Sequence[Group], judge: Judge) -> list[str]:
     if not others:
         count = len(base.runs)
         kind = "one run" if count == 1 else f"{count} runs with the same settings"
-        final = figure(judge.metric, mean(base.results, "end"))
+        final = figure(judge.metric, verdict.mean(base.results, "end"))
         return [f"Nothing to compare: {kind}, final {words(judge.metric)} {final}."]
     others.sort(key=lambda g: -g.verdict.speed.factor if g.verdict.speed else 0.0)
     return [group.verdict.text for group in others]
@@ -159,7 +154,7 @@ def _target(runs: Sequence[Recording], metric: str, target: float) -> tuple[floa
     high = values.max()
     if 0 <= target <= 1 or not 0 <= low <= high <= 1:
         return target, []
-    if not 0 <= target <= 100 or lower_is_better(metric):
+    if not 0 <= target <= 100 or verdict.lower_is_better(metric):
         hint = f"its values run from {low:.3g} to {high:.3g}"
         raise invalid("target", target, f"be a value of {metric}", hint)
     return target / 100, [f"The target {target:g} is read as {target:g} %: {metric} is at most 1."]

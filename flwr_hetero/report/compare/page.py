@@ -1,6 +1,6 @@
 """``compare.html``: the page of a comparison."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,7 @@ from flwr_hetero.report.compare.verdict import Judge, first_reach
 from flwr_hetero.report.curves import SUMS, Line, column_of, curve_data
 from flwr_hetero.report.history import CLOCKS
 from flwr_hetero.report.style import figure, size, words
-from flwr_hetero.report.tables import (
-    Cell,
-    Table,
-    metric_value,
-    number,
-    seconds,
-    tables_of,
-    text,
-)
+from flwr_hetero.report.tables import Table, Value, cells, metric_value, number, seconds, tables_of
 
 # An axis is logarithmic if the fastest run needed less than this share of the slowest run's cost.
 LEAST_SHARE = 0.2
@@ -97,42 +89,33 @@ def _caveats(groups: Sequence[Group]) -> list[str]:
 def _settings_table(comparison: Comparison) -> Table:
     """Return the settings that differ, with a value per group."""
     runs = [group.runs[0] for group in comparison.groups]
-    rows = [[text(key), *(text(run.setting(key)) for run in runs)] for key in comparison.differing]
+    rows = cells([key, *(run.setting(key) for run in runs)] for key in comparison.differing)
     head = ["setting", "baseline", *(f"run {place}" for place in range(1, len(runs)))]
     return Table("Settings that differ", head, rows)
 
 
 def _runs_table(comparison: Comparison, target: str) -> Table:
-    metric = comparison.judge.metric
-    head = (
-        *("run", "seed", f"time to {target}", "speed-up", f"final {words(metric)}"),
-        *("traffic", "device time", "folder"),
-    )
+    metric, _, clock = comparison.judge
+    rows: list[list[Value]] = []
+    for group in comparison.groups:
+        speed = group.verdict.speed
+        speed_up = number(speed.factor, times(speed.factor)) if speed else None
+        if group is comparison.groups[0]:
+            speed_up = ("baseline", 1.0)
+        for run, result in zip(group.runs, group.results, strict=True):
+            cost = NEVER_REACHED if result.to_target is None else result.to_target
+            time = number(cost, cost_text(clock, result.to_target, result.unit))
+            final = metric_value(metric, result.end)
+            traffic = number(result.bytes or None, size(result.bytes))
+            device_time = seconds(result.device_s or np.nan)
+            names = (group.label, run.seed)
+            rows.append([*names, time, speed_up, final, traffic, device_time, run.path.name])
+    head = ["run", "seed", f"time to {target}", "speed-up", f"final {words(metric)}"]
+    head += ["traffic", "device time", "folder"]
     caption = (
         f"The target is {target} ({comparison.judge.target:.6g}), to be reached by the running "
         "median of five evaluations. The final value is the median of the last five. If a run "
         "has fewer than five evaluations, each counts by itself. The untrained model is ignored. "
         "The speed-up is that of all seeds together."
     )
-    return Table("Runs", head, [*_run_rows(comparison)], caption)
-
-
-def _run_rows(comparison: Comparison) -> Iterator[list[Cell]]:
-    metric, _, clock = comparison.judge
-    for group in comparison.groups:
-        speed = group.verdict.speed
-        speed_up = number(speed.factor, times(speed.factor)) if speed else text("")
-        if group is comparison.groups[0]:
-            speed_up = ("baseline", 1.0)
-        for run, result in zip(group.runs, group.results, strict=True):
-            cost = NEVER_REACHED if result.to_target is None else result.to_target
-            yield [
-                text(group.label),
-                number(run.seed),
-                number(cost, cost_text(clock, result.to_target, result.unit)),
-                speed_up,
-                metric_value(metric, result.end),
-                number(result.bytes or np.nan, size(result.bytes)),
-                seconds(result.device_s or np.nan),
-                text(run.path.name),
-            ]
+    return Table("Runs", head, cells(rows), caption)

@@ -4,14 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flwr_hetero.report.compare.verdict import (
-    Findings,
-    Judge,
-    Side,
-    Speed,
-    findings_of,
-    mean,
-)
+from flwr_hetero.report.compare.verdict import Findings, Judge, Side, Speed, findings_of, mean
 from flwr_hetero.report.style import duration, figure, words
 
 NEVER = "never"
@@ -55,9 +48,12 @@ def _time_sentence(
     count = sum(run.to_target is not None for run in sides[1])
     some = f" in {count} of {len(sides[1])} runs" if 0 < count < len(sides[1]) else ""
     if speed is None:
-        reaches = f"reaches {target} after {costs[1]}{some}" if count else f"never reaches {target}"
-        does = "never does" if costs[0] == NEVER else f"does after {costs[0]}"
-        return f"{name} {reaches}, {base} {does}."
+        if count == 0 and costs[0] == NEVER:
+            return f"Neither {name} nor {base} reaches {target}."
+        if count == 0:
+            return f"{name} never reaches {target}, but {base} does after {costs[0]}."
+        other = f"but {base} never does" if costs[0] == NEVER else f"and {base} after {costs[0]}"
+        return f"{name} reaches {target} after {costs[1]}{some}, {other}."
     ratio = times(max(speed.factor, 1 / speed.factor))
     details = f"{costs[1]} instead of {costs[0]}"
     if findings.faster is not None:
@@ -89,7 +85,7 @@ def _final_sentence(
 
 
 def _round_sentence(sides: tuple[Side, Side], name: str) -> str:
-    """Say how long rounds take and how many are needed: their product is the difference."""
+    """Say how long rounds take and how many are needed, which explains the speed-up."""
     base_unit = sides[0][0].unit
     unit = sides[1][0].unit
     base_s = mean(sides[0], "round_s")

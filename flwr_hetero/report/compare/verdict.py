@@ -271,7 +271,7 @@ def _faster_side(sides: tuple[Side, Side], speed: Speed | None, better: int | No
     if speed is None:
         alone = [i for i, side in enumerate(sides) if not np.isnan(mean(side, "to_target"))]
         return alone[0] if len(alone) == 1 and better is not None else None
-    # A run that reaches the target in round 1 cannot be faster by an evaluation.
+    # Nothing can be an evaluation faster than a run that reaches the target in round 1.
     spacings = [mean(side, "spacing") for side in sides if mean(side, "reached") > 1]
     gap = abs(speed.factor - 1) * mean(sides[1], "to_target")
     is_noise = gap <= max(spacings, default=0) or 0.95 <= speed.factor <= 1 / 0.95
