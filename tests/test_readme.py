@@ -37,7 +37,7 @@ def test_examples_of_a_page_run(page, tmp_path, monkeypatch, capsys):
         exec(compile(block, f"{page.name}, example {number + 1}", "exec"), names)
     if page.stem == "tutorial":
         said = capsys.readouterr().out
-        assert re.search(r"FedSlice reaches accuracy .* [\d.]+x sooner than strategy=FedAvg", said)
+        assert re.search(r"FedSlice reaches accuracy .* [\d.]+x faster than strategy=FedAvg", said)
         assert (tmp_path / "first-fleet" / "FedSlice-0" / "report.html").is_file()
 
 
@@ -62,7 +62,7 @@ def test_notebook_runs_and_is_small(tmp_path, monkeypatch, capsys):
         for number, text in enumerate(cells("code")):
             exec(compile(text, f"cell {number + 1}", "exec"), names)
     pyplot.close("all")
-    assert re.search(r"FedSlice reaches accuracy .* [\d.]+x sooner than", capsys.readouterr().out)
+    assert re.search(r"FedSlice reaches accuracy .* [\d.]+x faster than", capsys.readouterr().out)
     assert list(tmp_path.glob("*/compare.html"))
 
 

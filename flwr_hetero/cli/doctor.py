@@ -13,40 +13,37 @@ from flwr_hetero import __version__
 from flwr_hetero.cli.run import add_command, add_config, check_run_config
 from flwr_hetero.errors import install_hint
 
-# Extra of the package, what it is for, and packages of it.
+# By extra of the package: what it is for, and the packages that it needs.
 EXTRAS = {
-    "node": ("training", "torch torchvision"),
-    "report": ("run directories", "filelock jinja2 plotly rich safetensors"),
-    "task": ("the apps", "datasets flwr_datasets sklearn PIL pyarrow"),
-    "simulation": ("simulation", "ray"),
+    "node": ("training", ("torch", "torchvision")),
+    "report": ("run directories", ("filelock", "jinja2", "plotly", "safetensors")),
+    "task": ("the apps", ("datasets", "flwr_datasets", "sklearn", "PIL", "pyarrow")),
+    "simulation": ("simulation", ("ray",)),
 }
-
-# Distributions that are not called as they are imported.
+# Distributions that have another name than the package that they install.
 DISTRIBUTIONS = {"PIL": "pillow", "flwr_datasets": "flwr-datasets", "sklearn": "scikit-learn"}
 
 
 def hint_for(package: str) -> str:
     """Say how to install a package, by itself or with its extra."""
-    extra = next((name for name, (_, own) in EXTRAS.items() if package in own.split()), "all")
-    return install_hint(extra, DISTRIBUTIONS.get(package, package))
+    extras = [extra for extra, (_, packages) in EXTRAS.items() if package in packages]
+    return install_hint(extras[0] if extras else "all", DISTRIBUTIONS.get(package, package))
 
 
 def add(commands: Any) -> None:
     """Add the command to the command line."""
-    text = "check the installation and an app's run-config"
+    text = "check the installation, and the run-config of an app"
     parser = add_command(commands, "doctor", _doctor, text)
     parser.add_argument("app", nargs="?", type=Path, metavar="APP", help="folder of an app")
     add_config(parser, "run", "-c")
 
 
-def _doctor(options: argparse.Namespace) -> int:
+def _doctor(options: argparse.Namespace) -> None:
     for line in installation():
         print(line)
     if options.app:
-        # an error is one line, and the exit status 2
         keys = check_run_config(options.app, options.run_config)
         print(f"ok    run-config of {options.app}: {len(keys)} keys")
-    return 0
 
 
 def installation() -> Iterator[str]:
@@ -55,9 +52,13 @@ def installation() -> Iterator[str]:
 
     yield f"ok    flwr-hetero {__version__}, Python {platform.python_version()}, {sys.prefix}"
     flwr = metadata.version("flwr")
-    yield f"ok    flwr {flwr}" if flwr == TRIED_WITH else f"note  flwr {flwr}, not {TRIED_WITH}"
-    for extra, (what, packages) in EXTRAS.items():
-        if missing := [name for name in packages.split() if find_spec(name) is None]:
-            yield f"note  for {what} {', '.join(missing)} are missing: {install_hint(extra)}"
+    if flwr == TRIED_WITH:
+        yield f"ok    flwr {flwr}"
+    else:
+        yield f"note  flwr {flwr}, tested with {TRIED_WITH}"
+    for extra, (purpose, packages) in EXTRAS.items():
+        missing = [package for package in packages if find_spec(package) is None]
+        if missing:
+            yield f"note  {purpose} needs {', '.join(missing)}: {install_hint(extra)}"
         else:
-            yield f"ok    extra {extra}, for {what}"
+            yield f"ok    extra {extra}, for {purpose}"

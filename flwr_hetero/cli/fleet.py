@@ -1,4 +1,4 @@
-"""Commands on real fleets: ``fleet up``, ``status``, ``down``, ``certificates``."""
+"""Commands on real fleets: ``fleet up``, ``status``, ``down``, ``certificates``, ``supernode``."""
 
 import argparse
 from math import isinf
@@ -9,42 +9,52 @@ from flwr_hetero.cli.run import add_command
 from flwr_hetero.errors import check_count
 
 if TYPE_CHECKING:
+    from flwr_hetero.fleet.processes import SuperNodeSpec
     from flwr_hetero.fleet.real_fleet import RealFleet
 
 FOLDER = "~/flwr-hetero-fleet"
 SUPERNODE = "supernode"
+# The help of the command itself has this warning, since users of a shared machine must see it.
+WARNING = (
+    ". While they run, EVERY USER OF THIS MACHINE CAN RUN CODE AS YOU: Flower's SuperLink asks "
+    "for no credentials on 127.0.0.1."
+)
 
 
-def add(above: Any) -> None:
+def add(commands: Any) -> None:
     """Add the commands to the command line."""
-    # its options never get here, but its name and text do
-    above.add_parser(SUPERNODE, help="Flower's SuperNode, kept warm: a message starts in 0.3 s")
+    # main() passes the options of this command to Flower, so only its help is added here.
+    commands.add_parser(SUPERNODE, help="Flower's SuperNode, kept warm: a message starts in 0.3 s")
 
-    text = "a real fleet on this machine, and keys for one elsewhere"
-    commands = above.add_parser("fleet", help=text, description=text).add_subparsers(
-        required=True, metavar="COMMAND"
-    )
+    text = "run a real fleet on this machine, and make keys for real devices"
+    fleet = commands.add_parser("fleet", help=text, description=text)
+    fleet_commands = fleet.add_subparsers(required=True, metavar="COMMAND")
 
-    others = ". While they are up, EVERY USER OF THIS MACHINE CAN RUN CODE AS YOU: Flower's "
-    others += "SuperLink asks for no credentials on 127.0.0.1."
-    # Said where it is asked for: a private fleet on a shared machine is none.
     text = "start a SuperLink and SuperNodes with TLS and keys"
-    parser = add_command(commands, "up", _up, text, others)
-    up = parser.add_argument
-    up("--nodes", type=int, default=4, help="SuperNodes (default: 4)")
-    kinds = "uniform, paper-5 or a TOML file of devices: speeds become shares of one CPU"
-    up("--fleet", default="uniform", help=kinds)
-    up("--cpu", type=float, default=1.0, help="share of one CPU for the fastest (default: 1)")
-    up("--cold", action="store_true", help="nodes as Flower's own: a new process for each message")
-    status = add_command(commands, "status", _status, "show which processes run")
-    down = add_command(commands, "down", _down, "end what `up` started and remove its files")
-    for each in (parser, status, down):
-        each.add_argument("--dir", default=FOLDER, help=f"the fleet's folder (default: {FOLDER})")
+    up = add_command(fleet_commands, "up", _up, text, WARNING)
+    up.add_argument("--nodes", type=int, default=4, help="SuperNodes (default: 4)")
+    text = "uniform, paper-5, or a TOML file of devices, whose speeds become shares of one CPU"
+    up.add_argument("--fleet", default="uniform", help=text)
+    text = "share of one CPU for the fastest device (default: 1)"
+    up.add_argument("--cpu", type=float, default=1.0, help=text)
+    text = "use Flower's own SuperNodes, which start a new process for each message"
+    up.add_argument("--cold", action="store_true", help=text)
+
+    status = add_command(fleet_commands, "status", _status, "show which processes are running")
+    down = add_command(fleet_commands, "down", _down, "stop what `up` started and remove its files")
+    for parser in (up, status, down):
+        parser.add_argument(
+            "--dir", default=FOLDER, help=f"folder of the fleet (default: {FOLDER})"
+        )
+
     text = "make keys and certificates for real devices"
-    add = add_command(commands, "certificates", _certificates, text).add_argument
-    add("dir", help="folder; an authority in it is used again, its ca.key for --host only")
-    add("--host", nargs="+", default=[], help="the SuperLink's names and addresses")
-    add("--node", nargs="+", default=[], help="names of devices that need a key")
+    certificates = add_command(fleet_commands, "certificates", _certificates, text)
+    text = "folder; its certificate authority is used again, whose ca.key is needed for --host only"
+    certificates.add_argument("dir", help=text)
+    text = "names and addresses of the SuperLink"
+    certificates.add_argument("--host", nargs="+", default=[], help=text)
+    text = "names of devices that need a key"
+    certificates.add_argument("--node", nargs="+", default=[], help=text)
 
 
 def supernode(arguments: list[str]) -> int:
@@ -67,47 +77,59 @@ def _up(options: argparse.Namespace) -> None:
     check_count("--nodes", options.nodes, 1)
     fleet = _fleet(options)
     print("starting a SuperLink and SuperNodes, and waiting until they are online", flush=True)
-    fleet.up(named_fleet(options.fleet, options.nodes), cpu=options.cpu, warm=not options.cold)
+    devices = named_fleet(options.fleet, options.nodes)
+    fleet.up(devices, cpu=options.cpu, warm=not options.cold)
     _status(options)
-    print(f"\nRun an app on it:\n\n  {fleet.run_line()}\n")
+    print(f"\nTo run an app on this fleet:\n\n  {fleet.run_line()}\n")
 
 
 def _status(options: argparse.Namespace) -> None:
     fleet = _fleet(options)
-    file, online = fleet.file, fleet.online()
-    state = "running" if fleet.is_alive(file.superlink_pid) else "ended"
+    file = fleet.file
+    online = fleet.online()
+    state = "running" if fleet.is_alive(file.superlink_pid) else "stopped"
     print(f"SuperLink  https://{file.address}  {state}  logs in {fleet.folder / 'logs'}")
     if file.needs_throttle:
-        throttled = fleet.is_alive(file.throttle_pid)
-        state = "running" if throttled else "ENDED, there are no limits"
-        print(f"throttle   {state}: CPU shares by stopping and continuing, links by a relay")
+        is_throttled = fleet.is_alive(file.throttle_pid)
+        state = "running" if is_throttled else "STOPPED, no limits apply"
+        print(
+            f"throttle   {state}: pauses processes for CPU shares, relays traffic for link speeds"
+        )
     for node in file.nodes:
-        state = "ended" if not fleet.is_alive(node.pid) else "starting or cut off"
-        state = "online" if node.name in online else state
-        cpu = "no limit" if node.cpu == 1 else f"{node.cpu:.3g} CPU"
-        speeds = {"up": node.uplink_mbps, "down": node.downlink_mbps}
-        links = [f", {name} {mbps:g} Mbit/s" for name, mbps in speeds.items() if not isinf(mbps)]
-        print(f"{node.name:<10} {state:<8} {cpu}{''.join(links)}")
+        if node.name in online:
+            state = "online"
+        else:
+            state = "starting or cut off" if fleet.is_alive(node.pid) else "stopped"
+        print(f"{node.name:<10} {state:<8} {_limits(node)}")
+
+
+def _limits(node: "SuperNodeSpec") -> str:
+    limits = ["no CPU limit" if node.cpu == 1 else f"{node.cpu:.3g} CPU"]
+    for direction, mbps in (("up", node.uplink_mbps), ("down", node.downlink_mbps)):
+        if not isinf(mbps):
+            limits.append(f"{direction} {mbps:g} Mbit/s")
+    return ", ".join(limits)
 
 
 def _down(options: argparse.Namespace) -> None:
-    print(f"{_fleet(options).down()} processes ended")
+    print(f"{_fleet(options).down()} processes stopped")
 
 
 def _certificates(options: argparse.Namespace) -> None:
     from flwr_hetero.fleet import certificates
 
     folder = Path(options.dir).expanduser()
-    # A device's key needs no signature, and no authority therefore.
-    wants_authority = options.host or not options.node
-    if wants_authority and not (folder / certificates.CA_CERTIFICATE).exists():
+    # A key of a device is not signed, so it needs no authority.
+    needs_authority = options.host or not options.node
+    if needs_authority and not (folder / certificates.CA_CERTIFICATE).exists():
         certificates.make_authority(folder)
-        print(f"authority: {folder / certificates.CA_CERTIFICATE} goes to every device")
-        print(f"           {folder / certificates.CA_KEY} stays here, or offline")
+        print(f"authority: copy {folder / certificates.CA_CERTIFICATE} to every device")
+        print(f"           keep {folder / certificates.CA_KEY} here, or offline")
     if options.host:
         certificates.make_server_certificate(folder, options.host)
-        names = f"{folder / certificates.SERVER_CERTIFICATE}, {folder / certificates.SERVER_KEY}"
-        print(f"SuperLink: {names} ({certificates.SERVER_DAYS} days)")
+        files = f"{folder / certificates.SERVER_CERTIFICATE}, {folder / certificates.SERVER_KEY}"
+        print(f"SuperLink: {files} ({certificates.SERVER_DAYS} days)")
     for node in options.node:
         certificates.make_node_key(folder / "nodes", node)
-        print(f"{node}: {folder / 'nodes' / node} goes to that device only, .pub is registered")
+        key = folder / "nodes" / node
+        print(f"{node}: copy {key} to that device only, and register {key.name}.pub")

@@ -9,13 +9,15 @@ from typing import Any
 from flwr_hetero.cli.run import add_command
 from flwr_hetero.errors import invalid
 from flwr_hetero.files import replace
-from flwr_hetero.report.history import HISTORY, LOCK, MODEL, REPORT, HistoryReader
+from flwr_hetero.report.history import HISTORY, LOCK, MODEL, REPORT, read_history
 
-# As typed, and in the history.
+# Names of the clocks on the command line and in the history.
 CLOCKS = {"virtual": "virtual_s", "wall": "wall_s", "round": "round"}
-# Seconds between two looks at the run, and after which a browser reads the page again.
-LOOK_S, REFRESH_S = 1.0, 5
-# Most part of a processor that pages of a run in progress may take.
+# Seconds between two looks at the run.
+LOOK_S = 1.0
+# Seconds after which a browser loads the page of a running run again.
+REFRESH_S = 5
+# The share of a processor that making pages of a running run may take.
 WATCH_SHARE = 0.1
 KILLED = "The run was killed: its process is gone. resume=true continues from its checkpoint."
 
@@ -23,25 +25,34 @@ KILLED = "The run was killed: its process is gone. resume=true continues from it
 def add(commands: Any) -> None:
     """Add the commands to the command line."""
     folder = "run directory (output-dir)"
-    text = "rebuild report.html of runs from their histories"
-    report = add_command(commands, "report", _report, text)
+    report = add_command(commands, "report", _report, "rebuild report.html of runs")
     report.add_argument("directories", nargs="+", metavar="DIR", help=folder)
-    text = "make the page of a run in progress again after each round"
+
+    text = "rebuild report.html after each round while a run is going on"
     watch = add_command(commands, "watch", _watch, text)
     watch.add_argument("directory", type=Path, metavar="DIR", help=folder)
-    text = "write a page that says which run was sooner; runs that differ in the seed are one kind"
-    add = add_command(commands, "compare", _compare, text).add_argument
-    add("directories", nargs="+", metavar="DIR", help=f"{folder}, that of the baseline first")
-    text = "what to compare, such as accuracy or cd_grab/pairs (default: the first run's "
-    add("--metric", help=f"{text}accuracy, else its loss)")
-    text = "value to reach; 85 is read as 85 %% of a metric from 0 to 1 (default: the baseline's "
-    text += "end less a point, the end being the median of the last five evaluations, or with "
-    add("--target", type=float, help=f"{text}fewer than five the last one)")
-    text = "what to measure by (default: the first of these that all runs have)"
-    add("--clock", choices=CLOCKS, help=text)
+
+    text = "compare runs and write a page; runs that differ only in the seed are grouped"
+    compare = add_command(commands, "compare", _compare, text)
+    compare.add_argument("directories", nargs="+", metavar="DIR", help=f"{folder}, baseline first")
+    text = (
+        "metric to compare, such as accuracy or cd_grab/pairs (default: accuracy of the first "
+        "run, or its loss)"
+    )
+    compare.add_argument("--metric", help=text)
+    text = (
+        "value to reach; 85 means 85 %% for a metric from 0 to 1 (default: the baseline's final "
+        "accuracy minus one percentage point; the final accuracy is the median of the last five "
+        "evaluations, or the last of fewer)"
+    )
+    compare.add_argument("--target", type=float, help=text)
+    text = "clock to compare by (default: the first of these that all runs have)"
+    compare.add_argument("--clock", choices=CLOCKS, help=text)
     text = "the page, one file that works offline (default: %(default)s)"
-    add("--out", type=Path, default=Path("compare.html"), metavar="PAGE.html", help=text)
-    add("--json", action="store_true", help="write the figures as JSON, too, beside the page")
+    out = Path("compare.html")
+    compare.add_argument("--out", type=Path, default=out, metavar="PAGE.html", help=text)
+    text = "also write the figures as JSON beside the page"
+    compare.add_argument("--json", action="store_true", help=text)
 
 
 def _report(options: argparse.Namespace) -> None:
@@ -55,42 +66,45 @@ def _watch(options: argparse.Namespace) -> None:
     from flwr_hetero.report.page import run_data, write_page
 
     folder = options.directory.expanduser().absolute()
-    history, reader, known, pause_s = folder / HISTORY, HistoryReader(folder), (0, 0), 0.0
-    # a folder without a run is refused before a page of it is promised
-    reader.read()
-    print(f"{(folder / REPORT).as_uri()}  (ends with the run, or by Ctrl-C)", flush=True)
+    # Refuse a folder without a run before announcing its page.
+    read_history(folder)
+    print(f"{(folder / REPORT).as_uri()}  (stops with the run, or with Ctrl-C)", flush=True)
+    drawn = None
+    pause_s = 0.0
     try:
         while _is_locked(folder / LOCK):
             pause_s -= LOOK_S
-            status = history.stat() if pause_s <= 0 and history.is_file() else None
-            if status and (now := (status.st_ino, status.st_size)) != known:
-                began_s, known = time.process_time(), now
-                data = run_data(folder, reader.read())
-                write_page(data | {"refresh": REFRESH_S}, folder / REPORT)
-                # the page of a long run takes its time
+            status = (folder / HISTORY).stat()
+            written = (status.st_ino, status.st_size)
+            if pause_s <= 0 and written != drawn:
+                drawn = written
+                began_s = time.process_time()
+                write_page(run_data(folder) | {"refresh": REFRESH_S}, folder / REPORT)
+                # The page of a long run takes a while to make.
                 pause_s = (time.process_time() - began_s) / WATCH_SHARE
             time.sleep(LOOK_S)
     except KeyboardInterrupt:
         return
-    # without what makes a browser read it again
-    write_page(run_data(folder, reader.read()), folder / REPORT)
+    # The last page is not to be loaded again.
+    write_page(run_data(folder), folder / REPORT)
     print(f"The run has ended: {folder}" if has_ended(folder) else KILLED, flush=True)
 
 
 def has_ended(folder: Path) -> bool:
     """Return whether a run has saved its model, which it does at its end."""
-    model, history = folder / MODEL, folder / HISTORY
-    return model.is_file() and model.stat().st_mtime >= history.stat().st_mtime
+    model = folder / MODEL
+    return model.is_file() and model.stat().st_mtime >= (folder / HISTORY).stat().st_mtime
 
 
 def _is_locked(path: Path) -> bool:
     """Return whether a run's process is alive: it holds the lock until it ends."""
     from filelock import FileLock, Timeout
 
+    # FileLock would make the file.
+    if not path.exists():
+        return False
     try:
-        # To look must not make the file.
-        if path.exists():
-            FileLock(path).acquire(timeout=0).lock.release()
+        FileLock(path).acquire(timeout=0).lock.release()
     except Timeout:
         return True
     return False
@@ -100,11 +114,11 @@ def _compare(options: argparse.Namespace) -> None:
     from flwr_hetero.report.compare import compare, figures, read_runs
     from flwr_hetero.report.compare.page import write_page
 
-    # Anything else may be a run directory that stands behind the option by mistake.
+    # A name without .html may be a run directory that was put behind the option by mistake.
     if options.out.suffix != ".html":
         raise invalid("--out", str(options.out), "end in .html")
-    clock = CLOCKS.get(options.clock)
     runs = read_runs(options.directories)
+    clock = CLOCKS.get(options.clock)
     comparison = compare(runs, options.metric, options.target, clock=clock)
     page = write_page(comparison, options.out)
     if options.json:

@@ -8,11 +8,13 @@ import numpy as np
 from flwr_hetero.report.history import CLOCKS, TIFL, Floats, History, Indices
 from flwr_hetero.report.style import TIMES, heading, is_share, size_unit, time_unit
 
-# Points of a mean over seeds, and metrics to choose from.
-GRID, MAX_FIGURES = 100, 40
-# Of a longer run every n-th round is drawn: a page stays small.
+# Points of a mean over seeds.
+MEAN_POINTS = 100
+# Metrics that readers can choose from.
+MAX_METRICS = 40
+# Of a longer run only so many rounds are drawn, so that a page stays small.
 MAX_POINTS = 400
-# Axes that are sums over the rounds so far.
+# Axes that add up a figure of the rounds.
 SUMS = {"bytes": "bytes sent and received", "device_s": "time of all devices"}
 
 
@@ -39,9 +41,10 @@ def curve_data(
     target: float | None,
     logarithmic: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Return what the page draws of all runs; ``metric`` is shown first, ``target`` is its own.
+    """Return what the page draws of all runs.
 
-    ``logarithmic``: axes that begin as such.
+    The page shows ``metric``, whose target is ``target``, and the axis ``clock`` first. The axes
+    in ``logarithmic`` are logarithmic at first.
     """
     histories = [history for line in lines for history in line.histories]
     axes = axes_of(histories, clock)
@@ -67,28 +70,29 @@ def curve_data(
 
 def axes_of(histories: Sequence[History], clock: str) -> list[Axis]:
     """Return the axes that all runs have, ``clock`` first."""
-    found, units = [], {history.unit for history in histories}
+    axes = []
+    units = {history.unit for history in histories}
     for key, label in (CLOCKS | SUMS).items():
-        longest = [float(np.nanmax(column_of(h, key), initial=0.0)) for h in histories]
-        # Rounds and server updates are no common axis.
-        if not all(longest) or (key == "round" and len(units) > 1):
+        ends = [float(np.nanmax(column_of(h, key), initial=0.0)) for h in histories]
+        if not all(ends):
             continue
         if key == "bytes":
-            symbol, scale = size_unit(max(longest))
-            found.append(Axis(key, f"{label} ({symbol})", scale))
-        elif key == "round":
-            found.append(Axis(key, f"{units.pop()}s", 1.0))
-        else:
-            symbol = time_unit(max(longest))
-            found.append(Axis(key, f"{label} ({symbol})", TIMES[symbol]))
-    return sorted(found, key=lambda axis: axis.key != clock)
+            symbol, scale = size_unit(max(ends))
+            axes.append(Axis(key, f"{label} ({symbol})", scale))
+        elif key != "round":
+            symbol = time_unit(max(ends))
+            axes.append(Axis(key, f"{label} ({symbol})", TIMES[symbol]))
+        # Rounds and server updates cannot share an axis.
+        elif len(units) == 1:
+            axes.append(Axis(key, f"{histories[0].unit}s", 1.0))
+    return sorted(axes, key=lambda axis: axis.key != clock)
 
 
 def column_of(history: History, key: str) -> Floats:
-    """Return an axis of a run: traffic and device-seconds are added up."""
+    """Return the values of a run on an axis; traffic and device-seconds are added up."""
     if key == "bytes":
-        both = np.array([history.column("bytes_up"), history.column("bytes_down")])
-        return np.nancumsum(np.nansum(both, axis=0))
+        traffic = np.array([history.column("bytes_up"), history.column("bytes_down")])
+        return np.nancumsum(np.nansum(traffic, axis=0))
     return np.cumsum(history.busy_s) if key == "device_s" else history.column(key)
 
 
@@ -99,39 +103,48 @@ def drawn_rounds(count: int) -> Indices:
 
 def _names(histories: Sequence[History], first: str | None) -> list[str]:
     """Return the metrics and the figures of wrappers that all runs have."""
-    # TiFL's are drawn by tier, in charts of their own.
-    known = [name for name, (section, _) in histories[0].names.items() if section != TIFL]
-    shared = [name for name in known if all(name in history.names for history in histories)]
-    return list(dict.fromkeys([*([] if first is None else [first]), *shared]))[:MAX_FIGURES]
+    names = [] if first is None else [first]
+    for name, (section, _) in histories[0].names.items():
+        # The figures of TiFL are drawn by tier, in charts of their own.
+        if section != TIFL and name != first and all(name in h.names for h in histories):
+            names.append(name)
+    return names[:MAX_METRICS]
 
 
 def _curves(
     histories: Sequence[History], names: Sequence[str], axes: Sequence[Axis]
 ) -> dict[str, Any]:
+    """Return a curve for each metric and axis."""
     xs = {axis.key: [column_of(h, axis.key) / axis.scale for h in histories] for axis in axes}
-    tables = {name: [history.range_of(name) for history in histories] for name in names}
-    return {n: {key: _curve(x, table) for key, x in xs.items()} for n, table in tables.items()}
+    curves = {}
+    for name in names:
+        ranges = [history.range_of(name) for history in histories]
+        curves[name] = {key: _curve(x, ranges) for key, x in xs.items()}
+    return curves
 
 
-def _curve(columns: Sequence[Floats], tables: Sequence[Floats]) -> dict[str, list[float]]:
-    """Return a run's points and their range, or mean and range of seeds on a common grid."""
-    lines = []
-    for x, table in zip(columns, tables, strict=True):
-        known = np.flatnonzero(~np.isnan(x) & ~np.isnan(table[:, 1]))
-        lines.append((x[known], table[known]))
-    if len(lines) == 1:
-        [(x, table)] = lines
+def _curve(xs: Sequence[Floats], ranges: Sequence[Floats]) -> dict[str, list[Any]]:
+    """Return the points of one run and their range, or the mean and the range of several seeds."""
+    runs = []
+    for x, values in zip(xs, ranges, strict=True):
+        has_point = ~np.isnan(x) & ~np.isnan(values[:, 1])
+        runs.append((x[has_point], values[has_point]))
+    if len(runs) == 1:
+        x, values = runs[0]
         places = drawn_rounds(len(x))
-        low, middle, high = table[places].T
-        found = [x[places], middle, low, high]
+        x = x[places]
+        low, middle, high = values[places].T
     else:
-        # Only where all seeds have values: a mean over fewer of them would jump.
-        first, last = max(x[0] for x, _ in lines), min(x[-1] for x, _ in lines)
-        grid = np.linspace(first, last, GRID) if last > first else np.array([first])
-        values = np.array([np.interp(grid, x, table[:, 1]) for x, table in lines])
-        found = [grid, values.mean(axis=0), values.min(axis=0), values.max(axis=0)]
-    keys = ("x", "y", "low", "high") if (found[2] < found[3]).any() else ("x", "y")
-    return {key: rounded(column) for key, column in zip(keys, found, strict=False)}
+        # Average only where all seeds have values: the mean would jump where one ends.
+        first = max(x[0] for x, _ in runs)
+        last = min(x[-1] for x, _ in runs)
+        x = np.linspace(first, last, MEAN_POINTS) if last > first else np.array([first])
+        seeds = np.array([np.interp(x, run_x, values[:, 1]) for run_x, values in runs])
+        low = seeds.min(axis=0)
+        middle = seeds.mean(axis=0)
+        high = seeds.max(axis=0)
+    curve = {"x": rounded(x), "y": rounded(middle)}
+    return curve | {"low": rounded(low), "high": rounded(high)} if (low < high).any() else curve
 
 
 def rounded(values: Floats) -> list[Any]:

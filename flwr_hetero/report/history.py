@@ -1,13 +1,11 @@
-"""The history of a run: the files of its directory, its lines as they are read, its figures."""
+"""The files of a run directory, and the figures in the history of a run."""
 
 import json
-import os
 import re
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf, isfinite, nan
+from math import isfinite, nan
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeAlias
@@ -20,36 +18,45 @@ from flwr_hetero.report.masking import masked
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
+# A figure by its section in a line of the history and its key in that section.
 Key: TypeAlias = tuple[str, str]
-Row: TypeAlias = tuple[float, float, float]
-# Lowest, median and highest number of a figure in each round: (rounds, 3).
-Ranges: TypeAlias = dict[Key, Floats]
-# Figures of a run: one of a node that makes up names has more.
-MOST_KEYS = 1000
+
+# The memory that a history takes is bounded, even if a node makes up metrics.
+MAX_KEYS = 1000
 MAX_FLOAT = float(np.finfo(np.float64).max)
 
-CONFIG, HISTORY, MODEL = "config.json", "history.jsonl", "model.safetensors"
-REPORT, CHECKPOINT, LOCK = "report.html", "checkpoint", ".lock"
+# The files of a run directory.
+CONFIG = "config.json"
+HISTORY = "history.jsonl"
+MODEL = "model.safetensors"
+REPORT = "report.html"
+CHECKPOINT = "checkpoint"
+LOCK = ".lock"
 
-# Sections of tiers, of updates by nodes that do not wait, of rounds with several of them.
-TIFL, FEDBUFF, FEDSLICE = "tifl", "fedbuff", "fedslice"
-# Section of how good the model is on each node.
+# Sections of a line that this package reads.
+TIFL = "tifl"
+FEDBUFF = "fedbuff"
+FEDSLICE = "fedslice"
 FAIRNESS = "fairness"
-# Section of what the seconds of a message were, by part and node; real nodes only.
-SECONDS, PARTS = "seconds", ("wait", "start", "receive", "train", "send")
-# Where metrics are looked up, in this order: central evaluation first.
+SECONDS = "seconds"
+# The parts into which the section "seconds" divides the time of a message.
+PARTS = ("wait", "start", "receive", "train", "send")
+# Sections with metrics of the app. A bare metric name is looked up in this order.
 METRICS = ("global", "evaluate", "train")
 # Sections whose keys are nodes.
 BY_NODE = ("latency", "weights")
-# No metric: the round whose model the nodes evaluated, while others trained on.
+# The round whose model the nodes evaluated while others were training; not a metric.
 EVALUATED = "evaluated_round"
-# Clock in the history to its name on pages.
-CLOCKS = {"virtual_s": "time on the fleet's clock", "wall_s": "time on the server's clock"}
-CLOCKS["round"] = "rounds"
+# Keys of the clocks in the history, and their names on pages.
+CLOCKS = {
+    "virtual_s": "time on the fleet's clock",
+    "wall_s": "time on the server's clock",
+    "round": "rounds",
+}
 
 
 def plain(value: Any) -> Any:
-    """Convert a value to what JSON can hold."""
+    """Convert a value to one that JSON can hold; a number that is not finite becomes None."""
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
     if isinstance(value, float) and not isfinite(value):
@@ -62,17 +69,17 @@ def plain(value: Any) -> Any:
 
 
 def read_config(directory: str | Path) -> dict[str, Any]:
-    """Read the settings of a run; none if the file is missing or damaged."""
+    """Read the settings of a run; an empty dict if the file is missing or damaged."""
     try:
         text = (Path(directory) / CONFIG).read_text(encoding="utf-8")
         config = as_dict(cleaned(json.loads(text)))
-        # older versions hid fewer
+        # Mask again: older versions recognized fewer secrets.
         return config | {"settings": masked(as_dict(config.get("settings")))}
     except (OSError, ValueError, RecursionError):
         return {}
 
 
-# Equal to itself only, so that what is found out about it can be kept.
+# Compared by identity, so that functions can cache what they compute from a history.
 @dataclass(frozen=True, eq=False)
 class History:
     """The rounds of a run.
@@ -80,15 +87,19 @@ class History:
     Parameters
     ----------
     rounds : tuple of dict
-        One record per round, in order; round 0 is the state before training. ``latency`` has the
-        seconds that each node says a message took. On real nodes ``seconds`` divides the round trip
-        of it: by part (``wait``, ``start``, ``receive``, ``train``, ``send``) the seconds of each
-        node, which is left out of a part that it does not measure. ``wait`` is the rest, ``steps``
-        what those took of ``train``. ``train_range`` and ``evaluate_range`` have of each metric the
-        lowest, median and highest value of the nodes. ``limited`` says whose value did not count,
-        ``shortened`` to what part of its length a node's update was cut.
+        One record per round, in order. Round 0 is the state before training. Among its keys:
+
+        - ``latency``: seconds that a message took, as each node reports them.
+        - ``seconds``: for real nodes, how the round trip divides into ``wait``, ``start``,
+          ``receive``, ``train`` and ``send``. Each part has seconds by node and leaves out the
+          nodes that do not measure it. ``wait`` is the rest. ``steps`` is ``train``
+          without the time for reading data.
+        - ``train_range``, ``evaluate_range``: lowest, median and highest value of each metric over
+          the nodes.
+        - ``limited``: nodes whose value of a metric was ignored.
+        - ``shortened``: the factor by which a node's update was shortened.
     notes : tuple of str
-        Lines that could not be read.
+        Which lines of the file could not be read.
 
     Examples
     --------
@@ -107,160 +118,104 @@ class History:
 
     @property
     def is_buffered(self) -> bool:
-        """Whether no node waits for others: each reply is used as it comes."""
+        """Whether the server used replies as they arrived, so that no node waited for others."""
         return any(FEDBUFF in record for record in self.rounds)
 
     @property
     def unit(self) -> str:
-        """What a record is of: a round, or a server update of a run without rounds."""
-        is_of_rounds = any(FEDSLICE in record for record in self.rounds)
-        return "server update" if self.is_buffered and not is_of_rounds else "round"
+        """What a record describes: "round", or "server update" in a run without rounds."""
+        has_rounds = any(FEDSLICE in record for record in self.rounds)
+        return "server update" if self.is_buffered and not has_rounds else "round"
 
     @cached_property
     def busy_s(self) -> Floats:
-        """How long nodes worked in each round, all nodes together."""
+        """Seconds that all nodes together worked, by round."""
         return np.nan_to_num(self.column("device_s"))
 
     @property
     def clock(self) -> tuple[str, Floats]:
-        """The fleet's clock by its key, or the server's where there is no other."""
+        """Key and seconds of the fleet's clock, or of the server's clock if there is no other."""
         name = "virtual_s" if np.nansum(self.column("virtual_s")) > 0 else "wall_s"
         return name, self.column(name)
 
     @cached_property
-    def table(self) -> Ranges:
-        """Lowest, median and highest number in each round, (rounds, 3), by section and key."""
+    def table(self) -> dict[Key, Floats]:
+        """Lowest, median and highest number of each figure: arrays of shape (rounds, 3)."""
         return tabulate(self.rounds)
 
     @cached_property
-    def names(self) -> dict[str, tuple[str, str]]:
-        """Metrics by bare name, first; figures, and names that are taken, as ``section/key``."""
-        found: dict[str, tuple[str, str]] = {}
-        order = sorted(self.table, key=lambda place: (*METRICS, place[0]).index(place[0]))
-        for section, key in order:
-            is_free = section in METRICS and key not in found
-            found |= {key if is_free else f"{section}/{key}": (section, key)} if key else {}
-        return found
+    def names(self) -> dict[str, Key]:
+        """Names of all figures: a bare name for a metric if it is unique, else ``section/key``."""
+        ranks = {section: rank for rank, section in enumerate(METRICS)}
+        names: dict[str, Key] = {}
+        for section, key in sorted(self.table, key=lambda key: ranks.get(key[0], len(METRICS))):
+            if key:
+                is_unique = section in METRICS and key not in names
+                names[key if is_unique else f"{section}/{key}"] = (section, key)
+        return names
 
     def column(self, section: str, key: str = "") -> Floats:
-        """Collect one number per round, such as ``"tifl", "tier"``; NaN where there is none."""
-        known = self.table.get((section, key))
-        return np.full(len(self.rounds), nan) if known is None else known[:, 1].copy()
+        """Return one number per round, such as ``"tifl", "tier"``; NaN where there is none."""
+        ranges = self.table.get((section, key))
+        return np.full(len(self.rounds), nan) if ranges is None else ranges[:, 1].copy()
 
     def metric(self, name: str) -> Floats:
-        """Collect a metric per round, by bare name or ``section/key``; NaN where a round has none.
+        """Return a metric per round, by bare name or ``section/key``; NaN where it is missing.
 
-        Of several numbers, such as one per node, it is the median. ValueError if no round has it.
+        If a round has several numbers, such as one per node, their median is returned. ValueError
+        if no round has the metric.
         """
         return self.range_of(name)[:, 1]
 
     def range_of(self, name: str) -> Floats:
-        """Collect the lowest, median and highest number of a metric: shape (rounds, 3)."""
-        place = self.names.get(name, tuple(name.split("/", 1)))
-        if place not in self.table:
-            known = ", ".join(self.names) or "none at all"
-            raise invalid("metric", name, f"be in the history, which has {known}")
-        return self.table[place]
+        """Return the lowest, median and highest number of a metric: shape (rounds, 3)."""
+        key = self.names.get(name, tuple(name.split("/", 1)))
+        if key not in self.table:
+            names = ", ".join(self.names) or "none at all"
+            raise invalid("metric", name, f"be in the history, which has {names}")
+        return self.table[key]
 
     def main_metric(self) -> str | None:
-        """Return the metric to judge the run by: an accuracy, else a loss, else any."""
+        """Return the metric to judge the run by: an accuracy, else a loss, else any other."""
         names = [name for name, (section, _) in self.names.items() if section in METRICS]
-        found = (name for word in ("acc", "loss", "") for name in names if word in name.lower())
-        return next(found, None)
+        for word in ("acc", "loss", ""):
+            for name in names:
+                if word in name.lower():
+                    return name
+        return None
 
 
-def tabulate(rounds: Sequence[dict[str, Any]]) -> Ranges:
-    """Collect the numbers of rounds; of more than a thousand figures the first ones."""
-    places, rows = defaultdict[Key, list[int]](list), defaultdict[Key, list[Row]](list)
+def tabulate(rounds: Sequence[dict[str, Any]]) -> dict[Key, Floats]:
+    """Collect the figures of rounds as arrays of shape (rounds, 3), at most a thousand of them."""
+    table: dict[Key, Floats] = {}
     for place, record in enumerate(rounds):
-        for section, entries in record.items():
-            is_named = isinstance(entries, dict) and section not in BY_NODE
-            for key, value in entries.items() if is_named else [("", entries)]:
-                # A metric is one number; of a wrapper each node, tier or reply may have one.
-                is_list = section in METRICS and isinstance(value, list)
-                if key != EVALUATED and not is_list and (numbers := numbers_in(value)):
-                    at = section, key
-                    if at in rows or len(rows) < MOST_KEYS:
-                        single = len(numbers) == 1
-                        middle = numbers[0] if single else median(numbers)
-                        rows[at].append((min(numbers), middle, max(numbers)))
-                        places[at].append(place)
-    found = {at: np.full((len(rounds), 3), nan) for at in rows}
-    for at, table in found.items():
-        table[places[at]] = rows[at]
-    return found
+        for key, numbers in _figures(record):
+            if key not in table:
+                if len(table) == MAX_KEYS:
+                    continue
+                table[key] = np.full((len(rounds), 3), nan)
+            table[key][place] = min(numbers), median(numbers), max(numbers)
+    return table
 
 
-class HistoryReader:
-    """Read a history while it grows: each of its lines once."""
-
-    def __init__(self, directory: str | Path) -> None:
-        self.folder, self._inode = Path(directory), -1
-        self._forget()
-
-    def _forget(self) -> None:
-        self._end, self._lines = 0, 0
-        self.rounds: list[dict[str, Any]] = []
-        self.table: Ranges = {}
-        self.notes: list[str] = []
-
-    def read(self) -> History:
-        """Return the rounds that there are now; ValueError if there is no history."""
-        if not self.folder.is_dir():
-            raise invalid("run directory", str(self.folder), "exist")
-        if not (self.folder / HISTORY).is_file():
-            raise invalid("run directory", str(self.folder), f"hold a {HISTORY}")
-        new, torn = self._read_new()
-        # a line of a round that there is already takes its place
-        first = min((record["round"] for record in new), default=inf)
-        if self.rounds and first <= self.rounds[-1]["round"]:
-            new, self.rounds, self.table = [*self.rounds, *new], [], {}
-        in_order = {record["round"]: record for record in new}
-        new = [in_order[number] for number in sorted(in_order)]
-        before, self.rounds = len(self.rounds), self.rounds + new
-        self.table = appended(self.table, before, tabulate(new), len(new))
-        history = History(tuple(self.rounds), (*self.notes, *torn))
-        vars(history)["table"] = self.table
-        return history
-
-    def _read_new(self) -> tuple[list[dict[str, Any]], list[str]]:
-        """Return the rounds of new lines, and what to say of one that is not whole yet."""
-        new: list[dict[str, Any]] = []
-        # bytes: texts may hold other separators of lines, and JSON does not escape them all
-        with (self.folder / HISTORY).open("rb") as lines:
-            status = os.fstat(lines.fileno())
-            # a resumed run has another file
-            if status.st_ino != self._inode or status.st_size < self._end:
-                self._forget()
-            self._inode = status.st_ino
-            lines.seek(self._end)
-            for number, line in enumerate(lines, start=self._lines + 1):
-                whole, text = line.endswith(b"\n"), line.decode(errors="replace")
-                try:
-                    record = parse(text)
-                except ValueError as error:
-                    note = f"line {number} {error if whole else 'is incomplete'} and was left out"
-                    if not whole:
-                        return new, [note]
-                    self.notes.append(note)
-                else:
-                    new.append(record)
-                self._end, self._lines = self._end + len(line), number
-        return new, []
-
-
-def appended(table: Ranges, length: int, more: Ranges, number: int) -> Ranges:
-    """Add the rows of further rounds to a table of ``length`` rounds."""
-    both, rows = [*dict.fromkeys([*table, *more])][:MOST_KEYS], (length, number)
-    empty = [np.full((count, 3), nan) for count in rows]
-    pairs = {at: [table.get(at, empty[0]), more.get(at, empty[1])] for at in both}
-    return {at: np.concatenate(pair) for at, pair in pairs.items()}
+def _figures(record: dict[str, Any]) -> Iterator[tuple[Key, list[float]]]:
+    """Yield each figure of a record with its numbers."""
+    for section, entries in record.items():
+        has_keys = isinstance(entries, dict) and section not in BY_NODE
+        for key, value in entries.items() if has_keys else [("", entries)]:
+            # A metric is one number. A figure of a wrapper may be one number per node or tier.
+            is_metric_list = section in METRICS and isinstance(value, list)
+            if key != EVALUATED and not is_metric_list:
+                numbers = numbers_in(value)
+                if numbers:
+                    yield (section, key), numbers
 
 
 def read_history(directory: str | Path) -> History:
-    """Read the history of a run directory; a line that is no round is left out and noted.
+    """Read the history of a run directory; lines that are not a round are skipped and noted.
 
-    Of a round's lines the last counts. ValueError if there is no such directory, or no history.
+    If a round has several lines, the last one counts. ValueError if the directory or its history
+    does not exist.
 
     Examples
     --------
@@ -270,48 +225,64 @@ def read_history(directory: str | Path) -> History:
     ...     read_history(folder).rounds[0]["virtual_s"]
     0.0
     """
-    return HistoryReader(directory).read()
+    folder = Path(directory)
+    if not folder.is_dir():
+        raise invalid("run directory", str(folder), "exist")
+    if not (folder / HISTORY).is_file():
+        raise invalid("run directory", str(folder), f"hold a {HISTORY}")
+    rounds: dict[int, dict[str, Any]] = {}
+    notes = []
+    # Read bytes: a text may contain other line separators, which JSON does not escape.
+    with (folder / HISTORY).open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                record = parse(line.decode(errors="replace"))
+                rounds[record["round"]] = record
+            except ValueError as error:
+                problem = error if line.endswith(b"\n") else "is incomplete"
+                notes.append(f"line {number} {problem} and was skipped")
+    return History(tuple(rounds[number] for number in sorted(rounds)), tuple(notes))
 
 
 # -- one line --
 
-OLD = (
-    *("biased-local-sgd", "cd-grab", "local-steps", "model-average", "over-select"),
-    *("power-of-choice", "balanced-by", "bytes-down", "bytes-up", "by-node", "examples-wanted"),
-    *("herding-bound", "num-steps", "own-share", "pairs-together", "samples-known", "signed-sum"),
-    "worst-tenth",
+# Wrappers and their figures were spelled with hyphens before version 0.2.
+OLD_NAMES = (
+    *("balanced-by", "biased-local-sgd", "by-node", "bytes-down", "bytes-up", "cd-grab"),
+    *("examples-wanted", "herding-bound", "local-steps", "model-average", "num-steps"),
+    *("over-select", "own-share", "pairs-together", "power-of-choice", "samples-known"),
+    *("signed-sum", "worst-tenth"),
 )
-# Wrappers and their figures in lines of older versions, to their names of today.
-SPELLING: dict[Any, str] = {name: name.replace("-", "_") for name in OLD}
-OLD_NAMES = re.compile(f'"(?:{"|".join(OLD)}|evaluated-round)"')
+NEW_NAMES: dict[Any, str] = {name: name.replace("-", "_") for name in OLD_NAMES}
+HAS_OLD_NAME = re.compile(f'"(?:{"|".join(OLD_NAMES)}|evaluated-round)"')
 
 
 def parse(line: str) -> dict[str, Any]:
-    """Read a line; a ValueError says that it is not a round's."""
+    """Read a line of a history; ValueError if it is not a round."""
     try:
-        found = json.loads(line)
+        record = json.loads(line)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict) or type(found.get("round")) is not int:
-        raise ValueError("is no round")
-    # nodes' texts in lines of older versions may not be printable
+        record = None
+    if not isinstance(record, dict) or type(record.get("round")) is not int:
+        raise ValueError("is not a round")
+    # Older versions wrote texts of nodes without making them printable.
     if "\\" in line or not line.rstrip("\n").isprintable():
-        found = cleaned(found)
-    if not OLD_NAMES.search(line):
-        return as_dict(found)
-    return {str(SPELLING.get(k, k)): _respelled(k, value) for k, value in found.items()}
+        record = cleaned(record)
+    if not HAS_OLD_NAME.search(line):
+        return as_dict(record)
+    return {NEW_NAMES.get(key, key): _renamed(key, value) for key, value in record.items()}
 
 
-def _respelled(section: str, entries: Any) -> Any:
-    """Give figures today's names; metrics and nodes are called as users called them."""
+def _renamed(section: str, entries: Any) -> Any:
+    """Give figures their new names; names of metrics and nodes are the user's and stay."""
     if not isinstance(entries, dict) or section in BY_NODE:
         return entries
-    names = {"evaluated-round": EVALUATED} if section in METRICS else SPELLING
+    names = {"evaluated-round": EVALUATED} if section in METRICS else NEW_NAMES
     return {names.get(key, key): value for key, value in entries.items()}
 
 
 def cleaned(value: Any) -> Any:
-    """Return a value whose names and texts can be printed."""
+    """Make all names and texts in a value printable."""
     if isinstance(value, dict):
         return {cleaned(key): cleaned(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -320,19 +291,21 @@ def cleaned(value: Any) -> Any:
 
 
 def as_dict(value: Any) -> dict[str, Any]:
-    """Return a dict of the history; an empty one where it has something else."""
+    """Return a value of the history if it is a dict, else an empty dict."""
     return value if isinstance(value, dict) else {}
 
 
 def as_number(value: Any) -> float:
-    """Return a finite number of the history; NaN where it has something else."""
-    known = isinstance(value, int | float) and -MAX_FLOAT <= value <= MAX_FLOAT
-    return float(value) if known else nan
+    """Return a value of the history if it is a finite number, else NaN."""
+    is_finite = isinstance(value, int | float) and -MAX_FLOAT <= value <= MAX_FLOAT
+    return float(value) if is_finite else nan
 
 
 def numbers_in(value: Any) -> list[float]:
-    """Return the numbers in an entry; none if it holds anything else."""
-    items = [*value.values()] if isinstance(value, dict) else value
-    known = [x for x in (items if isinstance(items, list) else [items]) if x is not None]
-    is_known = all(isinstance(x, int | float) for x in known)
-    return [x for x in known if -MAX_FLOAT <= x <= MAX_FLOAT] if is_known else []
+    """Return the finite numbers of an entry; none if it holds anything but numbers and None."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    items = value if isinstance(value, list) else [value]
+    if not all(item is None or isinstance(item, int | float) for item in items):
+        return []
+    return [item for item in items if item is not None and -MAX_FLOAT <= item <= MAX_FLOAT]

@@ -1,4 +1,4 @@
-"""What a history knows of nodes, tiers and failures."""
+"""Nodes, tiers, fairness and failures, as a history records them."""
 
 import re
 from collections import Counter, defaultdict
@@ -23,14 +23,15 @@ from flwr_hetero.report.history import (
 
 
 class NodeStats(NamedTuple):
-    """One node over a run; ``lost`` counts rounds in which its training reply did not count."""
+    """One node over a run."""
 
     identity: str
     tier: int | None
     selected: int
     lost: int
+    """Rounds in which the node was to train, but the server used no reply."""
     typical_s: float
-    """Median of its latencies, or the profiled one; NaN if both are unknown."""
+    """Median of its latencies, or the profiled latency; NaN if both are unknown."""
 
 
 class Fairness(NamedTuple):
@@ -41,87 +42,103 @@ class Fairness(NamedTuple):
     nodes: int
     mean: float
     worst: float
-    """Mean of the worst tenth of the nodes; ``by_node`` has the worst ones of a large fleet."""
+    """Mean over the worst tenth of the nodes."""
     by_node: dict[str, float]
+    """Values by node; of a large fleet the history has the worst nodes only."""
 
 
 @lru_cache(2)
 def node_stats(history: History) -> list[NodeStats]:
-    """Collect what is known of each node, sorted by tier, then latency."""
+    """Summarize each node, sorted by tier and then by latency."""
     tiers, profiled = latest_tiers(history)
-    selected, lost = Counter[str](), Counter[str]()
-    latency: dict[str, list[float]] = defaultdict(list)
+    selected = Counter[str]()
+    lost = Counter[str]()
+    latencies: dict[str, list[float]] = defaultdict(list)
     for record in history.rounds:
         asked = record.get("selected") or ()
         failed = {failure["node"] for failure in record.get("failures") or ()}
+        latency = record.get("latency") or {}
         selected.update(asked)
-        # Evaluation has failures too: lost is who was to train, and whose reply did not count.
-        lost.update((failed & {*asked}) - {*(record.get("latency") or ())})
-        for name, seconds in as_dict(record.get("latency")).items():
-            latency[name] += [] if seconds is None else [seconds]
-    names = sorted({*tiers, *profiled, *selected, *latency}, key=_natural)
-    tier = [as_number(tiers.get(name)) for name in names]
-    typical = {n: float(median(latency[n] or [as_number(profiled.get(n))])) for n in names}
-    # NaN comes last
-    order = [names[place] for place in np.lexsort([[*typical.values()], tier])]
-    return [NodeStats(n, tiers.get(n), selected[n], lost[n], typical[n]) for n in order]
+        # A node with a latency has trained: its failure is one of the evaluation.
+        lost.update((failed & set(asked)) - set(latency))
+        for name, seconds in as_dict(latency).items():
+            latencies[name] += [] if seconds is None else [seconds]
+    stats = []
+    for name in sorted({*tiers, *profiled, *selected, *latencies}, key=_natural):
+        typical_s = float(median(latencies[name] or [as_number(profiled.get(name))]))
+        stats.append(NodeStats(name, tiers.get(name), selected[name], lost[name], typical_s))
+    # lexsort puts NaN last and keeps the order of equal nodes.
+    keys = [(node.typical_s, as_number(node.tier)) for node in stats]
+    return [stats[place] for place in np.lexsort(np.reshape(keys, (-1, 2)).T)]
 
 
 @lru_cache(2)
 def message_parts(history: History) -> dict[str, Floats]:
-    """Return the median seconds of a message by part, NaN if unknown; the quickest node first."""
-    known: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    """Return by node the median seconds of each part of a message, the fastest node first.
+
+    The arrays have the order of ``PARTS``, and NaN for a part that is unknown.
+    """
+    seconds: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for record in history.rounds:
-        seconds = as_dict(record.get(SECONDS))
         for part in PARTS:
-            for name, value in as_dict(seconds.get(part)).items():
+            for name, value in as_dict(as_dict(record.get(SECONDS)).get(part)).items():
                 if value is not None:
-                    known[name][part].append(as_number(value))
-    found = {n: np.array([median(own.get(p, [nan])) for p in PARTS]) for n, own in known.items()}
-    ordered = sorted(found.items(), key=lambda item: (np.nansum(item[1]), _natural(item[0])))
-    return dict(ordered)
+                    seconds[name][part].append(as_number(value))
+    medians = {
+        name: np.array([median(by_part.get(part, [nan])) for part in PARTS])
+        for name, by_part in seconds.items()
+    }
+    names = sorted(medians, key=lambda name: (np.nansum(medians[name]), _natural(name)))
+    return {name: medians[name] for name in names}
 
 
 def latest_tiers(history: History) -> tuple[dict[str, int], dict[str, float | None]]:
-    """Return tier and latency of each node in the latest profiling."""
-    infos = (as_dict(record.get(TIFL)) for record in reversed(history.rounds))
-    info = next((info for info in infos if "tiers" in info), {})
-    return as_dict(info.get("tiers")), as_dict(info.get("latency"))
+    """Return tier and latency by node, as of the latest profiling."""
+    for record in reversed(history.rounds):
+        info = as_dict(record.get(TIFL))
+        if "tiers" in info:
+            return as_dict(info["tiers"]), as_dict(info.get("latency"))
+    return {}, {}
 
 
 @lru_cache(2)
 def num_tiers(history: History) -> int:
-    """Return how many tiers a run has or had; 0 without TiFL."""
+    """Return the largest number of tiers during a run; 0 without TiFL."""
     counts = [len(as_dict(r.get(TIFL)).get("tier_probs") or ()) for r in history.rounds]
     return max([0, *counts, *(1 + tier for tier in latest_tiers(history)[0].values())])
 
 
 def last_fairness(history: History) -> Fairness | None:
-    """Return how good the model is on each node, as last measured; None if it was not."""
+    """Return how good the model is on each node, as last measured; None if it never was."""
     record = next((record for record in reversed(history.rounds) if FAIRNESS in record), None)
     if record is None:
         return None
-    info, metrics = as_dict(record[FAIRNESS]), as_dict(record.get("evaluate"))
-    mean, worst = (as_number(info.get(key)) for key in ("mean", "worst_tenth"))
+    info = as_dict(record[FAIRNESS])
     by_node = {name: as_number(value) for name, value in as_dict(info.get("by_node")).items()}
-    # Of a server update the nodes evaluated an earlier model: figures are of that one.
-    number = int(metrics.get(EVALUATED, record["round"]))
-    nodes = int(info.get("nodes", len(by_node)))
-    return Fairness(number, str(info.get("metric", "accuracy")), nodes, mean, worst, by_node)
+    # Without rounds, nodes evaluate the model of an earlier server update.
+    evaluated_round = as_dict(record.get("evaluate")).get(EVALUATED, record["round"])
+    return Fairness(
+        round=int(evaluated_round),
+        metric=str(info.get("metric", "accuracy")),
+        nodes=int(info.get("nodes", len(by_node))),
+        mean=as_number(info.get("mean")),
+        worst=as_number(info.get("worst_tenth")),
+        by_node=by_node,
+    )
 
 
 @lru_cache(2)
 def failure_groups(history: History) -> list[tuple[str, str, list[int]]]:
-    """Group failures by node and reason, with their rounds, most frequent first."""
+    """Return node, reason and rounds of failures, the most frequent failure first."""
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for record in history.rounds:
         for failure in record.get("failures") or ():
             groups[str(failure["node"]), str(failure["reason"])].append(record["round"])
-    found = [(*key, rounds) for key, rounds in groups.items()]
-    return sorted(found, key=lambda group: (-len(group[2]), _natural(group[0])))
+    failures = [(node, reason, rounds) for (node, reason), rounds in groups.items()]
+    return sorted(failures, key=lambda failure: (-len(failure[2]), _natural(failure[0])))
 
 
 def _natural(identity: str) -> list[tuple[int, int | str]]:
-    """Make a sort key by which node-2 comes before node-10."""
+    """Return a sort key that puts node-2 before node-10."""
     parts = re.split(r"(\d+)", identity)
     return [(0, int(part)) if part.isdecimal() else (1, part) for part in parts if part]

@@ -24,31 +24,36 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# What the extra ``report`` installs, and a run needs before its end.
+# Packages of the extra ``report`` without which a run would fail before or at its end.
 NEEDED = ("filelock", "safetensors", "jinja2", "plotly")
-# Distributions whose versions a run notes.
+# Distributions whose versions config.json records.
 PACKAGES = ("flwr-hetero", "flwr", "numpy", "torch")
-# Seconds for which a resume waits for the run before, which may be at its report.
+# A resume waits so many seconds for the previous run, which may still be making its report.
 ENDING_S = 30.0
 
 
 class RunDirectory:
-    """Record a run, round by round; what is written survives a crash.
-
-    ValueError if the path is relative, is no folder that can be written to, is in use by another
-    run (for a resume: still after half a minute), holds a run without ``resume``, or no checkpoint;
-    ModuleNotFoundError without the packages of the extra ``report``.
+    """Record a run, round by round, so that a crash loses nothing that was written.
 
     Parameters
     ----------
     path : str or Path
-        Absolute path of the folder; ``~`` is the home directory. Made if it is missing.
-    config : mapping
-        Settings and seeds. What may be a secret by its name or form is not written.
+        Absolute path of the folder; ``~`` is the home directory. It is made if it does not exist.
+    config : mapping, optional
+        Settings and seeds. Values that may be secrets, by their names or form, are not written.
     resume : bool, keyword-only
-        Continue the run in the folder, whose history is cut back to the checkpoint.
+        Continue the run in the folder. Its history is cut back to the checkpoint.
     argument : str, keyword-only
-        What the caller calls the path, for errors.
+        What errors call the path.
+
+    Raises
+    ------
+    ValueError
+        If the path is relative or cannot be written to, if another run uses it (a resume waits
+        half a minute first), if it holds a run and ``resume`` is False, or if it holds no
+        checkpoint and ``resume`` is True.
+    ModuleNotFoundError
+        If packages of the extra ``report`` are not installed.
 
     Examples
     --------
@@ -66,36 +71,39 @@ class RunDirectory:
         resume: bool = False,
         argument: str = "path",
     ) -> None:
-        if missing := [name for name in NEEDED if util.find_spec(name) is None]:
+        missing = [name for name in NEEDED if util.find_spec(name) is None]
+        if missing:
             hint = install_hint("report", *missing)
             raise ModuleNotFoundError(f"a run directory needs {missing[0]}: {hint}")
-        self.path, self.resume = Path(path).expanduser(), resume
-        self.checkpoint_dir, self._history = self.path / files.CHECKPOINT, self.path / files.HISTORY
+        self.path = Path(path).expanduser()
+        self.resume = resume
+        self.checkpoint_dir = self.path / files.CHECKPOINT
+        self._history = self.path / files.HISTORY
         if not self.path.is_absolute():
             raise invalid(argument, str(path), "be an absolute path")
         if not resume and self._has_history():
             raise invalid(argument, str(path), "not hold another run", "resume=True continues it")
         if resume and not any(self.checkpoint_dir.glob("*.npz")):
-            hint = "correct the path, or leave resume out to start a run in a folder of its own"
+            hint = "correct the path, or start a new run in another folder without resume"
             raise invalid(argument, str(path), "hold a checkpoint to resume from", hint)
         try:
             self.checkpoint_dir.mkdir(parents=True, exist_ok=True)
             self._lock = self._take_lock(argument)
             self._config = self._make_config(config or {})
-            # A resume that is refused leaves the settings: it writes them when it cuts the history.
+            # The checkpoint may still be refused: a resume writes nothing before cut_after().
             if not resume:
                 replace(self.path / files.CONFIG, self._config)
-            # a resume that is refused leaves its time: a run has ended if its model is newer
+            # Keep the time of an old file: a run counts as ended if its model is newer.
             if not self._history.exists():
                 self._history.touch()
         except OSError as error:
             raise invalid(argument, str(path), f"be a folder to write to ({error})") from error
 
     def append_round(self, record: Mapping[str, Any]) -> None:
-        """Add a round's line to the history; it is on disk when this returns.
+        """Add the line of a round to the history; it is on disk when this returns.
 
-        NumPy values become plain numbers, numbers that are not finite become null. A ValueError
-        refuses a ``round`` that is no integer from 0.
+        NumPy values become plain numbers, and numbers that are not finite become null. ValueError
+        if ``round`` is not a whole number of at least 0.
         """
         line = files.plain(record)
         check_count("round", line.get("round"))
@@ -109,35 +117,37 @@ class RunDirectory:
         kept: dict[int, str] = {}
         with self._history.open(encoding="utf-8", errors="replace", newline="\n") as lines:
             for line in lines:
-                # An incomplete line is dropped; the others stay as they were written.
+                # Drop lines that are not a round; the others stay as they were written.
                 with suppress(ValueError):
                     kept[files.parse(line)["round"]] = line.rstrip("\n") + "\n"
-        lost = next((number for number in range(last_round + 1) if number not in kept), None)
-        if lost is not None:
-            raise ValueError(
-                f"{self._history} lacks round {lost}, the checkpoint is of round "
-                f"{last_round}: put the file back, or start a run in another folder."
-            )
+        for number in range(last_round + 1):
+            if number not in kept:
+                raise ValueError(
+                    f"{self._history} lacks round {number}, but the checkpoint is of round "
+                    f"{last_round}: put the file back, or start a run in another folder."
+                )
         text = "".join(kept[number] for number in range(last_round + 1))
         replace(self._history, text.encode())
         replace(self.path / files.CONFIG, self._config)
 
     def save_model(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Write the global model, name to array, as ``model.safetensors`` in one step."""
-        from safetensors.numpy import save  # an extra, needed for a model only
+        from safetensors.numpy import save
 
-        # The format stores memory as it lies: strided arrays are copied first.
-        whole = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-        replace(self.path / files.MODEL, save(whole))
+        # safetensors stores the memory as it is, so strided arrays are copied first.
+        contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+        replace(self.path / files.MODEL, save(contiguous))
 
     def finish(self) -> Path:
-        """Build the report, or log why it cannot be; return the directory's absolute path."""
+        """Build the report, or log why that failed; return the directory's absolute path."""
         try:
-            from flwr_hetero.report.page import write_report  # and plotly
+            from flwr_hetero.report.page import write_report
 
             write_report(self.path)
         except Exception:
-            logger.exception("no report; to build it later: flwr-hetero report %s", self.path)
+            logger.exception(
+                "The report could not be built. To try again: flwr-hetero report %s", self.path
+            )
         return self.path
 
     def close(self) -> None:
@@ -152,7 +162,8 @@ class RunDirectory:
         try:
             lock.acquire()
         except Timeout:
-            rule, hint = "be in use by one run only", "end that run first, or choose another folder"
+            rule = "be in use by one run only"
+            hint = "end that run first, or choose another folder"
             raise invalid(argument, str(self.path), rule, hint) from None
         return lock
 
@@ -160,15 +171,21 @@ class RunDirectory:
         return self._history.is_file() and self._history.stat().st_size > 0
 
     def _make_config(self, config: Mapping[str, Any]) -> bytes:
-        now, versions = datetime.now(UTC).isoformat(timespec="seconds"), {}
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        versions = {}
         for name in PACKAGES:
             with suppress(metadata.PackageNotFoundError):
                 versions[name] = metadata.version(name)
         settings = {str(key).replace("_", "-"): files.plain(value) for key, value in config.items()}
-        before = files.read_config(self.path) if self._has_history() else {}
+        started = now
+        resumed: list[str] = []
+        if self._has_history():
+            previous = files.read_config(self.path)
+            started = previous.get("started", now)
+            resumed = [*previous.get("resumed", []), now]
         content = {
-            "started": before.get("started", now),
-            "resumed": [*before.get("resumed", []), now] if self._has_history() else [],
+            "started": started,
+            "resumed": resumed,
             "settings": masked(settings),
             "versions": versions,
             "python": platform.python_version(),

@@ -1,18 +1,17 @@
-"""One palette, and figures with their units."""
+"""Colours of pages, and how figures are written with their units."""
 
-import math
 import re
 from collections.abc import Sequence
+from math import isfinite
 
 import numpy as np
 
 # Shown for a figure that the history does not have.
 UNKNOWN = "?"
-# End of a key to its unit.
+# The end of a key tells its unit.
 SUFFIXES = {"_s": "s", "_bytes": "bytes", "_mbps": "Mbit/s"}
+# Units by size, the largest first.
 TIMES = {"d": 86400.0, "h": 3600.0, "min": 60.0, "s": 1.0}
-# Symbol of a unit to its size.
-SPLITS = (("d", "h", 3600, 24, ""), ("h", "min", 60, 60, "02"), ("min", "s", 1, 60, "02"))
 BYTES = {"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}
 
 
@@ -22,24 +21,30 @@ def time_unit(longest_s: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Write a duration."""
-    if not math.isfinite(seconds):
+    """Write a duration, such as "1 min 30 s"."""
+    if not isfinite(seconds):
         return UNKNOWN
     if 0 < seconds < 1:
         return f"{1000 * seconds:.3g} ms"
-    # The smaller unit is rounded first: 59.6 minutes are an hour, not 60 minutes.
-    for large, small, unit_s, per, digits in SPLITS:
-        if (whole := round(seconds / unit_s)) >= per:
-            return f"{whole // per} {large} {whole % per:{digits}} {small}"
+    # Round before choosing the unit: 59.6 minutes are an hour, not 60 minutes.
+    hours = round(seconds / 3600)
+    minutes = round(seconds / 60)
+    whole_seconds = round(seconds)
+    if hours >= 24:
+        return f"{hours // 24} d {hours % 24} h"
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60:02} min"
+    if whole_seconds >= 60:
+        return f"{whole_seconds // 60} min {whole_seconds % 60:02} s"
     return f"{seconds:.3g} s"
 
 
 def size(num_bytes: float) -> str:
     """Write a number of bytes."""
-    if not math.isfinite(num_bytes):
+    if not isfinite(num_bytes):
         return UNKNOWN
-    symbol, factor = size_unit(num_bytes)
-    return f"{num_bytes / factor:.3g} {symbol}"
+    symbol, unit = size_unit(num_bytes)
+    return f"{num_bytes / unit:.3g} {symbol}"
 
 
 def size_unit(num_bytes: float) -> tuple[str, float]:
@@ -54,7 +59,7 @@ def is_share(metric: str) -> bool:
 
 def figure(metric: str, value: float) -> str:
     """Write the value of a metric."""
-    if not math.isfinite(value):
+    if not isfinite(value):
         return UNKNOWN
     return f"{100 * value:.1f} %" if is_share(metric) and 0 <= value <= 1 else f"{value:.4g}"
 
@@ -63,7 +68,7 @@ def words(key: str) -> str:
     """Turn a key of the history into words with a unit."""
     for suffix, unit in SUFFIXES.items():
         if key.endswith(suffix):
-            return f"{words(key[: -len(suffix)])} ({unit})"
+            return f"{words(key.removesuffix(suffix))} ({unit})"
     return re.sub(r"\bacc\b", "accuracy", key.replace("_", " ").replace("-", " ").strip())
 
 
@@ -73,32 +78,46 @@ def heading(key: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-# Okabe and Ito's colours: distinct under all common forms of colour blindness.
-BLUE, SKY, GREEN, ORANGE, RED = "#0072b2", "#56b4e9", "#009e73", "#e69f00", "#d55e00"
-PURPLE, GREY = "#cc79a7", "#8c8c8c"
+# The palette of Okabe and Ito can be told apart with all common forms of colour blindness.
+BLUE = "#0072b2"
+SKY = "#56b4e9"
+GREEN = "#009e73"
+ORANGE = "#e69f00"
+RED = "#d55e00"
+PURPLE = "#cc79a7"
+GREY = "#8c8c8c"
 # From the fastest tier to the slowest.
 TIER_RAMP = (BLUE, SKY, GREEN, ORANGE, RED)
 RUN_COLOURS = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY, GREY)
-# A method's colour on every page; FedAvg and random selection are one.
-METHOD_COLOURS = {"fedavg": GREY, "fedbuff": SKY, "tifl": BLUE, "biased-local-sgd": RED}
-METHOD_COLOURS |= {"cd-grab": GREEN, "mercury": PURPLE, "pgd": ORANGE}
+# A method has the same colour on every page.
+METHOD_COLOURS = {
+    "fedavg": GREY,
+    "fedbuff": SKY,
+    "tifl": BLUE,
+    "biased-local-sgd": RED,
+    "cd-grab": GREEN,
+    "mercury": PURPLE,
+    "pgd": ORANGE,
+}
 
 
 def tier_colours(count: int) -> list[str]:
     """Return a colour per tier, from fast (blue) to slow (vermilion)."""
-    ramp = np.array([[int(hue[i : i + 2], 16) for i in (1, 3, 5)] for hue in TIER_RAMP])
+    ramp = np.array([list(bytes.fromhex(colour[1:])) for colour in TIER_RAMP])
     places = np.linspace(0, len(ramp) - 1, max(count, 2))[:count]
     mixed = np.array([np.interp(places, range(len(ramp)), channel) for channel in ramp.T])
     return ["#" + bytes(colour).hex() for colour in mixed.T.round().astype(np.uint8)]
 
 
 def method_colours(methods: Sequence[str]) -> list[str]:
-    """Return a colour for each kind of run: its method's, or a free one where that is taken."""
-    wanted = [METHOD_COLOURS.get(method, "") for method in methods]
-    free = [colour for colour in RUN_COLOURS if colour not in wanted] or list(RUN_COLOURS)
-    found: list[str] = []
-    for colour in wanted:
-        is_new = colour and colour not in found
-        found.append(colour if is_new else free[0])
-        free = free if is_new else [*free[1:], free[0]]
-    return found
+    """Return a colour for each method: its own, or the next free one if that is taken."""
+    reserved = [METHOD_COLOURS.get(method) for method in methods]
+    free = [colour for colour in RUN_COLOURS if colour not in reserved] or list(RUN_COLOURS)
+    colours: list[str] = []
+    num_free_used = 0
+    for colour in reserved:
+        if colour is None or colour in colours:
+            colour = free[num_free_used % len(free)]
+            num_free_used += 1
+        colours.append(colour)
+    return colours

@@ -1,6 +1,7 @@
 """Tables of one run or several: tiers, nodes, fairness, failures."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,15 +16,18 @@ from flwr_hetero.report.nodes import (
 )
 from flwr_hetero.report.style import duration, figure, heading
 
-# Longest table on a page: the history has the rest.
+# A page shows no more rows of a table; the history has the rest.
 MAX_ROWS = 1000
 
-# A text, and the number to sort by.
+# A text, and the number to sort by; None to sort by the text.
 Cell = tuple[str, float | None]
+# What the rows of a table are made from: a number or a text shown as it is, or a finished cell.
+Value = str | float | Cell | None
+Rows = Iterable[Sequence[Value]]
 
 
 class Table(NamedTuple):
-    """A table that readers can sort and filter; ``folded`` until it is opened."""
+    """A table that readers can sort and filter; a ``folded`` one is shown on demand."""
 
     title: str
     head: Sequence[str]
@@ -32,22 +36,31 @@ class Table(NamedTuple):
     folded: bool = False
 
     def data(self) -> dict[str, Any]:
-        """Return what the page needs."""
-        left_out = len(self.rows) - MAX_ROWS
-        more = f" The first {MAX_ROWS} of {len(self.rows)} rows." if left_out > 0 else ""
-        return self._asdict() | {"rows": self.rows[:MAX_ROWS], "caption": self.caption + more}
+        """Return what the page shows of the table."""
+        caption = self.caption
+        if len(self.rows) > MAX_ROWS:
+            caption += f" The first {MAX_ROWS} of {len(self.rows)} rows."
+        return self._asdict() | {"rows": self.rows[:MAX_ROWS], "caption": caption}
 
 
-def text(value: object) -> Cell:
-    """Make a cell that is sorted by its text."""
-    return str(value), None
+def cells(rows: Rows) -> list[list[Cell]]:
+    """Make the cells of a table; None and numbers that are not finite make empty cells."""
+    return [[_cell(value) for value in row] for row in rows]
 
 
-def number(value: float | None, shown: str = "") -> Cell:
-    """Make a cell that is sorted by its number; an empty one if there is none."""
+def _cell(value: Value) -> Cell:
+    if isinstance(value, tuple):
+        return value
+    if isinstance(value, str):
+        return value, None
+    return number(value, "" if value is None else f"{value:.10g}")
+
+
+def number(value: float | None, shown: str) -> Cell:
+    """Make a cell that shows a text and is sorted by a number; empty without a finite number."""
     if value is None or not np.isfinite(value):
         return "", None
-    return shown or f"{value:.10g}", float(value)
+    return shown, float(value)
 
 
 def seconds(value: float) -> Cell:
@@ -55,79 +68,87 @@ def seconds(value: float) -> Cell:
     return number(value, duration(value))
 
 
+def metric_value(metric: str, value: float) -> Cell:
+    """Make a cell of a metric's value."""
+    return number(value, figure(metric, value))
+
+
 def tables_of(runs: Sequence[tuple[str, int | None, History]]) -> list[Table]:
     """Return the tables for which runs have figures; each run has a label and a seed."""
-    # A single run is not named in its rows.
-    found, start = [], 0 if len(runs) > 1 else 2
+    tables = []
     for title, names, caption, rows_of in TABLES:
         head = ["run", "seed", *names]
-        rows = [[text(name), number(seed), *row] for name, seed, h in runs for row in rows_of(h)]
-        used = [i for i in range(start, len(head)) if any(row[i][0] for row in rows)]
-        rows = [[row[i] for i in used] for row in rows]
-        found += [Table(title, [head[i] for i in used], rows, caption)] if rows else []
-    return found
+        rows = cells([label, seed, *row] for label, seed, run in runs for row in rows_of(run))
+        # Leave out empty columns. A single run is not named in its rows.
+        first = 0 if len(runs) > 1 else 2
+        used = [place for place in range(first, len(head)) if any(row[place][0] for row in rows)]
+        if rows:
+            rows = [[row[place] for place in used] for row in rows]
+            tables.append(Table(title, [head[place] for place in used], rows, caption))
+    return tables
 
 
-def _tiers(history: History) -> Iterator[list[Cell]]:
-    nodes, drawn = node_stats(history), history.column(TIFL, "tier")
-    levels = as_dict(history.rounds[-1].get(TIFL)).get("tier_accuracy") or []
+def _tiers(history: History) -> Rows:
+    nodes = node_stats(history)
+    trained = history.column(TIFL, "tier")
+    accuracies = as_dict(history.rounds[-1].get(TIFL)).get("tier_accuracy") or []
     for tier in range(num_tiers(history)):
         times = [node.typical_s for node in nodes if node.tier == tier]
-        known = [time for time in times if np.isfinite(time)]
-        latency = seconds(float(np.median(known)) if known else np.nan)
-        level = as_number(levels[tier]) if tier < len(levels) else np.nan
-        cells = number(tier), number(len(times)), latency, number(int((drawn == tier).sum()))
-        yield [*cells, number(level, figure("accuracy", level))]
+        latency = median([time for time in times if np.isfinite(time)] or [np.nan])
+        rounds = int((trained == tier).sum())
+        accuracy = as_number(accuracies[tier]) if tier < len(accuracies) else np.nan
+        yield [tier, len(times), seconds(latency), rounds, metric_value("accuracy", accuracy)]
 
 
-def _nodes(history: History) -> Iterator[list[Cell]]:
-    fair = last_fairness(history)
+def _nodes(history: History) -> Rows:
+    fairness = last_fairness(history)
+    metric = fairness.metric if fairness else ""
+    by_node = fairness.by_node if fairness else {}
     for node in node_stats(history):
-        quality = fair.by_node.get(node.identity, np.nan) if fair else np.nan
-        known = text(node.identity), number(node.tier), seconds(node.typical_s)
-        level = number(quality, figure(fair.metric if fair else "", quality))
-        yield [*known, number(node.selected), number(node.lost), level]
+        latency = seconds(node.typical_s)
+        quality = metric_value(metric, by_node.get(node.identity, np.nan))
+        yield [node.identity, node.tier, latency, node.selected, node.lost, quality]
 
 
-def _seconds(history: History) -> Iterator[list[Cell]]:
+def _seconds(history: History) -> Rows:
     for name, parts in message_parts(history).items():
-        cells = [seconds(float(part_s)) for part_s in (np.nansum(parts), *parts)]
-        yield [text(name), *cells]
+        yield [name, seconds(np.nansum(parts)), *map(seconds, parts)]
 
 
-def _fairness(history: History) -> Iterator[list[Cell]]:
-    if fair := last_fairness(history):
-        levels = [number(level, figure(fair.metric, level)) for level in (fair.worst, fair.mean)]
-        yield [text(heading(fair.metric)), *levels, number(fair.nodes), number(fair.round)]
+def _fairness(history: History) -> Rows:
+    fairness = last_fairness(history)
+    if fairness:
+        worst = metric_value(fairness.metric, fairness.worst)
+        mean = metric_value(fairness.metric, fairness.mean)
+        yield [heading(fairness.metric), worst, mean, fairness.nodes, fairness.round]
 
 
-def _failures(history: History) -> Iterator[list[Cell]]:
+def _failures(history: History) -> Rows:
     for node, reason, rounds in failure_groups(history):
-        times = [number(value) for value in (len(rounds), rounds[0], rounds[-1])]
-        yield [text(node), text(reason), *times]
+        yield [node, reason, len(rounds), rounds[0], rounds[-1]]
 
 
-# Title, head, caption, and what makes the rows of a run.
-TABLES = (
+# Title, column heads, caption, and a function that yields the rows of a run.
+TABLES: tuple[tuple[str, tuple[str, ...], str, Callable[[History], Rows]], ...] = (
     ("Tiers", ("tier", "nodes", "median latency", "rounds", "accuracy"),
-     "Tier 0 holds the fastest nodes.", _tiers),
-    ("Nodes", ("node", "tier", "median latency", "asked", "lost", "quality"),
-     "Asked: how often it was selected. Lost: replies that did not count. Quality: the model's "
-     "on the node's own data, as last measured.", _nodes),
-    ("Seconds of a message", ("node", "total", *PARTS),
+     "Tier 0 has the fastest nodes.", _tiers),
+    ("Nodes", ("node", "tier", "median latency", "selected", "lost", "quality"),
+     "Selected: how often the node was asked to train. Lost: how often the server could not use "
+     "its reply. Quality: the metric on the node's own data, as last measured.", _nodes),
+    ("Time of a message", ("node", "total", *PARTS),
      "Medians. Start: from the start of a process to the call of the ClientApp. Receive and send: "
-     "the SuperNode's. Train: the ClientApp's. Wait: all that is not measured, such as polling.",
+     "transfers by the SuperNode. Train: the ClientApp. Wait: the rest, such as polling.",
      _seconds),
-    ("Fairness", ("metric", "worst tenth of the nodes", "mean", "nodes", "as of"),
+    ("Fairness", ("metric", "worst tenth of the nodes", "mean", "nodes", "measured in"),
      "As last measured by the nodes.", _fairness),
     ("Failures", ("node", "reason", "times", "first in", "last in"),
-     "Each cost that reply and nothing else.", _failures),
+     "Each failure lost this reply and nothing else.", _failures),
 )  # fmt: skip
 
 
 def settings_table(title: str, settings: Mapping[str, Any]) -> Table:
-    """Return a row per setting."""
-    rows = [[text(key), text(setting_text(value))] for key, value in settings.items()]
+    """Return a folded table with a row per setting."""
+    rows = cells([key, setting_text(value)] for key, value in settings.items())
     return Table(title, ("setting", "value"), rows, folded=True)
 
 

@@ -14,13 +14,13 @@ def test_up_warns_of_other_users(capsys):
     assert "CAN RUN CODE AS YOU" in " ".join(capsys.readouterr().out.split())
 
 
-def test_status_says_what_has_ended(tmp_path, capsys):
+def test_status_says_what_has_stopped(tmp_path, capsys):
     FleetFile(port=1, nodes=[SuperNodeSpec("node-0", cpu=0.5)]).save(tmp_path)
     assert main(["status", "--dir", str(tmp_path)]) == 0
     superlink, throttle, node = capsys.readouterr().out.splitlines()
-    assert superlink.startswith("SuperLink  https://127.0.0.1:1  ended")
-    assert "ENDED, there are no limits" in throttle
-    assert node.split(maxsplit=2) == ["node-0", "ended", "0.5 CPU"]
+    assert superlink.startswith("SuperLink  https://127.0.0.1:1  stopped")
+    assert "STOPPED, no limits apply" in throttle
+    assert node.split(maxsplit=2) == ["node-0", "stopped", "0.5 CPU"]
 
 
 def test_certificates_with_the_authority_key_offline(tmp_path, capsys):
@@ -31,7 +31,7 @@ def test_certificates_with_the_authority_key_offline(tmp_path, capsys):
     assert main(["certificates", str(keys), "--node", "x"]) == 0
     assert files().keys() == {"x", "x.pub"}  # a device's key alone needs no authority
     assert main(["certificates", str(keys), "--host", "superlink.lan", "--node", "a", "c"]) == 0
-    assert "goes to that device only" in capsys.readouterr().out
+    assert "to that device only" in capsys.readouterr().out
     (keys / "ca.key").rename(tmp_path / "offline.key")
     assert main(["certificates", str(keys), "--node", "b"]) == 0
     before = files()

@@ -25,7 +25,7 @@ def test_run_tells_by_its_status_how_it_ended(status, code, capsys, tmp_path, mo
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     assert main(["run", str(APP), "lab", "--nodes", "6", "-c", "seed=3"]) == code
-    said = capsys.readouterr()
-    assert "'lab', '--stream', '--run-config', 'seed=3', '--federation-config'" in said.out
-    assert "num-supernodes=6 client-resources-num-cpus=1" in said.out
-    assert said.err == ("" if code == 0 else "flwr-hetero: error: run 42 is finished:failed\n")
+    output = capsys.readouterr()
+    assert "'lab', '--stream', '--run-config', 'seed=3', '--federation-config'" in output.out
+    assert "num-supernodes=6 client-resources-num-cpus=1" in output.out
+    assert output.err == ("" if code == 0 else "flwr-hetero: error: run 42 is finished:failed\n")

@@ -62,10 +62,10 @@ def test_app_has_known_keys_and_rules_of_its_own(tmp_path, capsys, monkeypatch):
     assert "ok    extra report" in capsys.readouterr().out
     monkeypatch.setattr(doctor, "find_spec", lambda name: None)
     assert main(["doctor", str(tmp_path), "-c", "net.with=4"]) == 2
-    said = capsys.readouterr()
-    assert "note  for simulation ray are missing: in a checkout" in said.out
-    assert f"'flwr_hetero-{__version__}-py3-none-any.whl[simulation]'" in said.out
-    assert "did you mean 'net.width'" in said.err
+    output = capsys.readouterr()
+    assert "note  simulation needs ray: in a checkout" in output.out
+    assert f"'flwr_hetero-{__version__}-py3-none-any.whl[simulation]'" in output.out
+    assert "did you mean 'net.width'" in output.err
     with pytest.raises(ZeroDivisionError):  # by the most derived of its rules
         check_run_config(tmp_path, ["lr=2"])
 

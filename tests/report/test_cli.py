@@ -24,7 +24,9 @@ def test_report_and_compare_say_where(two_runs, capsys, tmp_path):
     options = ["--target", "0.4", "--clock", "round", "--out", str(out), "--json"]
     assert main(["compare", *two_runs, *options]) == 0
     sentence, page = capsys.readouterr().out.splitlines()
-    words = "[bold]fast reaches accuracy 40.0 % as soon as slow (4 rounds instead of 4 rounds)"
+    words = (
+        "[bold]fast reaches accuracy 40.0 % about as fast as slow (4 rounds instead of 4 rounds)"
+    )
     assert sentence.startswith(words)
     assert page == str(out)
     assert json.loads(out.with_suffix(".json").read_text())["verdict"] == [sentence]
@@ -53,28 +55,11 @@ def test_errors_are_one_line(arguments, words, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
     typed = [word.replace("{}", str(tmp_path)) for word in arguments.split()]
     assert main([str(APP) if word == "APP" else word for word in typed]) == 2
-    said = capsys.readouterr()
-    assert said.err.startswith("flwr-hetero: error: ")
-    assert said.err.count("\n") == 1
-    assert words.replace("{}", str(tmp_path)) in said.err
-    assert typed[0] == "fleet" or said.out == ""
-
-
-@pytest.mark.parametrize(
-    ("typed", "words"),
-    [
-        ("reprot x", "flwr-hetero: error: unknown: reprot, did you mean report?"),
-        ("xyz", "unknown: xyz (known are run, report, watch,"),
-        ("fleet stat", "flwr-hetero fleet: error: unknown: stat, did you mean status?"),
-        ("compare a --matric=x", "compare: error: unknown: --matric=x, did you mean --metric?"),
-        ("compare a --clock wal", "unknown: wal, did you mean wall?"),
-        ("report a --zzz", "flwr-hetero report: error: unknown: --zzz\n"),
-    ],
-)
-def test_mistyped_words_get_the_nearest(typed, words, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(typed.split())
-    assert words in capsys.readouterr().err
+    output = capsys.readouterr()
+    assert output.err.startswith("flwr-hetero: error: ")
+    assert output.err.count("\n") == 1
+    assert words.replace("{}", str(tmp_path)) in output.err
+    assert typed[0] == "fleet" or output.out == ""
 
 
 def test_bare_command_shows_the_commands(capsys):
@@ -95,19 +80,20 @@ HOSTILE = {
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_hostile_history_gives_one_line(kind, make_run, capsys):
-    """In the page's notes where the line is left out, else as the command's error."""
+    """A note on the page if the line is skipped, else the error of the command."""
     good = json.dumps({"round": 0, "virtual_s": 1.0, "global": {"accuracy": 0.1}})
     folder = make_run("run", [])
     (folder / "history.jsonl").write_text(f"{good}\n{HOSTILE[kind]}\n")
     (folder / "config.json").write_text('{"settings": ' + "[" * 50_000 + "]" * 50_000 + "}")
-    result, said = main(["report", str(folder)]), capsys.readouterr().err
+    result = main(["report", str(folder)])
+    error = capsys.readouterr().err
     if kind in ("not JSON", "deep"):
-        assert (result, said) == (0, "")
-        assert "line 2 is no round" in (folder / "report.html").read_text()
+        assert (result, error) == (0, "")
+        assert "line 2 is not a round" in (folder / "report.html").read_text()
     else:
         assert result == 2
-        assert said.startswith("flwr-hetero: error: ")
-        assert said.count("\n") == 1
+        assert error.startswith("flwr-hetero: error: ")
+        assert error.count("\n") == 1
 
 
 def test_broken_command_of_another_package_is_named(monkeypatch, capsys, two_runs):
@@ -120,8 +106,8 @@ def test_broken_command_of_another_package_is_named(monkeypatch, capsys, two_run
     monkeypatch.setattr(cli, "entry_points", lambda group: plugins)
     assert main(["report", two_runs[0]]) == 0
     assert len(added) == 1
-    said = "no command lost (no_such_package:add): ModuleNotFoundError: No module named"
-    assert capsys.readouterr().err.startswith(f"flwr-hetero: {said}")
+    warning = "no command lost (no_such_package:add): ModuleNotFoundError: No module named"
+    assert capsys.readouterr().err.startswith(f"flwr-hetero: {warning}")
 
 
 def test_missing_extra_is_named(monkeypatch, capsys, tmp_path):

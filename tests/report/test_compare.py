@@ -14,8 +14,8 @@ from flwr_hetero.report.history import History
 
 
 def settings(policy, seed=0, **more):
-    own = {"policy": policy, "seed": seed, "output-dir": f"/runs/{policy}-{seed}"}
-    return {"settings": own | more}
+    defaults = {"policy": policy, "seed": seed, "output-dir": f"/runs/{policy}-{seed}"}
+    return {"settings": defaults | more}
 
 
 @pytest.fixture
@@ -34,18 +34,18 @@ def test_three_runs_whose_answer_is_known(three):
     assert compared.judge == ("accuracy", pytest.approx(0.89), "virtual_s")
     assert [group.results[0].to_target for group in compared.groups] == [90.0, 18.0, None]
     assert compared.sentences == [
-        "policy=fast reaches accuracy 89.0 % 5.0x sooner than policy=vanilla (18 s instead of "
-        "1 min 30 s) and ends at 90.0 % against 90.0 %. A round takes 2 s instead of 10 s, and "
-        "policy=fast needs 9 rounds instead of 9.",
-        "policy=slow never reaches accuracy 89.0 %, policy=vanilla does after 1 min 30 s. "
-        "policy=vanilla ends higher (90.0 % against 45.0 %).",
+        "policy=fast reaches accuracy 89.0 % 5.0x faster than policy=vanilla (18 s instead of "
+        "1 min 30 s). Final accuracy: 90.0 % against 90.0 %. A round takes 2 s instead of 10 s, "
+        "and policy=fast needs 9 rounds instead of 9.",
+        "policy=slow never reaches accuracy 89.0 %, but policy=vanilla does after 1 min 30 s. "
+        "policy=vanilla has the higher final accuracy (90.0 % against 45.0 %).",
     ]
     [turned, _] = compare(read_runs([three[1], three[0], three[2]])).sentences
-    assert "5.0x later than policy=fast (1 min 30 s instead of 18 s)" in turned
-    found = json.loads(json.dumps(figures(compared), allow_nan=False))
-    assert [group["runs"][0]["to_target"] for group in found["groups"]] == [90.0, 18.0, None]
-    assert found["groups"][1]["speed_up"]["factor"] == 5.0
-    winners = [group["winner"] for group in found["groups"]]
+    assert "5.0x slower than policy=fast (1 min 30 s instead of 18 s)" in turned
+    numbers = json.loads(json.dumps(figures(compared), allow_nan=False))
+    assert [group["runs"][0]["to_target"] for group in numbers["groups"]] == [90.0, 18.0, None]
+    assert numbers["groups"][1]["speed_up"]["factor"] == 5.0
+    winners = [group["winner"] for group in numbers["groups"]]
     assert winners == [None, "policy=fast", "policy=vanilla"]
 
 
@@ -59,12 +59,12 @@ def test_seeds_are_put_together(make_run, rising):
     compared = compare(read_runs(runs))
     assert [group.label for group in compared.groups] == ["policy=vanilla", "policy=fast"]
     assert compared.groups[1].verdict.speed == pytest.approx((5.0, 4.0, 8.0, 3))
-    assert "5.0x sooner than policy=vanilla (4.0x to 8.0x over 3 pairs" in compared.sentences[0]
+    assert "5.0x faster than policy=vanilla (4.0x to 8.0x over 3 pairs" in compared.sentences[0]
     curve = comparison_data(compared)["curves"]["lines"][1]["curves"]["accuracy"]["virtual_s"]
     assert (curve["x"][0], curve["x"][-1]) == (0.0, 0.333333)  # minutes that all seeds have
     assert all(np.less_equal(curve["low"], curve["y"]) & np.less_equal(curve["y"], curve["high"]))
     [alone] = compare(read_runs(runs[:3])).sentences
-    assert alone == "Nothing to compare: 3 runs of equal settings, accuracy 90.0 % at the end."
+    assert alone == "Nothing to compare: 3 runs with the same settings, final accuracy 90.0 %."
 
 
 def test_missing_fields_leave_what_there_is(make_run, rising):
@@ -73,14 +73,14 @@ def test_missing_fields_leave_what_there_is(make_run, rising):
     compared = compare(runs)
     labels = [f"a ({run.path})" for run in runs]  # folders of one name, without settings
     assert ([group.label for group in compared.groups], compared.judge.clock) == (labels, "round")
-    assert f"as soon as {labels[0]} (9 rounds instead of 9 rounds)" in compared.sentences[0]
+    assert f"about as fast as {labels[0]} (9 rounds instead of 9 rounds)" in compared.sentences[0]
     data = comparison_data(compared)
     assert [axis["key"] for axis in data["curves"]["axes"]] == ["round"]
     assert not re.search(r"\bnan\b|\binf\b|None", json.dumps(data, allow_nan=False))
 
 
 @pytest.mark.parametrize(
-    ("given", "labels"),
+    ("some", "labels"),
     [
         ([{}, *({"alpha": a, "b": 1} for a in (0, 1))], ["alpha=not set", "alpha=0", "alpha=1"]),
         # the length of a run only if it must
@@ -92,11 +92,11 @@ def test_missing_fields_leave_what_there_is(make_run, rising):
         ),
     ],
 )
-def test_labels_take_the_settings_that_tell_apart(make_run, rising, given, labels):
-    runs = [make_run(str(i), rising(), settings("fast", **more)) for i, more in enumerate(given)]
+def test_labels_take_the_settings_that_tell_apart(make_run, rising, some, labels):
+    runs = [make_run(str(i), rising(), settings("fast", **more)) for i, more in enumerate(some)]
     compared = compare(read_runs(runs))
     assert [group.label for group in compared.groups] == labels
-    if {} in given:
+    if {} in some:
         assert compared.differing == ["alpha", "b"]
 
 
@@ -138,11 +138,10 @@ def test_page(three, make_run, rising, tmp_path):
     assert evil not in page
     assert page.count('<p class="verdict">') == 3
     assert escape(compared.sentences[0]) in page
-    [found] = re.findall(r'id="data">(.*?)</script>', page)
-    data = json.loads(found)
+    data = comparison_data(compared)
     titles = [table["title"] for table in data["tables"]]
     assert titles == ["Settings that differ", "Runs", "Tiers", "Failures"]
-    row = [[text, None] for text in ("policy", "vanilla", "fast", "slow", evil)]
+    row = [(text, None) for text in ("policy", "vanilla", "fast", "slow", evil)]
     assert data["tables"][0]["rows"] == [row]
     assert data["costs"]["values"] == [[90.0], [18.0], [], [9.0]]
     assert len({line["colour"] for line in data["curves"]["lines"]}) == 4

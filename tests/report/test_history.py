@@ -4,9 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flwr_hetero.report import History, history, read_history, time_to_target
+from flwr_hetero.report import History, read_history, time_to_target
 from flwr_hetero.report.compare.verdict import settled_value
-from flwr_hetero.report.history import HistoryReader, parse
 
 OLD = Path(__file__).with_name("old_lines.jsonl")
 """A line from before names had one case, of every wrapper that was spelled otherwise."""
@@ -24,7 +23,7 @@ OLD = Path(__file__).with_name("old_lines.jsonl")
                 b'{"round": 2',
             ],
             [0, 1],
-            [*[f"line {n} is no round" for n in (2, 3, 4, 5, 7)], "line 9 is incomplete"],
+            [*[f"line {n} is not a round" for n in (2, 3, 4, 5, 7)], "line 9 is incomplete"],
         ),
     ],
 )
@@ -42,49 +41,10 @@ def line(number, **more):
     return json.dumps({"round": number, "virtual_s": 1.5 * number} | more) + "\n"
 
 
-def test_a_growing_history_is_read_line_by_line(tmp_path, monkeypatch):
-    """Each line once, whatever is written in between; a resumed run begins another file."""
-    path, reader, lines = tmp_path / "history.jsonl", HistoryReader(tmp_path), []
-    monkeypatch.setattr(history, "parse", lambda text: lines.append(text) or parse(text))
-
-    def same_as_all(count):
-        lines.clear()
-        found = reader.read()
-        assert len(lines) == count
-        whole = read_history(tmp_path)
-        assert (found.rounds, found.notes) == (whole.rounds, whole.notes)
-        assert found.table.keys() == whole.table.keys()
-        for key in whole.table:
-            np.testing.assert_array_equal(found.table[key], whole.table[key])
-
-    path.write_text("".join(line(i) for i in range(50)))
-    same_as_all(50)
-    same_as_all(0)
-    more = line(50, cd_grab={"pairs": [1, 2, 5]})
-    with path.open("a") as file:
-        file.write(more + "nothing\n" + line(51)[:10])
-    same_as_all(3)
-    same_as_all(1)  # the one that is not whole
-    with path.open("a") as file:
-        file.write(line(51)[10:] + line(49, virtual_s=7.0))
-    same_as_all(2)
-    kept = path.read_text().splitlines(keepends=True)[:30]
-    (tmp_path / "draft").write_text("".join(kept) + line(30) * 100)
-    (tmp_path / "draft").replace(path)
-    same_as_all(130)
-    path.write_text("")
-    same_as_all(0)
-
-
 def test_figures_of_a_run_are_bounded(tmp_path):
     text = "".join(line(i, train={f"{i}-{k}": 1.0 for k in range(300)}) for i in range(1, 9))
     (tmp_path / "history.jsonl").write_text(line(0) + text)
     assert len(read_history(tmp_path).table) == 1000
-    reader = HistoryReader(tmp_path)
-    reader.read()
-    with (tmp_path / "history.jsonl").open("a") as file:
-        file.write(line(9, train={"another": 1.0}))
-    assert len(reader.read().table) == 1000
 
 
 def test_words_of_nodes_in_old_lines_are_printable_and_huge_numbers_are_none(tmp_path):
@@ -110,10 +70,10 @@ def test_old_spelling_is_read(tmp_path):
     [record] = read_history(tmp_path).rounds
     wrappers = {key: value for key, value in record.items() if isinstance(value, dict)}
     users = ("global", "evaluate", "train", "latency", "weights")
-    own = {key: wrappers.pop(key) for key in users}
-    assert own["evaluate"] == {"eval-acc": 0.5, "evaluated_round": 1}
-    assert own["train"] == {"train-loss": 1.5, "num-steps": 7}  # metrics of users, and nodes
-    assert {*own["latency"]} == {*own["weights"]} == {"node-0", "bytes-up"}
+    of_users = {key: wrappers.pop(key) for key in users}
+    assert of_users["evaluate"] == {"eval-acc": 0.5, "evaluated_round": 1}
+    assert of_users["train"] == {"train-loss": 1.5, "num-steps": 7}  # metrics of users, and nodes
+    assert {*of_users["latency"]} == {*of_users["weights"]} == {"node-0", "bytes-up"}
     assert len(wrappers) == 10
     assert not [key for key in wrappers if "-" in key]
     assert not [key for entries in wrappers.values() for key in entries if "-" in key]
@@ -160,10 +120,10 @@ def test_main_metric_is_accuracy_first(metrics, main):
     assert History(({"round": 0, **metrics},)).main_metric() == main
 
 
-def history_of(name, given):
+def history_of(name, values):
     rounds = [
         {"round": i, "virtual_s": 2.5 * i, "wall_s": 7.0 * i, "global": {name: value}}
-        for i, value in enumerate(given)
+        for i, value in enumerate(values)
     ]
     return History(tuple(rounds))
 
@@ -184,9 +144,9 @@ def test_time_to_target_by_hand(name, target, clock, cost):
     assert time_to_target(history, name, target, clock) == cost
     timeless = History(tuple({**record, clock: None} for record in history.rounds))
     assert time_to_target(timeless, name, target, clock) is None
-    for given, words in (((0.5, "moon"), "clock must be one"), ((np.nan,), "target must be")):
+    for arguments, words in (((0.5, "moon"), "clock must be one"), ((np.nan,), "target must be")):
         with pytest.raises(ValueError, match=words):
-            time_to_target(history, name, *given)
+            time_to_target(history, name, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -201,5 +161,5 @@ def test_time_to_target_by_hand(name, target, clock, cost):
     ],
 )
 def test_settled_value_by_hand(name, values, settled):
-    found = settled_value(history_of(name, values), name)
-    np.testing.assert_equal(found, settled)
+    value = settled_value(history_of(name, values), name)
+    np.testing.assert_equal(value, settled)

@@ -20,8 +20,8 @@ INNOCENT = [
 @pytest.mark.parametrize("name", SECRET)
 def test_text_of_such_a_name_is_hidden_wherever_it_is(name):
     for value in ("s3cret value", ["s3cret"], {"of": "s3cret"}):
-        found = masked({"a": [{name: value}], name: value})
-        assert found == {"a": [{name: HIDDEN}], name: HIDDEN}
+        kept = masked({"a": [{name: value}], name: value})
+        assert kept == {"a": [{name: HIDDEN}], name: HIDDEN}
     assert masked(f"app --run-config '{name}=\"s3cret\" seed=3'") == (
         f"app --run-config '{name}={HIDDEN} seed=3'"
     )

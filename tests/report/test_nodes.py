@@ -31,12 +31,12 @@ ROUNDS = (
 @pytest.mark.parametrize(("planned", "note"), [(2, "as planned"), (None, ""), (5, "of 5 planned")])
 def test_summary_by_hand(planned, note):
     judge = Judge("accuracy", 0.5, "virtual_s")
-    found = facts(History(ROUNDS), {"num-server-rounds": planned}, judge)
-    assert [tuple(fact.values()) for fact in found] == [
-        ("Accuracy at the end", "60.0 %", "best 70.0 % in round 1"),
+    tiles = facts(History(ROUNDS), {"num-server-rounds": planned}, judge)
+    assert [tuple(fact.values()) for fact in tiles] == [
+        ("Final accuracy", "60.0 %", "best 70.0 % in round 1"),
         ("Rounds", "2", note),
-        ("Time on the fleet's clock", "25 s", "3 s on the server's clock"),
-        ("Time of all devices", "15 s", "0.6 nodes in flight on average"),
+        ("Time on the fleet's clock", "25 s", "3 s on the server's"),
+        ("Time of all devices", "15 s", "0.6 concurrent nodes on average"),
         ("Traffic", "5 kB", "2 kB up, 3 kB down"),
         ("Nodes", "4", "2 of them trained"),
         ("Failures", "5", ""),
@@ -48,7 +48,7 @@ def test_tables_by_hand():
     texts = {title: [[t for t, _ in row] for row in t.rows] for title, t in tables.items()}
     assert texts["Tiers"] == [["0", "2", "2.5 s", "1", "80.0 %"], ["1", "1", "12 s", "1", ""]]
     assert texts["Nodes"][0] == ["node-2", "0", "2 s", "2", "2"]
-    assert tables["Nodes"].head == ["node", "tier", "median latency", "asked", "lost"]
+    assert tables["Nodes"].head == ["node", "tier", "median latency", "selected", "lost"]
     assert texts["Failures"] == [
         ["node-1", "odd", "2", "2", "2"],
         ["node-2", "late", "2", "1", "2"],
@@ -73,8 +73,8 @@ def test_nodes_by_tier_then_latency():
 def test_fairness_is_the_last_one_measured():
     figures = {"metric": "acc", "nodes": 20, "mean": 0.5, "worst_tenth": 0.1, "by_node": {"a": 0}}
     old, new = (record(n, 0.0, 0.5, fairness=figures | {"mean": n / 10}) for n in (1, 2))
-    found = last_fairness(History((old, new, record(3, 0.0, 0.5))))
-    assert found == (2, "acc", 20, 0.2, 0.1, {"a": 0.0})
+    fairness = last_fairness(History((old, new, record(3, 0.0, 0.5))))
+    assert fairness == (2, "acc", 20, 0.2, 0.1, {"a": 0.0})
     asked = new | {"evaluate": {"evaluated_round": 1}}  # of an earlier model
     assert last_fairness(History((asked,))).round == 1
 
@@ -91,10 +91,12 @@ DIVIDED = (
 
 
 def test_seconds_of_a_message_by_hand():
-    found = message_parts(History(DIVIDED))
-    assert [*found] == ["node-1", "node-0"]  # 4.5 s and 12 s
-    np.testing.assert_array_equal(found["node-1"], [3.0, np.nan, np.nan, 1.0, 0.5])
-    [table] = [t for t in tables_of([("", None, History(DIVIDED))]) if "Seconds" in t.title]
+    parts = message_parts(History(DIVIDED))
+    assert [*parts] == ["node-1", "node-0"]  # 4.5 s and 12 s
+    np.testing.assert_array_equal(parts["node-1"], [3.0, np.nan, np.nan, 1.0, 0.5])
+    [table] = [
+        t for t in tables_of([("", None, History(DIVIDED))]) if t.title == "Time of a message"
+    ]
     assert table.head == ["node", "total", "wait", "train", "send"]
     assert [t for t, _ in table.rows[0]] == ["node-1", "4.5 s", "3 s", "1 s", "500 ms"]
     fact = next(f for f in facts(History(DIVIDED), {}, None) if f["label"] == "Time of a message")

@@ -34,26 +34,33 @@ def test_config_is_written_without_secrets(tmp_path):
     assert config["resumed"] == []
 
 
+# Values as given, and as they are read from JSON.
+VALUES = [
+    (np.float64("inf"), None),
+    (np.bool_(True), True),
+    (np.array([[1, 2]]), [[1, 2]]),
+    (np.array(3.5), 3.5),
+    ((1, float("nan")), [1, None]),
+    (Path("/data"), "/data"),
+    ([None, b"x", np.float32(0.5), [np.inf]], [None, "b'x'", 0.5, [None]]),
+    ({1: np.int64(2)}, {"1": 2}),
+]
+
+
 def test_round_is_plain_json_and_synced(run, monkeypatch):
-    given = {
-        **{"inf": np.float64("inf"), "true": np.bool_(True), "array": np.array([[1, 2]])},
-        **{"scalar": np.array(3.5), "pair": (1, float("nan")), "path": Path("/data")},
-        **{"list": [None, b"x", np.float32(0.5), [np.inf]], 1: {"a": np.int64(2)}},
-    }
     synced = []
     monkeypatch.setattr("os.fsync", lambda _: synced.append(rounds_in(run.path)))
-    run.append_round({"round": np.int64(0)} | given)
-    failure = {"node": "a\u2028b\x85c\nd", "reason": "x"}  # what else ends lines in texts
+    run.append_round({"round": np.int64(0), "values": [value for value, _ in VALUES]})
+    failure = {"node": "a\u2028b\x85c\nd", "reason": "x"}  # other separators of lines
     run.append_round({"round": 1, "failures": [failure]})
     assert synced == [[0], [0, 1]]
-    line, _ = (run.path / "history.jsonl").read_text().split("\n", 1)
-    assert json.loads(line, parse_constant=pytest.fail) == {
-        **{"inf": None, "true": True, "array": [[1, 2]], "scalar": 3.5, "pair": [1, None]},
-        **{"path": "/data", "list": [None, "b'x'", 0.5, [None]], "1": {"a": 2}, "round": 0},
-    }
-    read = read_history(run.path)
-    assert (len(read.rounds), read.notes) == (2, ())
-    assert read.rounds[1]["failures"] == [{"node": "a?b?c?d", "reason": "x"}]
+    line = (run.path / "history.jsonl").read_text().split("\n", 1)[0]
+    record = json.loads(line, parse_constant=pytest.fail)
+    assert record == {"round": 0, "values": [plain for _, plain in VALUES]}
+    history = read_history(run.path)
+    assert len(history.rounds) == 2
+    assert history.notes == ()
+    assert history.rounds[1]["failures"] == [{"node": "a?b?c?d", "reason": "x"}]
     for number in (None, -1, 1.5, True, "1"):
         with pytest.raises(ValueError, match="round must be a whole number of at least 0"):
             run.append_round({"round": number})
@@ -90,7 +97,7 @@ def test_no_round_occurs_twice_after_a_resume(run):
     files = [run.path / name for name in ("config.json", "history.jsonl")]
     before = [file.read_bytes() for file in files]
     again = RunDirectory(run.path, {"seed": 4}, resume=True)
-    with pytest.raises(ValueError, match="lacks round 6, the checkpoint is of round 7"):
+    with pytest.raises(ValueError, match="lacks round 6, but the checkpoint is of round 7"):
         again.cut_after(7)
     assert [file.read_bytes() for file in files] == before  # the checkpoint may be refused
     again.cut_after(3)
@@ -107,7 +114,7 @@ def test_resume_without_checkpoint_is_refused(tmp_path, name):
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(ValueError, match="must hold a checkpoint to resume from") as caught:
         RunDirectory(tmp_path / name, resume=True)
-    assert "correct the path, or leave resume out" in str(caught.value)
+    assert "correct the path, or start a new run in another folder" in str(caught.value)
     assert sorted(tmp_path.rglob("*")) == before
 
 

@@ -42,8 +42,10 @@ def test_tensorboard_has_every_round(run, tmp_path):
 
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()
-    found = {event.step: float(make_ndarray(event.tensor_proto)) for event in events.Tensors(CLOCK)}
-    assert found == pytest.approx({i: record[CLOCK] for i, record in enumerate(figures)})
+    logged = {
+        event.step: float(make_ndarray(event.tensor_proto)) for event in events.Tensors(CLOCK)
+    }
+    assert logged == pytest.approx({i: record[CLOCK] for i, record in enumerate(figures)})
     assert {CLOCK, "evaluate/eval-acc", "tifl/tier"} <= set(events.Tags()["tensors"])
 
 
@@ -55,12 +57,12 @@ def test_mlflow_has_every_round_and_no_secret(run, tmp_path):
     import mlflow
 
     client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/run/mlflow.db")
-    [found] = client.search_runs([client.get_experiment_by_name("flwr-hetero").experiment_id])
-    assert found.info.status == "FINISHED"
-    history = client.get_metric_history(found.info.run_id, CLOCK)
+    [logged] = client.search_runs([client.get_experiment_by_name("flwr-hetero").experiment_id])
+    assert logged.info.status == "FINISHED"
+    history = client.get_metric_history(logged.info.run_id, CLOCK)
     values = [(step, record[CLOCK]) for step, record in enumerate(figures)]
     assert [(point.step, point.value) for point in history] == values
-    assert found.data.params == {"seed": "3", "api-key": "(hidden)"}
+    assert logged.data.params == {"seed": "3", "api-key": "(hidden)"}
 
 
 @pytest.mark.nightly
@@ -74,12 +76,14 @@ def test_wandb_has_every_round(run, tmp_path):
 
 
 def test_tracker_that_fails_does_not_end_the_run(run, monkeypatch, caplog):
-    log, close = Mock(side_effect=[None, OSError("disk full")]), Mock()
-    monkeypatch.setitem(trackers.TRACKERS, "json", lambda folder: (log, close))  # is installed
+    log = Mock(side_effect=[None, OSError("disk full")])
+    close = Mock()
+    # The name is that of a module that is installed, as check_trackers() demands.
+    monkeypatch.setitem(trackers.TRACKERS, "json", lambda folder: trackers.Tracker(log, close))
     assert len(run("json", 3)) == 4
-    assert [each.args[0] for each in log.call_args_list] == [0, 1]
+    assert [call.args[0] for call in log.call_args_list] == [0, 1]
     close.assert_not_called()
-    assert "json gets no more of this run: OSError: disk full" in caplog.text
+    assert "json failed and gets no more rounds of this run: OSError: disk full" in caplog.text
 
 
 def test_unknown_and_missing_trackers_are_refused(tmp_path, monkeypatch):

@@ -54,8 +54,8 @@ def in_updates(history):
 def test_page_speaks_of_updates_or_rounds(runs):
     data = run_data(runs / "buffered")
     assert "Time of each server update" in {panel["title"] for panel in data["panels"]}
-    said = json.dumps(data).replace('"key": "round"', "").replace('"round": ', "")
-    assert not re.findall(r".{30}\brounds?\b", said.lower())
+    texts = json.dumps(data).replace('"key": "round"', "").replace('"round": ', "")
+    assert not re.findall(r".{30}\brounds?\b", texts.lower())
     sliced = run_data(runs / "slices")
     assert "Time of each round" in {panel["title"] for panel in sliced["panels"]}
 
@@ -67,8 +67,6 @@ def test_every_reply_is_counted(runs, name):
     names = in_updates(history)
     counts = {node: names.count(node) for node in set(names)}
     assert {node.identity: node.selected for node in node_stats(history)} == counts
-    bars = {panel["title"]: panel["traces"] for panel in run_data(runs / name)["panels"]}
-    assert sum(bars["Replies of each node"][0]["y"]) == len(names)
     for key in ("staleness", "age_s"):
         rows = [record["fedbuff"][key] for record in history.rounds[1:]]
         expected = [[min(row), np.median(row), max(row)] for row in rows]

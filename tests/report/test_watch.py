@@ -4,14 +4,13 @@ import os
 from filelock import FileLock
 
 from flwr_hetero.cli import main, runs
-from flwr_hetero.report import history, page
-from flwr_hetero.report.history import parse
+from flwr_hetero.report import page
 
 
 def test_page_follows_the_run_until_it_is_killed(make_run, rounds_of, monkeypatch, capsys):
     folder = make_run("run", rounds_of(5))
-    pages, lock, lines = [], FileLock(folder / ".lock", thread_local=False), []
-    monkeypatch.setattr(history, "parse", lambda line: lines.append(line) or parse(line))
+    pages = []
+    lock = FileLock(folder / ".lock", thread_local=False)
     monkeypatch.setattr(runs.time, "process_time", lambda: 0.0)
 
     def sleep(seconds):
@@ -29,16 +28,18 @@ def test_page_follows_the_run_until_it_is_killed(make_run, rounds_of, monkeypatc
     assert all('http-equiv="refresh"' in page for page in pages)
     assert first != second == same
     assert 'http-equiv="refresh"' not in (folder / "report.html").read_text()
-    said = capsys.readouterr().out
-    assert said.startswith(f"file://{folder}/report.html ")
-    assert said.endswith(f"{runs.KILLED}\n")
-    assert len(lines) == 7, "each line of the history is read once"
+    output = capsys.readouterr().out
+    assert output.startswith(f"file://{folder}/report.html ")
+    assert output.endswith(f"{runs.KILLED}\n")
 
 
 def test_pages_of_a_long_run_take_a_tenth_of_a_processor(make_run, rounds_of, monkeypatch):
     """A page that takes two seconds is made again after twenty, whatever is written meanwhile."""
-    folder, made, spent = make_run("run", rounds_of(5)), [], []
-    lock, looks = FileLock(folder / ".lock", thread_local=False), []
+    folder = make_run("run", rounds_of(5))
+    lock = FileLock(folder / ".lock", thread_local=False)
+    made = []
+    spent = []
+    looks = []
 
     def write_page(data, path):
         made.append(len(looks))

@@ -159,7 +159,7 @@ def test_history_that_lacks_a_round_is_refused(tmp_path, inner):
     path = tmp_path / "run" / "history.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text(lines[0] + lines[2])
-    with pytest.raises(ValueError, match=f"{path} lacks round 1, the checkpoint is of round 2"):
+    with pytest.raises(ValueError, match=f"{path} lacks round 1, but the checkpoint is of round 2"):
         run(tmp_path / "run", 4, inner=inner(), resume=True)
     assert path.read_text() == lines[0] + lines[2]
 

@@ -1,4 +1,4 @@
-"""Several runs on one page: grouped by their settings, judged, and named by what differs."""
+"""Several runs on one page: grouped by their settings, judged, and labelled by what differs."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,18 +10,22 @@ import numpy as np
 
 from flwr_hetero.errors import check_choice, check_number, invalid
 from flwr_hetero.report.compare import verdict
+from flwr_hetero.report.compare.sentences import Verdict, say
+from flwr_hetero.report.compare.verdict import Judge, Result, trained_values
 from flwr_hetero.report.history import CLOCKS, MODEL, History, plain, read_config, read_history
 from flwr_hetero.report.style import figure, method_colours, words
 from flwr_hetero.report.tables import setting_text
 
 # Settings in which repetitions of a run may differ.
 REPEATED = ("seed", "output-dir", "resume", "baseline")
-# How long a run is stands in a label only if nothing else tells runs apart.
+# The length of a run is in a label only if no other setting tells runs apart.
 LENGTH = "num-server-rounds"
-# Settings in a label, unless more are needed to tell runs apart.
+# A label has no more settings, unless more are needed to tell runs apart.
 MAX_LABEL = 3
-# Settings of the data and the model: where they differ there is no winner.
+# Settings of the data and the model: no winner is named if runs differ in one of them.
 SUBJECT = ("dataset", "task", "partition", "alpha", "classes-per-node", "model")
+# The header of a safetensors file is not longer than this.
+MAX_HEADER = 10**8
 
 
 class Recording(NamedTuple):
@@ -33,13 +37,13 @@ class Recording(NamedTuple):
 
     @property
     def seed(self) -> int | None:
-        """The seed, where it is known."""
+        """The seed, if it is known."""
         seed = self.settings.get("seed")
         return seed if type(seed) is int else None
 
     @property
     def kind(self) -> str:
-        """Settings that make a run of its own kind, as text; without settings the folder."""
+        """Text that is the same for runs that differ only in the seed."""
         kept = {key: value for key, value in self.settings.items() if key not in REPEATED}
         return json.dumps(kept, sort_keys=True) if self.settings else str(self.path)
 
@@ -48,7 +52,7 @@ class Recording(NamedTuple):
         return setting_text(self.settings.get(key))
 
     def label(self, keys: Sequence[str]) -> str:
-        """Name the run by some of its settings; by its folder if it has none."""
+        """Name the run by some of its settings, or by its folder if it has none."""
         named = ", ".join(f"{key}={self.setting(key)}" for key in keys)
         return named if named and self.settings else self.path.name
 
@@ -59,19 +63,19 @@ class Group(NamedTuple):
     label: str
     colour: str
     runs: Sequence[Recording]
-    results: Sequence[verdict.Result]
-    verdict: verdict.Verdict
-    """Against the baseline; an empty one for itself."""
+    results: Sequence[Result]
+    verdict: Verdict
+    """Against the baseline; an empty one for the baseline itself."""
 
 
 class Comparison(NamedTuple):
     """Groups of runs, the first being the baseline, and the outcome."""
 
     groups: Sequence[Group]
-    judge: verdict.Judge
+    judge: Judge
     differing: Sequence[str]
     sentences: Sequence[str]
-    """A text per group beside the baseline, the fastest first; of one group its end."""
+    """A text for each group except the baseline, the fastest first, or one on the baseline."""
 
 
 def read_runs(directories: Sequence[str | Path]) -> list[Recording]:
@@ -81,10 +85,10 @@ def read_runs(directories: Sequence[str | Path]) -> list[Recording]:
         raise invalid("DIR", [*map(str, directories)], "differ from each other")
     runs = []
     for path in paths:
-        history, settings = read_history(path), read_config(path).get("settings", {})
+        history = read_history(path)
         if not history.rounds:
             raise invalid("DIR", str(path), "hold at least one round")
-        runs.append(Recording(path, history, settings))
+        runs.append(Recording(path, history, read_config(path).get("settings", {})))
     return runs
 
 
@@ -95,42 +99,59 @@ def compare(
     *,
     clock: str | None = None,
 ) -> Comparison:
-    """Compare kinds of runs with the first by what they need to reach a target.
+    """Compare kinds of runs with the first kind by what they need to reach a target.
 
-    By default its accuracy or loss, its end less a point, and the first clock that all have.
+    ValueError for a metric or a clock that a run lacks, or a target that is no value of the metric.
+
+    Parameters
+    ----------
+    runs : sequence of Recording
+        The runs; the kind of the first one is the baseline.
+    metric : str, optional
+        By default the first run's accuracy, or its loss.
+    target : float, optional
+        By default the baseline's final accuracy minus one percentage point.
+    clock : str, optional
+        By default the first of "virtual_s", "wall_s" and "round" that all runs have.
     """
     kinds = dict.fromkeys(run.kind for run in runs)
     sides = [[run for run in runs if run.kind == kind] for kind in kinds]
-    judged, before = _metric(runs, metric), [run.history for run in sides[0]]
-    goal, hint = verdict.default_target(before, judged), list[str]()
-    if target is not None:
-        goal, hint = _target(runs, judged, check_number("target", target, "(-inf, inf)"))
-    judge = verdict.Judge(judged, goal, _clock(runs, clock))
+    metric = _metric(runs, metric)
+    hints: list[str] = []
+    if target is None:
+        target = verdict.default_target([run.history for run in sides[0]], metric)
+    else:
+        target, hints = _target(runs, metric, check_number("target", target, "(-inf, inf)"))
+    judge = Judge(metric, target, _clock(runs, clock))
     differing, labels = differing_settings([side[0] for side in sides])
+    results = [[verdict.result_of(run.history, judge, run.seed) for run in side] for side in sides]
     groups: list[Group] = []
-    for side, label, colour in zip(sides, labels, method_colours(labels), strict=True):
-        results = [verdict.result_of(run.history, judge, run.seed) for run in side]
-        names, both = (labels[0], label), (groups[0].results if groups else [], results)
-        unlike = _unlike(sides[0][0], side[0])
-        found = verdict.say(judge, names, both, unlike) if groups else verdict.Verdict()
-        groups.append(Group(label, colour, side, results, found))
-    return Comparison(groups, judge, differing, [*_sentences(groups, judge), *hint])
+    for place, colour in enumerate(method_colours(labels)):
+        outcome = Verdict()
+        if place > 0:
+            unlike = _unlike(sides[0][0], sides[place][0])
+            names = (labels[0], labels[place])
+            outcome = say(judge, names, (results[0], results[place]), unlike)
+        groups.append(Group(labels[place], colour, sides[place], results[place], outcome))
+    return Comparison(groups, judge, differing, [*_sentences(groups, judge), *hints])
 
 
-def _sentences(groups: Sequence[Group], judge: verdict.Judge) -> list[str]:
+def _sentences(groups: Sequence[Group], judge: Judge) -> list[str]:
     base, *others = groups
     if not others:
-        kind = "one run" if len(runs := base.runs) == 1 else f"{len(runs)} runs of equal settings"
-        end = f"{words(judge.metric)} {figure(judge.metric, verdict.mean(base.results, 'end'))}"
-        return [f"Nothing to compare: {kind}, {end} at the end."]
+        count = len(base.runs)
+        kind = "one run" if count == 1 else f"{count} runs with the same settings"
+        final = figure(judge.metric, verdict.mean(base.results, "end"))
+        return [f"Nothing to compare: {kind}, final {words(judge.metric)} {final}."]
     others.sort(key=lambda g: -g.verdict.speed.factor if g.verdict.speed else 0.0)
     return [group.verdict.text for group in others]
 
 
 def _target(runs: Sequence[Recording], metric: str, target: float) -> tuple[float, list[str]]:
-    """Return the target, and what to say if it is read as per cent of a metric from 0 to 1."""
-    values = np.concatenate([verdict.trained_values(run.history, metric)[1] for run in runs])
-    low, high = values.min(), values.max()
+    """Return the target, and a hint if it is read as percent of a metric from 0 to 1."""
+    values = np.concatenate([trained_values(run.history, metric)[1] for run in runs])
+    low = values.min()
+    high = values.max()
     if 0 <= target <= 1 or not 0 <= low <= high <= 1:
         return target, []
     if not 0 <= target <= 100 or verdict.lower_is_better(metric):
@@ -140,47 +161,57 @@ def _target(runs: Sequence[Recording], metric: str, target: float) -> tuple[floa
 
 
 def _unlike(base: Recording, other: Recording) -> str:
-    """Say in what runs differ that have other data or another model, as far as they record it."""
-    known = [key for key in SUBJECT if {key} <= base.settings.keys() & other.settings.keys()]
-    differ = [key for key in known if base.setting(key) != other.setting(key)]
-    shapes, others = _shapes(base.path), _shapes(other.path)
-    differ += ["names or shapes of its arrays"] if shapes and others and shapes != others else []
-    return f"the data or the model is another one ({', '.join(differ)})" if differ else ""
+    """Say in what runs differ that have other data or another model, if they record it."""
+    differ = [
+        key
+        for key in SUBJECT
+        if key in base.settings and key in other.settings
+        if base.setting(key) != other.setting(key)
+    ]
+    base_shapes = _shapes(base.path)
+    other_shapes = _shapes(other.path)
+    if base_shapes and other_shapes and base_shapes != other_shapes:
+        differ.append("names or shapes of its arrays")
+    return f"the data or the model is not the same ({', '.join(differ)})" if differ else ""
 
 
 def _shapes(folder: Path) -> dict[str, Any]:
-    """Read the shapes of the saved model's arrays by name; none without a whole file."""
+    """Read the shapes of the saved model's arrays by name; none without a complete file."""
     try:
         with (folder / MODEL).open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(min(length, 10**8)))
+            header = json.loads(file.read(min(length, MAX_HEADER)))
             return {name: entry.get("shape") for name, entry in header.items()}
     except (OSError, ValueError, AttributeError):
         return {}
 
 
 def _metric(runs: Sequence[Recording], wanted: str | None) -> str:
-    """Choose the first run's accuracy or loss; refuse a metric that a run lacks."""
+    """Choose the first run's accuracy or loss by default; refuse a metric that a run lacks."""
     metric = wanted or runs[0].history.main_metric()
     if metric is None:
         raise invalid("metric", metric, "be in the history, which has none")
     for run in runs:
-        read, name = run.history, run.path.name
-        known = [key for key in read.names if len(verdict.trained_values(read, key)[0])]
-        if metric not in known:
-            rule = f"be in every run; {name} has {', '.join(known) or 'none'} after round 0"
-            raise invalid("metric", metric, rule)
+        names = [name for name in run.history.names if len(trained_values(run.history, name)[0])]
+        if metric not in names:
+            has = f"{run.path.name} has {', '.join(names) or 'none'} after round 0"
+            raise invalid("metric", metric, f"be in every run; {has}")
     return metric
 
 
 def _clock(runs: Sequence[Recording], wanted: str | None) -> str:
-    """Choose the first clock that all runs have."""
-    is_mixed = len({run.history.unit for run in runs}) > 1
+    """Choose the first clock that all runs have by default; refuse a clock that a run lacks."""
     # A round and a server update are not the same work.
-    clocks = [clock for clock in CLOCKS if not (is_mixed and clock == "round")]
-    known = [c for c in clocks if all(np.nansum(run.history.column(c)) > 0 for run in runs)]
-    rule = "rounds and server updates are not compared" if is_mixed else ""
-    return str(check_choice("clock", wanted or [*known, "round"][0], known or ["round"], rule))
+    is_mixed = len({run.history.unit for run in runs}) > 1
+    clocks = [
+        clock
+        for clock in CLOCKS
+        if not (is_mixed and clock == "round")
+        if all(np.nansum(run.history.column(clock)) > 0 for run in runs)
+    ]
+    default = clocks[0] if clocks else "round"
+    hint = "rounds and server updates are not compared" if is_mixed else ""
+    return str(check_choice("clock", wanted or default, clocks or ["round"], hint))
 
 
 def differing_settings(runs: Sequence[Recording]) -> tuple[list[str], list[str]]:
@@ -191,10 +222,10 @@ def differing_settings(runs: Sequence[Recording]) -> tuple[list[str], list[str]]
     def tells_apart(some: Sequence[str]) -> bool:
         return len({run.label(some) for run in runs}) == len(runs)
 
-    # The fewest settings that do; if none, folders.
-    last = sorted(differ, key=lambda key: key == LENGTH)
-    some = (few for count in range(1, MAX_LABEL + 1) for few in combinations(last, count))
-    shown = next(filter(tells_apart, some), last)
+    # Label by as few settings as possible, and by all of them if no few suffice.
+    candidates = sorted(differ, key=lambda key: key == LENGTH)
+    few = (some for count in range(1, MAX_LABEL + 1) for some in combinations(candidates, count))
+    shown = next(filter(tells_apart, few), candidates)
     labels = [run.label(shown) for run in runs]
     if len(set(labels)) < len(labels):
         labels = [f"{label} ({run.path})" for label, run in zip(labels, runs, strict=True)]
@@ -215,5 +246,5 @@ def figures(comparison: Comparison) -> dict[str, Any]:
         }
         for group in comparison.groups
     ]
-    found = {"verdict": comparison.sentences, **comparison.judge._asdict()}
-    return dict(plain({**found, "differing_settings": comparison.differing, "groups": groups}))
+    outcome = {"verdict": comparison.sentences, **comparison.judge._asdict()}
+    return dict(plain({**outcome, "differing_settings": comparison.differing, "groups": groups}))

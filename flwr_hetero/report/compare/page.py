@@ -1,6 +1,6 @@
 """``compare.html``: the page of a comparison."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +8,17 @@ import numpy as np
 
 from flwr_hetero.report import page
 from flwr_hetero.report.compare import Comparison, Group
-from flwr_hetero.report.compare.verdict import Judge, cost_text, first_reach, times
+from flwr_hetero.report.compare.sentences import cost_text, times
+from flwr_hetero.report.compare.verdict import Judge, first_reach
 from flwr_hetero.report.curves import SUMS, Line, column_of, curve_data
 from flwr_hetero.report.history import CLOCKS
 from flwr_hetero.report.style import figure, size, words
-from flwr_hetero.report.tables import Cell, Table, number, seconds, tables_of, text
+from flwr_hetero.report.tables import Table, Value, cells, metric_value, number, seconds, tables_of
 
-# An axis is logarithmic where the first to the target had less than this part of the last one's.
+# An axis is logarithmic if the fastest run needed less than this share of the slowest run's cost.
 LEAST_SHARE = 0.2
+# By this number a run that never reached the target is sorted last.
+NEVER_REACHED = 1e300
 
 
 def write_page(comparison: Comparison, path: str | Path) -> Path:
@@ -24,86 +27,95 @@ def write_page(comparison: Comparison, path: str | Path) -> Path:
 
 
 def comparison_data(comparison: Comparison) -> dict[str, Any]:
-    """Return all that the page of a comparison shows, for JSON."""
-    judge, groups = comparison.judge, comparison.groups
+    """Return everything that the page of a comparison shows, for JSON."""
+    judge = comparison.judge
+    groups = comparison.groups
     lines = []
     for group in groups:
         label = f"{group.label} ({len(group.runs)} runs)" if len(group.runs) > 1 else group.label
         lines.append(Line(label, group.colour, [run.history for run in group.runs]))
-    goal = f"{words(judge.metric)} {figure(judge.metric, judge.target)}"
+    target = f"{words(judge.metric)} {figure(judge.metric, judge.target)}"
     named = [(group.label, run.seed, run.history) for group in groups for run in group.runs]
-    tables = [_settings(comparison), _runs(comparison, goal), *tables_of(named)]
-    base, *others = (group.label for group in groups)
-    kinds = others if len(others) < 2 else [f"{len(others)} kinds of runs"]
-    costs = [[r.to_target for r in g.results if r.to_target is not None] for g in groups]
+    tables = [_settings_table(comparison), _runs_table(comparison, target), *tables_of(named)]
+    base, *others = [group.label for group in groups]
+    title = [f"{len(others)} kinds of runs"] if len(others) > 1 else others
+    is_by_round = judge.clock == "round"
+    curves = curve_data(
+        lines, judge.metric, judge.clock, judge.target, _logarithmic_axes(groups, judge)
+    )
     return {
         "kind": "comparison",
-        "title": " against ".join([*kinds, base]),
+        "title": " against ".join([*title, base]),
         "where": ", ".join(str(run.path) for group in groups for run in group.runs),
         "sentences": list(comparison.sentences),
         "notes": _caveats(groups),
-        "curves": curve_data(lines, judge.metric, judge.clock, judge.target, _wide(groups, judge)),
+        "curves": curves,
         "costs": {
-            "title": f"{'Rounds' if judge.clock == 'round' else 'Time'} to {goal}",
-            "label": CLOCKS[judge.clock] + ("" if judge.clock == "round" else " (s)"),
-            "values": costs,
+            "title": f"{'Rounds' if is_by_round else 'Time'} to {target}",
+            "label": CLOCKS[judge.clock] + ("" if is_by_round else " (s)"),
+            "values": [
+                [result.to_target for result in group.results if result.to_target is not None]
+                for group in groups
+            ],
         },
         "tables": [table.data() for table in tables if table.rows],
     }
 
 
-def _wide(groups: Sequence[Group], judge: Judge) -> list[str]:
-    """Return the axes on which the quickest run would be at the edge of a chart."""
-    runs, found = [run.history for group in groups for run in group.runs], []
-    places = [first_reach(run, judge) for run in runs]
+def _logarithmic_axes(groups: Sequence[Group], judge: Judge) -> list[str]:
+    """Return the axes on which the fastest run would be squeezed into the edge of a chart."""
+    runs = [run.history for group in groups for run in group.runs]
+    axes = []
     for key in CLOCKS | SUMS:
-        columns = [column_of(run, key) for run in runs]
-        ends = [own[-1 if at is None else at] for own, at in zip(columns, places, strict=True)]
-        known = [end for end in ends if end > 0]
-        if known and min(known) < LEAST_SHARE * max(known):
-            found.append(key)
-    return found
+        costs = []
+        for run in runs:
+            place = first_reach(run, judge)
+            costs.append(column_of(run, key)[-1 if place is None else place])
+        positive = [cost for cost in costs if cost > 0]
+        if positive and min(positive) < LEAST_SHARE * max(positive):
+            axes.append(key)
+    return axes
 
 
 def _caveats(groups: Sequence[Group]) -> list[str]:
-    """Say which kinds of runs have one seed only."""
-    alone = [group.label for group in groups if len(group.runs) == 1]
-    if len(groups) < 2 or not alone:
+    """Warn of kinds of runs that have only one seed."""
+    single = [group.label for group in groups if len(group.runs) == 1]
+    if len(groups) < 2 or not single:
         return []
-    names = "each kind" if len(alone) == len(groups) else ", ".join(alone)
+    names = "each kind" if len(single) == len(groups) else ", ".join(single)
     return [f"One seed of {names}: another seed may give another ratio. Run more seeds of each."]
 
 
-def _settings(comparison: Comparison) -> Table:
+def _settings_table(comparison: Comparison) -> Table:
     """Return the settings that differ, with a value per group."""
-    firsts = [group.runs[0] for group in comparison.groups]
-    keys = comparison.differing
-    rows = [[text(key), *(text(run.setting(key)) for run in firsts)] for key in keys]
-    head = ["setting", "baseline", *(f"run {n}" for n in range(1, len(firsts)))]
+    runs = [group.runs[0] for group in comparison.groups]
+    rows = cells([key, *(run.setting(key) for run in runs)] for key in comparison.differing)
+    head = ["setting", "baseline", *(f"run {place}" for place in range(1, len(runs)))]
     return Table("Settings that differ", head, rows)
 
 
-def _runs(comparison: Comparison, goal: str) -> Table:
-    head = ("run", "seed", f"time to {goal}", "speed-up", "end", "traffic", "device time", "folder")
-    caption = (
-        f"Target: {goal} ({comparison.judge.target:.6g}), by a running median of five evaluations. "
-        "End: median of the last five. Of fewer than five each counts; the untrained model never "
-        "does. Speed-up: of all seeds together."
-    )
-    return Table("Runs", head, [*_rows(comparison)], caption)
-
-
-def _rows(comparison: Comparison) -> Iterator[list[Cell]]:
+def _runs_table(comparison: Comparison, target: str) -> Table:
     metric, _, clock = comparison.judge
+    rows: list[list[Value]] = []
     for group in comparison.groups:
-        factor = group.verdict.speed.factor if group.verdict.speed else np.nan
-        is_base = group is comparison.groups[0]
-        speed = ("baseline", 1.0) if is_base else number(factor, times(factor))
+        speed = group.verdict.speed
+        speed_up = number(speed.factor, times(speed.factor)) if speed else None
+        if group is comparison.groups[0]:
+            speed_up = ("baseline", 1.0)
         for run, result in zip(group.runs, group.results, strict=True):
-            # A run that never reached the target is sorted last.
-            cost = 1e300 if result.to_target is None else result.to_target
-            spent = number(cost, cost_text(clock, result.to_target, result.unit))
-            end = number(result.end, figure(metric, result.end))
-            traffic = number(result.bytes or np.nan, size(result.bytes))
-            known = [text(group.label), number(run.seed), spent, speed, end, traffic]
-            yield [*known, seconds(result.device_s or np.nan), text(run.path.name)]
+            cost = NEVER_REACHED if result.to_target is None else result.to_target
+            time = number(cost, cost_text(clock, result.to_target, result.unit))
+            final = metric_value(metric, result.end)
+            traffic = number(result.bytes or None, size(result.bytes))
+            device_time = seconds(result.device_s or np.nan)
+            names = (group.label, run.seed)
+            rows.append([*names, time, speed_up, final, traffic, device_time, run.path.name])
+    head = ["run", "seed", f"time to {target}", "speed-up", f"final {words(metric)}"]
+    head += ["traffic", "device time", "folder"]
+    caption = (
+        f"The target is {target} ({comparison.judge.target:.6g}), to be reached by the running "
+        "median of five evaluations. The final value is the median of the last five. If a run "
+        "has fewer than five evaluations, each counts by itself. The untrained model is ignored. "
+        "The speed-up is that of all seeds together."
+    )
+    return Table("Runs", head, cells(rows), caption)

@@ -1,4 +1,4 @@
-"""Which runs reached a target how many times sooner, and why: plain functions on histories."""
+"""Which runs reach a target faster, and why: plain functions of histories."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,18 +7,17 @@ import numpy as np
 
 from flwr_hetero.errors import check_choice, check_number
 from flwr_hetero.report.history import CLOCKS, Floats, History, Indices
-from flwr_hetero.report.style import duration, figure, is_share, words
+from flwr_hetero.report.style import is_share
 
 # Evaluations in the running median. Shorter runs are not judged by time.
 WINDOW = 5
 # With fewer evaluations nobody can tell noise from progress.
 LEAST_EVALUATIONS = 3
-NEVER = "never"
 LOWER_IS_BETTER = ("loss", "error", "perplexity", "mse", "mae", "bound")
 
 
 class Judge(NamedTuple):
-    """What runs are judged by."""
+    """The metric, its target, and the clock by which runs are judged."""
 
     metric: str
     target: float
@@ -38,22 +37,28 @@ class Result(NamedTuple):
     rounds: int
     evaluations: int
     end: float
+    """The final value of the metric, see :func:`settled_value`."""
     noise: float
-    """How far the end of another seed may lie from this one."""
+    """How far the final value of another seed may differ from this one."""
     to_target: float | None
+    """Seconds, or rounds, to the target."""
     bytes: float
     device_s: float
     reached: int | None
     """Number of the round in which it reached the target."""
     round_s: float
-    """Mean time of a round until then, or until the run's end."""
+    """Mean seconds of a round until then, or until the end of the run."""
     spacing: float
-    """Mean time between evaluations, or rounds, by the clock that runs are judged by."""
+    """Mean time between evaluations by the judge's clock, in seconds or rounds."""
     simulated: bool | None
 
 
+Side = Sequence[Result]
+"""The runs of one kind, one per seed."""
+
+
 class Speed(NamedTuple):
-    """How many times sooner than the baseline, and the range over seeds."""
+    """How many times faster than the baseline, and the range over pairs of runs."""
 
     factor: float
     low: float
@@ -61,64 +66,72 @@ class Speed(NamedTuple):
     pairs: int
 
 
-class Verdict(NamedTuple):
-    """What runs show beside a baseline."""
+class Findings(NamedTuple):
+    """What two sides show; a side is 0 for the baseline and 1 for the other."""
 
-    text: str = ""
-    winner: str | None = None
-    """Name of the side that is better by end or time, and worse by neither."""
-    speed: Speed | None = None
+    has_finals: bool
+    """Whether final values can be compared."""
+    better: int | None
+    """The side with the better final value; None if the difference is noise."""
+    faster: int | None
+    """The side that reaches the target faster; None if the difference is noise."""
+    speed: Speed | None
+    doubt: str
+    """Why sides cannot be compared; empty if they can."""
 
 
 # -- one run --
 
 
 def lower_is_better(metric: str) -> bool:
-    """Return whether a metric improves by falling, by its name."""
+    """Return whether a metric improves by falling, judged by its name."""
     return any(word in metric.lower() for word in LOWER_IS_BETTER)
 
 
 def trained_values(history: History, metric: str) -> tuple[Indices, Floats]:
-    """Return the places and values of all evaluations but round 0's: its model is untrained."""
+    """Return places and values of all evaluations except round 0, whose model is untrained."""
     values = history.metric(metric)
     places = np.flatnonzero(~np.isnan(values) & (history.column("round") != 0))
     return places, values[places]
 
 
 def settled_value(history: History, metric: str) -> float:
-    """Return the value that counts as a run's end; NaN without a trained model.
+    """Return the final value of a metric; NaN if no trained model was evaluated.
 
-    It is the median of the last five evaluations, or with fewer than five the last one.
+    It is the median of the last five evaluations, or the last one if there are fewer than five.
     """
     _, values = trained_values(history, metric)
     return float(smooth(values)[-1]) if len(values) else np.nan
 
 
 def noise_of(history: History, metric: str) -> float:
-    """Estimate how far the end of another seed may lie from this run's end.
+    """Estimate how far the final value of another seed may differ from that of this run.
 
-    It is the largest step back among the last five values: steps forward may be progress. It is
-    at least a point, or 1 % of what is no accuracy, because seeds differ in smooth runs, too.
+    The estimate is the largest step back among the last five values, since a step forward may be
+    progress. It is at least one percentage point of an accuracy, or 1 % of any other metric,
+    because seeds differ in smooth runs too.
     """
     _, values = trained_values(history, metric)
     steps_back = np.diff(values[-WINDOW:]) * (1 if lower_is_better(metric) else -1)
     return float(max([_margin(metric, settled_value(history, metric)), *steps_back]))
 
 
-def _margin(metric: str, end: float) -> float:
-    """Return a point; of what is no accuracy 1 %."""
-    whole = 1.0 if abs(end) <= 1 else 100.0
-    return 0.01 * (whole if is_share(metric) else abs(end))
+def _margin(metric: str, final: float) -> float:
+    """Return one percentage point of an accuracy, or 1 % of any other metric's value."""
+    if is_share(metric):
+        return 0.01 if abs(final) <= 1 else 1.0
+    return 0.01 * abs(final)
 
 
 def time_to_target(
     history: History, metric: str, target: float, clock: str = "virtual_s"
 ) -> float | None:
-    """Return when a run first reaches a target: seconds or rounds since the start, None if never.
+    """Return when a run first reaches a target, in seconds or rounds; None if it never does.
 
-    The clock is "virtual_s", "wall_s" or "round". A running median of five evaluations counts; of
-    fewer than five each counts. Round 0 does not. Whether the metric must fall to the target is by
-    its name. ValueError for an unknown metric or clock, or a target that is not finite.
+    The clock is "virtual_s", "wall_s" or "round". The target must be reached by a running median
+    of five evaluations, or by any evaluation if there are fewer than five. Round 0 is ignored.
+    The name of the metric decides whether it must rise or fall to the target. ValueError for an
+    unknown metric or clock, or a target that is not finite.
 
     Examples
     --------
@@ -133,10 +146,11 @@ def time_to_target(
 
 
 def smooth(values: Floats) -> Floats:
-    """Take the running median of five values; of fewer at the start, of the last five at the end.
+    """Return the running median of five values.
 
-    One or two outliers do not count, not even the last; a curve that only rises stays as it is but
-    for its last two values. Fewer than five values stay as they are.
+    The median is over fewer values at the start, and over the last five at the end. One or two
+    outliers change nothing, not even at the end. A curve that only rises stays as it is except
+    for its last two values. Fewer than five values are returned unchanged.
 
     >>> smooth(np.array([0.1, 0.2, 0.9, 0.3, 0.4, 0.5])).tolist()
     [0.1, 0.2, 0.3, 0.4, 0.4, 0.4]
@@ -150,13 +164,13 @@ def smooth(values: Floats) -> Floats:
 
 
 def default_target(baseline: Sequence[History], metric: str) -> float:
-    """Return the mean end of the baseline's runs less a point; for no accuracy, less 1 %."""
-    end = float(np.mean([settled_value(run, metric) for run in baseline]))
-    return end + _margin(metric, end) * (1 if lower_is_better(metric) else -1)
+    """Return the baseline's mean final accuracy minus one point; another metric made 1 % worse."""
+    final = float(np.mean([settled_value(run, metric) for run in baseline]))
+    return final + _margin(metric, final) * (1 if lower_is_better(metric) else -1)
 
 
 def first_reach(run: History, judge: Judge) -> int | None:
-    """Return the position of the round in which the smoothed metric reaches the target."""
+    """Return the place of the round in which the smoothed metric reaches the target."""
     places, values = trained_values(run, judge.metric)
     curve = smooth(values)
     is_reached = curve <= judge.target if judge.falls else curve >= judge.target
@@ -166,10 +180,11 @@ def first_reach(run: History, judge: Judge) -> int | None:
 
 def result_of(run: History, judge: Judge, seed: int | None = None) -> Result:
     """Judge a run."""
-    rounds, place = run.column("round"), first_reach(run, judge)
-    until = len(rounds) - 1 if place is None else place
+    rounds = run.column("round")
+    place = first_reach(run, judge)
+    last = len(rounds) - 1 if place is None else place
     clock = run.column("wall_s") if judge.clock == "wall_s" else run.clock[1]
-    count = rounds[until] - rounds[0]
+    count = rounds[last] - rounds[0]
     evaluations = len(trained_values(run, judge.metric)[0])
     return Result(
         seed=seed,
@@ -182,7 +197,7 @@ def result_of(run: History, judge: Judge, seed: int | None = None) -> Result:
         bytes=sum(float(np.nansum(run.column(key))) for key in ("bytes_up", "bytes_down")),
         device_s=float(run.busy_s.sum()),
         reached=None if place is None else int(rounds[place]),
-        round_s=float((clock[until] - clock[0]) / count) if count else np.nan,
+        round_s=float((clock[last] - clock[0]) / count) if count else np.nan,
         spacing=float(np.nanmax(run.column(judge.clock)) / evaluations),
         simulated=run.rounds[-1].get("simulated"),
     )
@@ -191,10 +206,10 @@ def result_of(run: History, judge: Judge, seed: int | None = None) -> Result:
 # -- runs against others --
 
 
-def speed_up(baseline: Sequence[Result], other: Sequence[Result]) -> Speed | None:
+def speed_up(baseline: Side, other: Side) -> Speed | None:
     """Return the ratio of mean costs, and the range over seeds; None if no pair reached the target.
 
-    Runs are paired by seed where the two sides share seeds, else each with each.
+    Runs are paired by seed if the two sides share seeds, else each run with each.
     """
     shared = {run.seed for run in baseline} & {run.seed for run in other} - {None}
     pairs = [
@@ -211,61 +226,36 @@ def speed_up(baseline: Sequence[Result], other: Sequence[Result]) -> Speed | Non
     return Speed(float(before / after), min(ratios), max(ratios), len(pairs))
 
 
-def say(
-    judge: Judge, names: tuple[str, str], sides: Sequence[Sequence[Result]], unlike: str = ""
-) -> Verdict:
-    """Say how the second group of runs did against the first, the baseline.
+def findings_of(judge: Judge, sides: tuple[Side, Side], unlike: str = "") -> Findings:
+    """Compare two groups of runs, the baseline first.
 
-    ``unlike`` says why the two cannot be compared at all, if they cannot.
+    ``unlike`` is the reason why the two cannot be compared at all, if there is one.
     """
-    (base, name), (before, after) = names, sides
-    doubt, has_ends, has_times = _doubt(judge, [*before, *after], unlike)
-    speed = speed_up(before, after) if has_times else None
-    better = _better_end(judge, sides) if has_ends else None
-    sooner = _sooner(sides, speed, better) if has_times else None
-    goal = f"{words(judge.metric)} {figure(judge.metric, judge.target)}"
-    spent = [cost_text(judge.clock, mean(side, "to_target"), side[0].unit) for side in sides]
-    count = sum(run.to_target is not None for run in after)
-    some = f" in {count} of {len(after)} runs" if 0 < count < len(after) else ""
-    if speed is None:
-        when = f"reaches {goal} after {spent[1]}{some}" if count else f"never reaches {goal}"
-        does = "never does" if spent[0] == NEVER else f"does after {spent[0]}"
-        text = f"{name} {when}, {base} {does}"
-    else:
-        ratio = times(max(speed.factor, 1 / speed.factor))
-        way = "as soon as" if sooner is None else f"{ratio} {('later', 'sooner')[sooner]} than"
-        text = f"{name} reaches {goal} {way} {base}{some} ({_spread(speed)}"
-        near = ", within one evaluation" if sooner is None and spent[0] != spent[1] else ""
-        text += f"{spent[1]} instead of {spent[0]}{near})"
-    ends = [figure(judge.metric, mean(side, "end")) for side in sides]
-    if better is not None:
-        word = "lower" if judge.falls else "higher"
-        text += f". {names[better]} ends {word} ({ends[better]} against {ends[1 - better]})."
-    else:
-        within = ", within the noise of one seed" if has_ends and ends[0] != ends[1] else ""
-        text += f" and ends at {ends[1]} against {ends[0]}{within}."
-    text += _rounds(before, after, name) if speed else ""
-    claims = {names[side] for side in (better, sooner) if side is not None}
-    return Verdict(text + doubt, claims.pop() if len(claims) == 1 else None, speed)
+    has_finals, has_times, doubt = _comparable(judge, [*sides[0], *sides[1]], unlike)
+    speed = speed_up(*sides) if has_times else None
+    better = _better_side(judge, sides) if has_finals else None
+    faster = _faster_side(sides, speed, better) if has_times else None
+    return Findings(has_finals, better, faster, speed, doubt)
 
 
-def _doubt(judge: Judge, runs: Sequence[Result], unlike: str) -> tuple[str, bool, bool]:
-    """Say what is missing for a winner; return, too, whether ends and times are comparable."""
+def _comparable(judge: Judge, runs: Side, unlike: str) -> tuple[bool, bool, str]:
+    """Return whether final values and times can be compared, and why not."""
     count = min(run.evaluations for run in runs)
     least = LEAST_EVALUATIONS if count < LEAST_EVALUATIONS else WINDOW
-    few = f"that takes {least} evaluations of trained models, and a run has {count}"
+    few = f"this needs {least} evaluations of trained models, and one of the runs has {count}"
     if unlike or count < LEAST_EVALUATIONS:
-        return f" No winner is named: {unlike or few}.", False, False
+        return False, False, f"No winner is named: {unlike or few}."
     kinds = [run.simulated for run in runs]
-    is_mixed = judge.clock != "round" and True in kinds and False in kinds
-    if is_mixed or count < WINDOW:
-        mixed = "the seconds of one are of simulated nodes, the other's of real ones"
-        return f" Neither is named the sooner one: {mixed if is_mixed else few}.", True, False
-    return "", True, True
+    if judge.clock != "round" and True in kinds and False in kinds:
+        mixed = "one ran on simulated nodes, the other on real nodes"
+        return True, False, f"Neither is called faster: {mixed}."
+    if count < WINDOW:
+        return True, False, f"Neither is called faster: {few}."
+    return True, True, ""
 
 
-def _better_end(judge: Judge, sides: Sequence[Sequence[Result]]) -> int | None:
-    """Return the side that ends better by more than the noise: of a run, or between seeds."""
+def _better_side(judge: Judge, sides: tuple[Side, Side]) -> int | None:
+    """Return the side whose final value is better by more than the noise of runs and seeds."""
     before, after = (mean(side, "end") for side in sides)
     noises = [run.noise for side in sides for run in side]
     noises += [float(np.ptp([run.end for run in side])) for side in sides]
@@ -273,57 +263,23 @@ def _better_end(judge: Judge, sides: Sequence[Sequence[Result]]) -> int | None:
     return None if is_noise else int((after > before) is not judge.falls)
 
 
-def _sooner(
-    sides: Sequence[Sequence[Result]], speed: Speed | None, better: int | None
-) -> int | None:
-    """Return the side that is sooner by more than the time between evaluations, and by 5 %.
+def _faster_side(sides: tuple[Side, Side], speed: Speed | None, better: int | None) -> int | None:
+    """Return the side that is faster by more than the time between evaluations, and by 5 %.
 
-    It is also the side that alone reaches the target, if the ends differ by more than noise.
+    A side that alone reaches the target is faster if the final values differ by more than noise.
     """
     if speed is None:
         alone = [i for i, side in enumerate(sides) if not np.isnan(mean(side, "to_target"))]
         return alone[0] if len(alone) == 1 and better is not None else None
-    # Nothing can be an evaluation sooner than after round 1.
+    # Nothing can be an evaluation faster than a run that reaches the target in round 1.
     spacings = [mean(side, "spacing") for side in sides if mean(side, "reached") > 1]
     gap = abs(speed.factor - 1) * mean(sides[1], "to_target")
     is_noise = gap <= max(spacings, default=0) or 0.95 <= speed.factor <= 1 / 0.95
     return None if is_noise else int(speed.factor > 1)
 
 
-def _spread(found: Speed) -> str:
-    """Write the range over pairs of runs, by the same ratio; nothing of one pair."""
-    low, high = (found.low, found.high) if found.factor > 1 else (1 / found.high, 1 / found.low)
-    return f"{times(low)} to {times(high)} over {found.pairs} pairs, " if found.pairs > 1 else ""
-
-
-def _rounds(before: Sequence[Result], after: Sequence[Result], name: str) -> str:
-    """Say how long rounds take and how many it needs: their product is the difference."""
-    unit, other = before[0].unit, after[0].unit
-    seconds = [mean(side, "round_s") for side in (before, after)]
-    if not min(seconds) > 0:
-        return ""
-    both = "instead of" if unit == other else f"and a {unit}"
-    text = f" A {other} takes {duration(seconds[1])} {both} {duration(seconds[0])}"
-    # A server update is not the work of a round: their numbers say nothing beside each other.
-    if unit == other:
-        rounds = [mean(side, "reached") for side in (before, after)]
-        text += f", and {name} needs {rounds[1]:.0f} {unit}s instead of {rounds[0]:.0f}"
-    return f"{text}."
-
-
-def times(factor: float) -> str:
-    """Write a ratio."""
-    return f"{factor:.1f}x"
-
-
-def cost_text(clock: str, cost: float | None, unit: str = "round") -> str:
-    """Write a cost by a clock; None or NaN is that of a target never reached."""
-    if cost is None or np.isnan(cost):
-        return NEVER
-    return f"{cost:.0f} {unit}s" if clock == "round" else duration(cost)
-
-
-def mean(runs: Sequence[Result], name: str) -> float:
+def mean(runs: Side, name: str) -> float:
     """Return the mean of a figure over the runs that have it; NaN if none has."""
-    known = [value for run in runs if (value := getattr(run, name)) is not None]
-    return float(np.mean(known)) if known else np.nan
+    values = [getattr(run, name) for run in runs]
+    present = [value for value in values if value is not None]
+    return float(np.mean(present)) if present else np.nan

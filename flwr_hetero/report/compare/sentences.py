@@ -1,0 +1,115 @@
+"""What a comparison of runs shows, in words."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from flwr_hetero.report.compare.verdict import Findings, Judge, Side, Speed, findings_of, mean
+from flwr_hetero.report.style import duration, figure, words
+
+NEVER = "never"
+
+
+class Verdict(NamedTuple):
+    """What runs show in comparison with a baseline."""
+
+    text: str = ""
+    winner: str | None = None
+    """Name of the side that has the better final value or is faster, and is worse in neither."""
+    speed: Speed | None = None
+
+
+def say(
+    judge: Judge, names: tuple[str, str], sides: tuple[Side, Side], unlike: str = ""
+) -> Verdict:
+    """Say how the second group of runs compares with the first, the baseline.
+
+    ``unlike`` is the reason why the two cannot be compared at all, if there is one.
+    """
+    findings = findings_of(judge, sides, unlike)
+    sentences = [
+        _time_sentence(judge, names, sides, findings),
+        _final_sentence(judge, names, sides, findings),
+        _round_sentence(sides, names[1]) if findings.speed else "",
+        findings.doubt,
+    ]
+    winners = {names[side] for side in (findings.better, findings.faster) if side is not None}
+    winner = winners.pop() if len(winners) == 1 else None
+    return Verdict(" ".join(filter(None, sentences)), winner, findings.speed)
+
+
+def _time_sentence(
+    judge: Judge, names: tuple[str, str], sides: tuple[Side, Side], findings: Findings
+) -> str:
+    base, name = names
+    speed = findings.speed
+    target = f"{words(judge.metric)} {figure(judge.metric, judge.target)}"
+    costs = [cost_text(judge.clock, mean(side, "to_target"), side[0].unit) for side in sides]
+    count = sum(run.to_target is not None for run in sides[1])
+    some = f" in {count} of {len(sides[1])} runs" if 0 < count < len(sides[1]) else ""
+    if speed is None:
+        if count == 0 and costs[0] == NEVER:
+            return f"Neither {name} nor {base} reaches {target}."
+        if count == 0:
+            return f"{name} never reaches {target}, but {base} does after {costs[0]}."
+        other = f"but {base} never does" if costs[0] == NEVER else f"and {base} after {costs[0]}"
+        return f"{name} reaches {target} after {costs[1]}{some}, {other}."
+    ratio = times(max(speed.factor, 1 / speed.factor))
+    details = f"{costs[1]} instead of {costs[0]}"
+    if findings.faster is not None:
+        comparison = f"{ratio} {'faster' if findings.faster else 'slower'} than"
+    else:
+        comparison = "about as fast as"
+        details += ", within one evaluation" if costs[0] != costs[1] else ""
+    if speed.pairs > 1:
+        is_above = speed.factor > 1
+        low = speed.low if is_above else 1 / speed.high
+        high = speed.high if is_above else 1 / speed.low
+        details = f"{times(low)} to {times(high)} over {speed.pairs} pairs, {details}"
+    return f"{name} reaches {target} {comparison} {base}{some} ({details})."
+
+
+def _final_sentence(
+    judge: Judge, names: tuple[str, str], sides: tuple[Side, Side], findings: Findings
+) -> str:
+    metric = words(judge.metric)
+    finals = [figure(judge.metric, mean(side, "end")) for side in sides]
+    if findings.better is not None:
+        word = "lower" if judge.falls else "higher"
+        value = finals[findings.better]
+        other = finals[1 - findings.better]
+        return f"{names[findings.better]} has the {word} final {metric} ({value} against {other})."
+    is_noise = findings.has_finals and finals[0] != finals[1]
+    within = ", within the noise of one seed" if is_noise else ""
+    return f"Final {metric}: {finals[1]} against {finals[0]}{within}."
+
+
+def _round_sentence(sides: tuple[Side, Side], name: str) -> str:
+    """Say how long rounds take and how many are needed, which explains the speed-up."""
+    base_unit = sides[0][0].unit
+    unit = sides[1][0].unit
+    base_s = mean(sides[0], "round_s")
+    other_s = mean(sides[1], "round_s")
+    if not min(base_s, other_s) > 0:
+        return ""
+    if unit != base_unit:
+        # A server update is less work than a round, so their numbers cannot be compared.
+        return f"A {unit} takes {duration(other_s)} and a {base_unit} {duration(base_s)}."
+    before = mean(sides[0], "reached")
+    after = mean(sides[1], "reached")
+    return (
+        f"A {unit} takes {duration(other_s)} instead of {duration(base_s)}, and {name} needs "
+        f"{after:.0f} {unit}s instead of {before:.0f}."
+    )
+
+
+def times(factor: float) -> str:
+    """Write a ratio."""
+    return f"{factor:.1f}x"
+
+
+def cost_text(clock: str, cost: float | None, unit: str = "round") -> str:
+    """Write a cost by a clock; None or NaN if the target was never reached."""
+    if cost is None or np.isnan(cost):
+        return NEVER
+    return f"{cost:.0f} {unit}s" if clock == "round" else duration(cost)
