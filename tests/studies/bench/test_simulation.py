@@ -15,6 +15,7 @@ def lines(seed, base, ours):
     found = []
     for name, accuracy, second_s in (("FedAvg", base, 1.0), ("FedSlice", ours, 0.8)):
         case = {"experiment": "SGD, IID, 2 workers", "name": name} | cases.SETTINGS
+        case |= {"optimizer": "SGD", "rate": 0.3}
         seconds = [second_s * number for number in range(len(accuracy))]
         found.append({
             "case": case,
