@@ -96,6 +96,6 @@ def test_unknown_key_or_authority_is_refused(small_fleet, tmp_path, option, file
     if option == "--root-certificates":
         command += ["--max-retries", "0"]
     log, environment = tmp_path / "supernode.log", processes.environment(tmp_path / "home")
-    pid = processes.start(command, small_fleet.folder, log, environment)  # ends with the fleet
-    wait_until(lambda: not small_fleet.is_alive(pid), timeout_s=60, step_s=0.1)
+    process = processes.start(command, small_fleet.folder, log, environment)
+    process.wait(timeout=60)
     assert error in log.read_text()
