@@ -20,8 +20,8 @@ SERVER_CERTIFICATE = "superlink.crt"
 SERVER_KEY = "superlink.key"
 CA_DAYS = 3650
 SERVER_DAYS = 397
-CLOCK_SKEW = timedelta(days=1)
-"""Certificates are valid from a day ago, for devices whose clock is behind."""
+CLOCK_SKEW = timedelta(days=1)  # certificates are valid from a day ago, for clocks that are behind
+HASH = hashes.SHA384()
 
 Key = ec.EllipticCurvePrivateKey
 
@@ -30,9 +30,8 @@ def make_authority(folder: Path) -> None:
     """Make a certificate authority: ``ca.crt`` for every device, ``ca.key`` to be kept."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     key = _new_key()
-    name = _name("flwr-hetero fleet authority")
-    builder = _certificate(key, name, CA_DAYS, is_authority=True).issuer_name(name)
-    certificate = _signed(builder, key)
+    builder = _certificate(key, "flwr-hetero fleet authority", CA_DAYS)
+    certificate = builder.sign(key, HASH).public_bytes(pem.Encoding.PEM)
     _write_pair(folder / CA_KEY, _private_bytes(key), folder / CA_CERTIFICATE, certificate)
 
 
@@ -43,15 +42,14 @@ def make_server_certificate(folder: Path, hosts: Sequence[str], days: int = SERV
     authority_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
     key = _new_key()
     builder = (
-        _certificate(key, _name(hosts[0][:64]), days, is_authority=False)
-        .issuer_name(authority.subject)
+        _certificate(key, hosts[0][:64], days, authority.subject)
         .add_extension(x509.SubjectAlternativeName([_host(name) for name in hosts]), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(authority_id, critical=False)
     )
     for name in (SERVER_KEY, SERVER_CERTIFICATE):
         (folder / name).unlink(missing_ok=True)
-    certificate = _signed(builder, authority_key)
+    certificate = builder.sign(authority_key, HASH).public_bytes(pem.Encoding.PEM)
     _write_pair(folder / SERVER_KEY, _private_bytes(key), folder / SERVER_CERTIFICATE, certificate)
 
 
@@ -68,9 +66,11 @@ def make_node_key(folder: Path, node: str) -> None:
 
 
 def _certificate(
-    key: Key, name: x509.Name, days: int, *, is_authority: bool
+    key: Key, name: str, days: int, authority: x509.Name | None = None
 ) -> x509.CertificateBuilder:
-    """Begin a certificate; the issuer's name and signature are still missing."""
+    """Describe a certificate: one that an authority issues, or else that of an authority."""
+    is_authority = authority is None
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     start = datetime.now(UTC) - CLOCK_SKEW
     usage = x509.KeyUsage(
         digital_signature=not is_authority,
@@ -87,7 +87,8 @@ def _certificate(
     key_id = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     return (
         x509.CertificateBuilder()
-        .subject_name(name)
+        .subject_name(subject)
+        .issuer_name(authority or subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(start)
@@ -96,10 +97,6 @@ def _certificate(
         .add_extension(usage, critical=True)
         .add_extension(key_id, critical=False)
     )
-
-
-def _signed(builder: x509.CertificateBuilder, key: Key) -> bytes:
-    return builder.sign(key, hashes.SHA384()).public_bytes(pem.Encoding.PEM)
 
 
 def _load_authority(folder: Path) -> tuple[Key, x509.Certificate]:
@@ -121,10 +118,6 @@ def _new_key() -> Key:
 
 def _private_bytes(key: Key, form: pem.PrivateFormat = pem.PrivateFormat.PKCS8) -> bytes:
     return key.private_bytes(pem.Encoding.PEM, form, pem.NoEncryption())
-
-
-def _name(common_name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
 
 
 def _host(name: str) -> x509.GeneralName:

@@ -20,10 +20,8 @@ from flwr_hetero.fleet.faults import Fault, corrupt
 from flwr_hetero.records import arrays_in, own_records
 
 FIRST_NODE_ID = 1_000
-POLL_S = 0.1
-"""Virtual seconds that an unsuccessful poll takes."""
-Answer = tuple[float, Message | None]
-"""The virtual time at which a reply arrives, and the reply; None if there is none."""
+POLL_S = 0.1  # virtual seconds that an unsuccessful poll takes
+Answer = tuple[float, Message | None]  # when a reply arrives, and the reply if there is one
 
 
 @dataclass
@@ -156,8 +154,7 @@ class LocalGrid(Grid):
         self._run_config = dict(run_config or {})
         self._node_config = {keys.EMULATED: True, "num-partitions": len(profiles)}
         self._nodes: dict[int, LocalNode] = {}
-        # A dict instead of a set, to keep the order in which nodes have joined.
-        self._online: dict[int, None] = {}
+        self._online: dict[int, None] = {}  # only keys, in the order in which they joined
         for profile in profiles:
             self.join(profile)
 

@@ -23,15 +23,11 @@ from flwr_hetero.fleet.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE, S
 
 FILE = "fleet.json"
 HOST = "127.0.0.1"
-PORTS = range(20_000, 32_000)
-"""Below the ports that Linux gives to outgoing connections, which could take one before its use."""
+PORTS = range(20_000, 32_000)  # below those that Linux gives to outgoing connections
 BIN = Path(sys.executable).parent
-CONNECTION = "fleet"
-"""Name of the SuperLink connection in the Flower configuration of the fleet."""
-TAG = "FLWR_HETERO_FLEET"
-"""Environment variable of all processes of a fleet, which children inherit: its folder."""
-GRACE_S = 6.0
-"""Seconds between SIGTERM and SIGKILL; Flower gives a ServerApp 5."""
+CONNECTION = "fleet"  # name of the SuperLink in the Flower configuration of a fleet
+TAG = "FLWR_HETERO_FLEET"  # environment variable of all processes of a fleet: its folder
+GRACE_S = 6.0  # seconds between SIGTERM and SIGKILL; Flower gives a ServerApp 5
 
 
 @dataclass(frozen=True)

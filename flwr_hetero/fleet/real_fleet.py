@@ -15,15 +15,12 @@ from shlex import quote
 from flwr_hetero.client.device import DeviceProfile
 from flwr_hetero.errors import check_number, invalid
 from flwr_hetero.fleet import processes
-from flwr_hetero.fleet.linux import check_linux
+from flwr_hetero.fleet.linux import why_not_here
 from flwr_hetero.fleet.processes import FILE, FleetFile, SuperNodeSpec, no_proxy
 
-START_S = 120.0
-"""Seconds that a process may take to come up."""
-END_S = 30.0
-"""Seconds that a process may take to end."""
-LIST_S = 60.0
-"""Seconds that the SuperLink may take to list the SuperNodes."""
+START_S = 120.0  # limit for a process to start
+END_S = 30.0  # limit for a process to end
+LIST_S = 60.0  # limit for the SuperLink to list the SuperNodes
 NODES = "nodes.json"
 """File in the fleet's FLWR_HOME: names by node id, which the SuperLink does not list."""
 FILES = ("keys", "home", "homes", "logs", FILE, "state.db", "state.db-wal", "state.db-shm")
@@ -77,7 +74,10 @@ class RealFleet:
         empty. RuntimeError on other systems than Linux, or, with the end of the log, if a process
         does not start.
         """
-        check_linux("a real fleet")
+        reason = why_not_here()
+        if reason:
+            hint = "LocalGrid emulates a fleet anywhere."
+            raise RuntimeError(f"a real fleet cannot run here: {reason}. {hint}")
         check_number("cpu", cpu, "(0, 1]")
         if self.folder.exists() and any(self.folder.iterdir()):
             hint = "end the fleet in it with `down`, or choose another"
@@ -101,7 +101,7 @@ class RealFleet:
                 self.start_node(node.name)
             self.wait_online([node.name for node in nodes])
         except BaseException:
-            self._end_all()
+            self.down(keep=True)
             raise
 
     def _register(self, nodes: Sequence[SuperNodeSpec]) -> None:
@@ -143,9 +143,9 @@ class RealFleet:
         self._started.append(process)
         return process.pid
 
-    def wait_online(self, names: Collection[str], timeout_s: float = START_S) -> None:
+    def wait_online(self, names: Collection[str]) -> None:
         """Wait until SuperNodes are online; RuntimeError if one ends or is late."""
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + START_S
         while missing := sorted(set(names) - self.online()):
             if not self.is_alive(self.file.superlink_pid):
                 raise self._failure("superlink")
@@ -203,20 +203,16 @@ class RealFleet:
         self._collect_ended()
 
     def down(self, *, keep: bool = False) -> int:
-        """End all processes of the fleet; return how many. Unless ``keep``, remove its files."""
+        """End all processes of the fleet; return how many. Remove its files unless ``keep``."""
         if not (self.folder / FILE).is_file():
             raise invalid("dir", str(self.folder), "hold a fleet")
-        num_ended = self._end_all()
+        num_ended = processes.end(self.folder)
+        self._collect_ended()
         if not keep:
             for path in (self.folder / name for name in FILES):
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
             if not any(self.folder.iterdir()):
                 self.folder.rmdir()
-        return num_ended
-
-    def _end_all(self) -> int:
-        num_ended = processes.end(self.folder)
-        self._collect_ended()
         return num_ended
 
     def _collect_ended(self) -> None:

@@ -90,7 +90,8 @@ def start(tmp_path):
 def test_end_finds_children_in_other_sessions(start, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
-    pid, stranger = start(WITH_CHILD), start(SLEEP, other)
+    pid = start(WITH_CHILD)
+    stranger = start(SLEEP, other)
     wait_until(lambda: len(processes.find(tmp_path)) >= 2, step_s=0.01)
     assert pid in processes.find(tmp_path)
     processes.signal_one(stranger, tmp_path, signal.SIGKILL)
@@ -101,7 +102,8 @@ def test_end_finds_children_in_other_sessions(start, tmp_path):
 
 
 def test_end_reaches_deaf_and_stopped_processes(start, tmp_path):
-    os.kill(stopped := start(SLEEP), signal.SIGSTOP)
+    stopped = start(SLEEP)
+    os.kill(stopped, signal.SIGSTOP)
     processes.signal_one(stopped, tmp_path, signal.SIGTERM)
     wait_until(lambda: not processes.has_tag(stopped, tmp_path), step_s=0.01)
     start(DEAF)
@@ -112,8 +114,8 @@ def test_end_reaches_deaf_and_stopped_processes(start, tmp_path):
 def test_ended_process_has_no_tag(start, tmp_path):
     pid = start("print('up', flush=True)")
     wait_until(lambda: not processes.has_tag(pid, tmp_path), step_s=0.01)
-    for none in (pid, 0, -1):  # a zombie, never started
-        processes.signal_one(none, tmp_path, signal.SIGKILL)
+    for no_process in (pid, 0, -1):
+        processes.signal_one(no_process, tmp_path, signal.SIGKILL)
 
 
 SUPERNODE = """
