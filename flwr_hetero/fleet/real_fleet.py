@@ -217,7 +217,11 @@ class RealFleet:
 
     def _collect_ended(self) -> None:
         """Read the exit status of ended processes, so that none of them stays a zombie."""
-        self._started = [process for process in self._started if process.poll() is None]
+        for process in self._started:
+            # A process loses its tag a moment before its status can be read.
+            if not self.is_alive(process.pid):
+                process.wait(END_S)
+        self._started = [process for process in self._started if process.returncode is None]
 
 
 def specs_of(
