@@ -14,39 +14,43 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from flwr_hetero.errors import check_count, check_number, invalid
 
-CA_CERTIFICATE, CA_KEY = "ca.crt", "ca.key"
-SERVER_CERTIFICATE, SERVER_KEY = "superlink.crt", "superlink.key"
-CA_DAYS, SERVER_DAYS = 3650, 397
-# certificates are valid from a day ago, for devices whose clock is behind
-CLOCK_SKEW = timedelta(days=1)
+CA_CERTIFICATE = "ca.crt"
+CA_KEY = "ca.key"
+SERVER_CERTIFICATE = "superlink.crt"
+SERVER_KEY = "superlink.key"
+CA_DAYS = 3650
+SERVER_DAYS = 397
+CLOCK_SKEW = timedelta(days=1)  # certificates are valid from a day ago, for clocks that are behind
+HASH = hashes.SHA384()
 
 Key = ec.EllipticCurvePrivateKey
-Form = pem.PrivateFormat
 
 
 def make_authority(folder: Path) -> None:
     """Make a certificate authority: ``ca.crt`` for every device, ``ca.key`` to be kept."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    key, name = _new_key(), _name("flwr-hetero fleet authority")
-    certificate = _certificate(key, name, CA_DAYS, (key, name))
-    _write_pair(folder / CA_KEY, key, folder / CA_CERTIFICATE, certificate)
+    key = _new_key()
+    builder = _certificate(key, "flwr-hetero fleet authority", CA_DAYS)
+    certificate = builder.sign(key, HASH).public_bytes(pem.Encoding.PEM)
+    _write_pair(folder / CA_KEY, _private_bytes(key), folder / CA_CERTIFICATE, certificate)
 
 
 def make_server_certificate(folder: Path, hosts: Sequence[str], days: int = SERVER_DAYS) -> None:
     """Make the SuperLink's key and certificate, signed by the authority in the same folder."""
     check_number("days", check_count("days", days, 1), f"[1, {CA_DAYS}]")
-    issuer_key, issuer = _load_authority(folder)
-    extensions = (
-        x509.SubjectAlternativeName([_host(name) for name in hosts]),
-        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
-        x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()),
+    authority_key, authority = _load_authority(folder)
+    authority_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
+    key = _new_key()
+    builder = (
+        _certificate(key, hosts[0][:64], days, authority.subject)
+        .add_extension(x509.SubjectAlternativeName([_host(name) for name in hosts]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(authority_id, critical=False)
     )
-    key, name = _new_key(), _name(hosts[0][:64])
-    certificate = _certificate(key, name, days, (issuer_key, issuer.subject), *extensions)
-    files = folder / SERVER_KEY, folder / SERVER_CERTIFICATE
-    for path in files:
-        path.unlink(missing_ok=True)
-    _write_pair(files[0], key, files[1], certificate)
+    for name in (SERVER_KEY, SERVER_CERTIFICATE):
+        (folder / name).unlink(missing_ok=True)
+    certificate = builder.sign(authority_key, HASH).public_bytes(pem.Encoding.PEM)
+    _write_pair(folder / SERVER_KEY, _private_bytes(key), folder / SERVER_CERTIFICATE, certificate)
 
 
 def make_node_key(folder: Path, node: str) -> None:
@@ -57,32 +61,42 @@ def make_node_key(folder: Path, node: str) -> None:
     key = _new_key()
     public = key.public_key().public_bytes(pem.Encoding.OpenSSH, pem.PublicFormat.OpenSSH)
     public += f" {node}\n".encode()
-    _write_pair(folder / node, key, folder / f"{node}.pub", public, Form.OpenSSH)
+    private = _private_bytes(key, pem.PrivateFormat.OpenSSH)
+    _write_pair(folder / node, private, folder / f"{node}.pub", public)
 
 
 def _certificate(
-    key: Key, name: x509.Name, days: int, issuer: tuple[Key, x509.Name], *more: x509.ExtensionType
-) -> bytes:
-    """Make a certificate; that of an authority if it is its own issuer."""
-    issuer_key, issuer_name = issuer
-    is_authority, start = issuer_key is key, datetime.now(UTC) - CLOCK_SKEW
-    # in this order: signatures, then what no key here is for, certificates, revocations
-    usage = x509.KeyUsage(not is_authority, *[False] * 4, *[is_authority] * 2, *[False] * 2)
-    builder = (
+    key: Key, name: str, days: int, authority: x509.Name | None = None
+) -> x509.CertificateBuilder:
+    """Describe a certificate: one that an authority issues, or else that of an authority."""
+    is_authority = authority is None
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    start = datetime.now(UTC) - CLOCK_SKEW
+    usage = x509.KeyUsage(
+        digital_signature=not is_authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=is_authority,
+        crl_sign=is_authority,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    constraints = x509.BasicConstraints(ca=is_authority, path_length=0 if is_authority else None)
+    key_id = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    return (
         x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(issuer_name)
+        .subject_name(subject)
+        .issuer_name(authority or subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(start)
         .not_valid_after(start + CLOCK_SKEW + timedelta(days=days))
-        .add_extension(x509.BasicConstraints(is_authority, 0 if is_authority else None), True)
-        .add_extension(usage, True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False)
+        .add_extension(constraints, critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(key_id, critical=False)
     )
-    for extension in more:
-        builder = builder.add_extension(extension, critical=False)
-    return builder.sign(issuer_key, hashes.SHA384()).public_bytes(pem.Encoding.PEM)
 
 
 def _load_authority(folder: Path) -> tuple[Key, x509.Certificate]:
@@ -98,13 +112,12 @@ def _load_authority(folder: Path) -> tuple[Key, x509.Certificate]:
 
 
 def _new_key() -> Key:
-    # By TLS a device authenticates its SuperLink; by its own key the SuperLink authenticates it.
-    # Flower requires elliptic node keys.
+    # Flower accepts only elliptic curves for the keys of SuperNodes.
     return ec.generate_private_key(ec.SECP384R1())
 
 
-def _name(common_name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+def _private_bytes(key: Key, form: pem.PrivateFormat = pem.PrivateFormat.PKCS8) -> bytes:
+    return key.private_bytes(pem.Encoding.PEM, form, pem.NoEncryption())
 
 
 def _host(name: str) -> x509.GeneralName:
@@ -114,16 +127,13 @@ def _host(name: str) -> x509.GeneralName:
         return x509.DNSName(name)
 
 
-def _write_pair(
-    secret: Path, key: Key, other: Path, public: bytes, form: Form = Form.PKCS8
-) -> None:
-    """Write two files that are not there yet; the first, a key, is a secret."""
-    private = key.private_bytes(pem.Encoding.PEM, form, pem.NoEncryption())
-    for path in (secret, other):
+def _write_pair(private_path: Path, private: bytes, public_path: Path, public: bytes) -> None:
+    """Write a private key and its public part, neither of which may exist yet."""
+    for path in (private_path, public_path):
         if path.exists():
             hint = "keep it, or remove it and everything made from it"
             raise invalid("file", str(path), "not be there yet", hint)
-    # made with its mode: at no moment can others read the first
-    for path, content, mode in ((secret, private, 0o600), (other, public, 0o644)):
+    # Each file is created with its mode, so that others can never read the private key.
+    for path, content, mode in ((private_path, private, 0o600), (public_path, public, 0o644)):
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(content)

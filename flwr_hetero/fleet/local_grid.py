@@ -20,15 +20,13 @@ from flwr_hetero.fleet.faults import Fault, corrupt
 from flwr_hetero.records import arrays_in, own_records
 
 FIRST_NODE_ID = 1_000
-# virtual seconds that an unsuccessful poll takes
-POLL_S = 0.1
-# When a reply arrives, and the reply; None if there is none.
-Answer = tuple[float, Message | None]
+POLL_S = 0.1  # virtual seconds that an unsuccessful poll takes
+Answer = tuple[float, Message | None]  # when a reply arrives, and the reply if there is one
 
 
 @dataclass
 class LocalNode:
-    """An emulated device with the state of its ClientApp; it does one job at a time."""
+    """An emulated device and the state of its ClientApp. It does one job at a time."""
 
     profile: DeviceProfile
     context: Context
@@ -36,51 +34,53 @@ class LocalNode:
     free_at_s: float = 0.0
 
     def answer(
-        self, message: Message, client_app: ClientApp, faults: list[Fault], now_s: float
+        self, message: Message, client_app: ClientApp, faults: Sequence[Fault], now_s: float
     ) -> Answer:
         """Run the ClientApp on an instruction; return when the reply arrives, and the reply."""
         partition = int(self.context.node_config[keys.PARTITION_ID])
-        rng = device_rng(self.seed, partition, message)
-        server_round, kind = in_config(message, keys.SERVER_ROUND), message.metadata.message_type
-        faults = [fault for fault in faults if fault.hits(partition, server_round, kind)]
+        server_round = in_config(message, keys.SERVER_ROUND)
+        message_type = message.metadata.message_type
+        faults = [fault for fault in faults if fault.hits(partition, server_round, message_type)]
         if any(fault.kind == "dies" for fault in faults):
             return inf, None
-        if away := reply_if_away(message, self.profile, rng):
+        rng = device_rng(self.seed, partition, message)
+        away = reply_if_away(message, self.profile, rng)
+        if away is not None:
             return now_s, away
-        # what a node draws depends on the message alone, not on who worked before it
-        own_seed = int(rng.bit_generator.seed_seq.generate_state(1)[0])
-        with Stream(own_seed).used():
-            if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_initialized():
-                torch.cuda.manual_seed_all(own_seed)
+        # The seed comes from the message alone, so that other nodes' draws do not change it.
+        app_seed = int(rng.bit_generator.seed_seq.generate_state(1)[0])
+        with Stream(app_seed).used():
+            torch: Any = sys.modules.get("torch")
+            if torch is not None and torch.cuda.is_initialized():
+                torch.cuda.manual_seed_all(app_seed)
             reply = self._run(message, client_app, faults)
         stamp(message, reply, self.context, self.profile, rng)
-        # as of a real node, only the round trip holds what the message itself costs
+        # As with a real node, the message's own cost is in the round trip, not in the reply.
         latency_s = message_time_s(self.profile)
         latency_s += sum(fault.delay_s for fault in faults if fault.kind == "late")
         if reply.has_content():
             times: Any = reply.content[keys.TIMING]
             latency_s += times[keys.TRAIN_TIME] + times[keys.TRANSFER_TIME]
-        # as a SuperNode, which takes a message when it is through with the one before
         self.free_at_s = max(self.free_at_s, now_s) + latency_s
         return self.free_at_s, reply
 
-    def _run(self, message: Message, client_app: ClientApp, faults: list[Fault]) -> Message:
+    def _run(self, message: Message, client_app: ClientApp, faults: Sequence[Fault]) -> Message:
         def fail(reason: str) -> Message:
             return Message(Error(_flwr.CLIENT_APP_RAISED, reason), reply_to=message)
 
         if any(fault.kind == "errs" for fault in faults):
             return fail("injected error")
-        copy = own_records(message.content)
-        # a ClientApp cannot change what other nodes see; arrays are immutable bytes, and shared
-        for name, arrays in arrays_in(copy).items():
-            copy[name] = ArrayRecord(dict(arrays))
-        private = Message(copy, metadata=message.metadata)  # type: ignore[call-overload]
+        content = own_records(message.content)
+        # Copy the records, so that a ClientApp cannot change what other nodes see. The arrays in
+        # them are immutable bytes and can be shared.
+        for name, arrays in arrays_in(content).items():
+            content[name] = ArrayRecord(dict(arrays))
+        copy = Message(content, metadata=message.metadata)  # type: ignore[call-overload]
         try:
-            reply: Any = client_app(private, self.context)
-        # any error of a ClientApp becomes its reply, as in Flower
+            reply: Any = client_app(copy, self.context)
+        # Flower, too, turns any error of a ClientApp into its reply.
         except Exception as error:
             return fail(f"{type(error).__name__}: {error}")
-        # an app without a return, for instance
         if not isinstance(reply, Message):
             return fail(f"the ClientApp returned {type(reply).__name__}, not a Message")
         for fault in faults:
@@ -90,19 +90,19 @@ class LocalNode:
 
 
 class PendingReply(NamedTuple):
-    """A reply that nobody has collected: when it arrives, and when its message ends."""
+    """A reply that has not been collected, and the virtual time when its message expires."""
 
     arrival_s: float
     reply: Message
-    until_s: float
+    expiry_s: float
 
 
 class LocalGrid(Grid):
     """An emulated fleet: one node per device profile, driven by a virtual clock.
 
     Each instruction runs the ClientApp at once; its reply *arrives* after the latency that the
-    node's profile gives it. Waiting advances ``virtual_time_s``, in seconds, and nothing else. A
-    node does one job at a time, as a SuperNode does. Global generators are seeded for each message.
+    node's profile gives it. Only waiting advances ``virtual_time_s``, in seconds. A node does one
+    job at a time, as a SuperNode does. Global generators are seeded for each message.
 
     Parameters
     ----------
@@ -113,9 +113,9 @@ class LocalGrid(Grid):
     seed : int
         Seed of jitter and availability.
     run_config : dict, optional
-        What the ClientApp sees as ``context.run_config``.
+        The ``context.run_config`` of the ClientApp.
     faults : sequence of Fault
-        What goes wrong.
+        Faults to inject into the nodes' replies.
 
     Examples
     --------
@@ -142,17 +142,19 @@ class LocalGrid(Grid):
     ) -> None:
         if not profiles:
             raise invalid("profiles", profiles, "hold at least one device")
-        self.client_app, self.faults = client_app, list(faults)
+        self.client_app = client_app
+        self.faults = list(faults)
         self.seed = check_count("seed", seed)
         self.virtual_time_s = 0.0
-        # when the replies collected last arrived, by the id of the instruction
+        # Arrival times of the replies that were collected last, by the id of the instruction.
         self.arrived_s: dict[str, float] = {}
-        # messages sent, and replies by the id of the instruction
-        self.num_sent, self.pending = 0, dict[str, PendingReply]()
+        self.num_sent = 0
+        self.pending: dict[str, PendingReply] = {}
         self._run = _flwr.new_run(_flwr.be_server_task(run_id=1, task_id=1, node_id=1))
         self._run_config = dict(run_config or {})
         self._node_config = {keys.EMULATED: True, "num-partitions": len(profiles)}
-        self._nodes, self._online = dict[int, LocalNode](), dict[int, None]()
+        self._nodes: dict[int, LocalNode] = {}
+        self._online: dict[int, None] = {}  # only keys, in the order in which they joined
         for profile in profiles:
             self.join(profile)
 
@@ -167,11 +169,11 @@ class LocalGrid(Grid):
         return node_id
 
     def leave(self, node_id: int) -> None:
-        """Take a node offline; its state stays, messages to it are answered with an error."""
+        """Take a node offline: messages to it get an error reply. Its state is kept."""
         self._online.pop(node_id, None)
 
     def come_back(self, node_id: int) -> None:
-        """Bring a node online that was there before."""
+        """Bring a node online again after :meth:`leave`."""
         self._online[node_id] = None
 
     def set_profile(self, node_id: int, profile: DeviceProfile) -> None:
@@ -199,51 +201,58 @@ class LocalGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """Make a message; ``Message(...)`` does the same."""
+        """Make a message, as ``Message(...)`` does."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the ids of the nodes online, as a set-like view in order of joining."""
+        """Return the ids of the nodes that are online, in the order in which they joined."""
         return self._online.keys()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send instructions to the nodes; return the message ids of those that there are."""
+        """Send instructions; return the ids of the messages to nodes that exist."""
         now_s = self.virtual_time_s
-        self.pending = {i: each for i, each in self.pending.items() if each.until_s >= now_s}
+        self.pending = {i: entry for i, entry in self.pending.items() if entry.expiry_s >= now_s}
         distinct = list({id(message): message for message in messages}.values())
-        for metadata in (message.metadata for message in distinct):
+        for message in distinct:
+            metadata = message.metadata
             if metadata.reply_to_message_id or metadata.delivered_at or metadata.ttl <= 0:
                 raise ValueError(f"Invalid message, a reply or sent before: {metadata}")
-        known = [m for m in distinct if m.metadata.dst_node_id in self._nodes]
-        return [self._keep(message, self._answer(message)) for message in known]
+        return [
+            self._keep(message, self._answer(message))
+            for message in distinct
+            if message.metadata.dst_node_id in self._nodes
+        ]
 
     def _answer(self, message: Message) -> Answer:
-        """Let a node answer; return when its reply arrives, and the reply."""
+        """Run a node on an instruction; return when its reply arrives, and the reply."""
         self.num_sent += 1
         _flwr.set_message_id(message, f"{self.num_sent:08d}")
-        now_s, node_id = self.virtual_time_s, message.metadata.dst_node_id
+        node_id = message.metadata.dst_node_id
+        now_s = self.virtual_time_s
         if node_id not in self._online:
             offline = Error(_flwr.NODE_UNAVAILABLE, "the node is offline")
             return now_s, Message(offline, reply_to=message)
         return self._nodes[node_id].answer(message, self.client_app, self.faults, now_s)
 
     def _keep(self, message: Message, answer: Answer) -> str:
-        """Keep a reply until it arrives; return the message's id."""
-        (arrival_s, reply), message_id = answer, message.metadata.message_id
+        """Keep a reply until it is collected; return the message's id."""
+        arrival_s, reply = answer
+        message_id = message.metadata.message_id
         message.metadata.delivered_at = datetime.now(UTC).isoformat()
-        until_s = self.virtual_time_s + message.metadata.ttl
-        # as by Flower: what is not answered within its time to live is answered with an error
-        if reply is None or arrival_s > until_s:
-            arrival_s, reply = until_s, _flwr.unavailable(message_id)
+        expiry_s = self.virtual_time_s + message.metadata.ttl
+        # Flower, too, answers a message that has expired with an error.
+        if reply is None or arrival_s > expiry_s:
+            arrival_s = expiry_s
+            reply = _flwr.unavailable(message_id)
         else:
             _flwr.set_message_id(reply, f"{message_id}-reply")
-        self.pending[message_id] = PendingReply(arrival_s, reply, until_s)
+        self.pending[message_id] = PendingReply(arrival_s, reply, expiry_s)
         return message_id
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Collect the replies that have arrived; an unsuccessful poll takes ``POLL_S``."""
         ids = set(message_ids)
-        arrived = [*self._unknown(ids), *self._collect(ids, self.virtual_time_s)]
+        arrived = self._collect_all(ids)
         if ids and not arrived:
             self.virtual_time_s += POLL_S
         return arrived
@@ -257,36 +266,38 @@ class LocalGrid(Grid):
     def wait_for(
         self, message_ids: Iterable[str], timeout: float | None = None, enough: int | None = None
     ) -> list[Message]:
-        """Wait for replies, ``timeout`` virtual seconds at most; return them as they arrive.
+        """Wait for replies for at most ``timeout`` virtual seconds; return them as they arrive.
 
-        Without a time-out nodes that never answer are waited for until their messages end. Replies
-        that come later can still be pulled. No more than ``enough`` good ones are waited for.
+        The wait ends early when ``enough`` replies without an error have arrived. Without a
+        time-out, it lasts until the messages to nodes that never answer expire. Replies that arrive
+        later can still be pulled.
         """
         ids = set(message_ids)
         awaited = [self.pending[i] for i in ids & self.pending.keys()]
-        # errors are no replies that a round could use
-        good = sorted(each.arrival_s for each in awaited if each.reply.has_content())
-        until_s = max((each.arrival_s for each in awaited), default=self.virtual_time_s)
-        if enough is not None and len(good) >= enough:
-            until_s = good[enough - 1]
+        good_s = sorted(entry.arrival_s for entry in awaited if entry.reply.has_content())
+        until_s = max((entry.arrival_s for entry in awaited), default=self.virtual_time_s)
+        if enough is not None and len(good_s) >= enough:
+            until_s = good_s[enough - 1]
         if timeout is not None:
             until_s = min(until_s, self.virtual_time_s + timeout)
         self.virtual_time_s = max(self.virtual_time_s, until_s)
-        return [*self._unknown(ids), *self._collect(ids, self.virtual_time_s)]
+        return self._collect_all(ids)
 
     def wait_for_next(self, message_ids: Iterable[str], until_s: float = inf) -> list[Message]:
         """Wait for the next reply, or until a virtual time; return what has arrived by then."""
-        mine = set(message_ids) & self.pending.keys()
-        until_s = min([until_s, *(self.pending[i].arrival_s for i in mine)])
+        awaited = set(message_ids) & self.pending.keys()
+        until_s = min([until_s, *(self.pending[i].arrival_s for i in awaited)])
         if until_s < inf:
             self.virtual_time_s = max(self.virtual_time_s, until_s)
-        return self._collect(mine, self.virtual_time_s)
+        return self._collect(awaited)
 
-    def _collect(self, ids: set[str], until_s: float) -> list[Message]:
-        arrived = sorted((self.pending[i].arrival_s, i) for i in ids & self.pending.keys())
-        self.arrived_s = {i: at_s for at_s, i in arrived if at_s <= until_s}
+    def _collect(self, ids: set[str]) -> list[Message]:
+        """Return the replies that have arrived by now, in the order of their arrival."""
+        arrivals = sorted((self.pending[i].arrival_s, i) for i in ids & self.pending.keys())
+        self.arrived_s = {i: at_s for at_s, i in arrivals if at_s <= self.virtual_time_s}
         return [self.pending.pop(i).reply for i in self.arrived_s]
 
-    def _unknown(self, ids: set[str]) -> list[Message]:
-        """Return errors for messages that were collected, have ended or were never sent."""
-        return [_flwr.unavailable(i) for i in sorted(ids - self.pending.keys())]
+    def _collect_all(self, ids: set[str]) -> list[Message]:
+        """Return the same after errors for messages that were collected, expired or never sent."""
+        unknown = [_flwr.unavailable(i) for i in sorted(ids - self.pending.keys())]
+        return unknown + self._collect(ids)

@@ -1,4 +1,4 @@
-"""A real fleet on disk and as processes: its file, its commands, a tag to find and end them."""
+"""Files and processes of a real fleet: its description, commands, and the tag of its processes."""
 
 import json
 import os
@@ -23,22 +23,16 @@ from flwr_hetero.fleet.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE, S
 
 FILE = "fleet.json"
 HOST = "127.0.0.1"
-# below those that Linux gives to outgoing connections, which could take one before it is used
-PORTS = range(20_000, 32_000)
+PORTS = range(20_000, 32_000)  # below those that Linux gives to outgoing connections
 BIN = Path(sys.executable).parent
-# name of the SuperLink connection in the fleet's own Flower configuration
-CONNECTION = "fleet"
-# environment variable, which children inherit: the folder of the fleet of a process
-TAG = "FLWR_HETERO_FLEET"
-# seconds between SIGTERM and SIGKILL; Flower gives a ServerApp 5
-GRACE_S = 6.0
-
-_started: list["subprocess.Popen[bytes]"] = []
+CONNECTION = "fleet"  # name of the SuperLink in the Flower configuration of a fleet
+TAG = "FLWR_HETERO_FLEET"  # environment variable of all processes of a fleet: its folder
+GRACE_S = 6.0  # seconds between SIGTERM and SIGKILL; Flower gives a ServerApp 5
 
 
 @dataclass(frozen=True)
 class SuperNodeSpec:
-    """One SuperNode: its limits, ports and process; one whose link is limited has a relay."""
+    """Limits, ports and process of a SuperNode. Only a limited link has a relay."""
 
     name: str
     cpu: float = 1.0
@@ -51,7 +45,7 @@ class SuperNodeSpec:
 
 @dataclass(frozen=True)
 class FleetFile:
-    """A fleet, as ``up`` left it."""
+    """The description of a fleet, kept in its folder."""
 
     port: int
     database: bool = False
@@ -62,20 +56,20 @@ class FleetFile:
 
     @property
     def address(self) -> str:
-        """Of the SuperLink, as Flower wants it."""
+        """Address of the SuperLink in Flower's form."""
         return f"{HOST}:{self.port}"
 
     @property
     def needs_throttle(self) -> bool:
-        """Whether any node has a limit."""
+        """Whether any node has a limited CPU or link."""
         return any(node.cpu < 1 or node.relay_port for node in self.nodes)
 
     def node(self, name: str) -> SuperNodeSpec:
-        """Find a node."""
+        """Return the node of a name; KeyError if there is none."""
         return {node.name: node for node in self.nodes}[name]
 
     def save(self, folder: Path) -> None:
-        """Replace the file in one step."""
+        """Write the file, in one step."""
         replace(folder / FILE, (json.dumps(asdict(self), indent=2) + "\n").encode())
 
     @classmethod
@@ -88,7 +82,7 @@ class FleetFile:
 
 
 def prepare(folder: Path, fleet: FleetFile) -> None:
-    """Make the folder of a fleet: keys, certificates, and Flower's configuration."""
+    """Fill the folder of a fleet: keys, certificates and Flower's configuration."""
     for name in ("logs", "home", "homes"):
         (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
     keys = folder / "keys"
@@ -106,19 +100,22 @@ def prepare(folder: Path, fleet: FleetFile) -> None:
 def superlink_command(folder: Path, fleet: FleetFile) -> list[str]:
     """Return the command of the SuperLink: TLS, authentication of SuperNodes, no installing."""
     keys = folder / "keys"
-    return [
+    command = [
         *(str(BIN / "flower-superlink"), "--host", HOST, "--port", str(fleet.port)),
         *("--ssl-ca-certfile", str(keys / CA_CERTIFICATE)),
         *("--ssl-certfile", str(keys / SERVER_CERTIFICATE)),
         *("--ssl-keyfile", str(keys / SERVER_KEY)),
         *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
-        *(("--database", str(folder / "state.db")) if fleet.database else ()),
     ]
+    if fleet.database:
+        command += ["--database", str(folder / "state.db")]
+    return command
 
 
 def supernode_command(folder: Path, fleet: FleetFile, node: SuperNodeSpec) -> list[str]:
-    """Return the command of a SuperNode; its partition is its place in the fleet."""
-    keys, partition = folder / "keys", fleet.nodes.index(node)
+    """Return the command of a SuperNode; its partition is its position in the fleet."""
+    keys = folder / "keys"
+    partition = fleet.nodes.index(node)
     return [
         *(sys.executable, "-m", "flwr_hetero.fleet.supernode"),
         *(() if fleet.warm else ("--cold",)),
@@ -131,7 +128,7 @@ def supernode_command(folder: Path, fleet: FleetFile, node: SuperNodeSpec) -> li
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Make an environment that keeps Flower in its home and off the network."""
+    """Return environment variables that keep Flower in its home folder and off the network."""
     home.mkdir(mode=0o700, exist_ok=True)
     return {
         "OMP_NUM_THREADS": "1",
@@ -146,9 +143,9 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def no_proxy() -> str:
-    """Name this machine among the hosts that are reached without a proxy."""
-    own = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
-    return ",".join(filter(None, [own, HOST, "localhost"]))
+    """Return the hosts that are reached without a proxy, with this machine among them."""
+    hosts = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+    return ",".join(filter(None, [hosts, HOST, "localhost"]))
 
 
 def free_ports(count: int) -> list[int]:
@@ -163,8 +160,10 @@ def listens(port: int) -> bool:
         return probe.connect_ex((HOST, port)) == 0
 
 
-def start(command: Sequence[str], folder: Path, log: Path, environment: Mapping[str, str]) -> int:
-    """Start a tagged process that stays when this one ends; return its id."""
+def start(
+    command: Sequence[str], folder: Path, log: Path, environment: Mapping[str, str]
+) -> "subprocess.Popen[bytes]":
+    """Start a process with a fleet's tag. It outlives this one."""
     with log.open("ab") as out:
         process = subprocess.Popen(
             command,
@@ -175,51 +174,45 @@ def start(command: Sequence[str], folder: Path, log: Path, environment: Mapping[
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    _started.append(process)
-    # for some milliseconds it may have no environment yet, and seem to be none of the fleet
+    # A new process has no environment, and thus no tag, for some milliseconds.
     while process.poll() is None and not has_tag(process.pid, folder):
         time.sleep(0.001)
-    return process.pid
+    return process
 
 
 def find(folder: Path) -> list[int]:
-    """Find the processes that carry a fleet's tag."""
+    """Return the ids of the processes with a fleet's tag."""
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     return [pid for pid in pids if has_tag(pid, folder)]
 
 
 def has_tag(pid: int, folder: Path) -> bool:
     """Return whether a process is alive and belongs to a fleet."""
-    with suppress(OSError):
-        return f"{TAG}={folder}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    return False
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return f"{TAG}={folder}".encode() in variables
 
 
 def end(folder: Path, grace_s: float = GRACE_S) -> int:
-    """End all processes that carry a fleet's tag and wait until they are gone; return how many."""
-    asked: set[int] = set()
+    """End all processes of a fleet; return how many there were."""
+    signalled: set[int] = set()
     deadline_s = time.monotonic() + grace_s
-    while pids := find(folder):
-        # what was started meanwhile is asked as well; whoever is deaf or frozen is killed
-        late = time.monotonic() > deadline_s
-        for pid in pids if late else set(pids) - asked:
-            signal_one(pid, folder, signal.SIGKILL if late else signal.SIGTERM)
-        asked.update(pids)
+    # The loop also reaches processes that are started meanwhile.
+    while pids := set(find(folder)):
+        is_late = time.monotonic() > deadline_s
+        for pid in pids if is_late else pids - signalled:
+            signal_one(pid, folder, signal.SIGKILL if is_late else signal.SIGTERM)
+        signalled |= pids
         time.sleep(0.1)
-    collect()
-    return len(asked)
+    return len(signalled)
 
 
 def signal_one(pid: int, folder: Path, signal_number: int) -> None:
     """Send a signal to one process of a fleet, and continue it if it was stopped."""
-    # another process may have the id of one that has ended
+    # The system may have given the id of an ended process to a stranger.
     if has_tag(pid, folder):
         with suppress(ProcessLookupError):
             os.kill(pid, signal_number)
             os.kill(pid, signal.SIGCONT)
-
-
-def collect() -> None:
-    """Collect ended processes that this one started, so that none is a zombie."""
-    for process in _started:
-        process.poll()

@@ -15,15 +15,16 @@ from shlex import quote
 from flwr_hetero.client.device import DeviceProfile
 from flwr_hetero.errors import check_number, invalid
 from flwr_hetero.fleet import processes
-from flwr_hetero.fleet.linux import check_linux
+from flwr_hetero.fleet.linux import why_not_here
 from flwr_hetero.fleet.processes import FILE, FleetFile, SuperNodeSpec, no_proxy
 
-# seconds that a process may take to come up, to end, and to list the nodes online
-START_S, END_S, ANSWER_S = 120.0, 30.0, 60.0
-# in the fleet's FLWR_HOME: the names of registered node ids, which the SuperLink does not list
+START_S = 120.0  # limit for a process to start
+END_S = 30.0  # limit for a process to end
+LIST_S = 60.0  # limit for the SuperLink to list the SuperNodes
 NODES = "nodes.json"
-# the database leaves the last two behind after a hard end
-OWN = ("keys", "home", "homes", "logs", FILE, "state.db", "state.db-wal", "state.db-shm")
+"""File in the fleet's FLWR_HOME: names by node id, which the SuperLink does not list."""
+FILES = ("keys", "home", "homes", "logs", FILE, "state.db", "state.db-wal", "state.db-shm")
+"""All that a fleet has in its folder. SIGKILL leaves the last two beside the database."""
 
 
 class RealFleet:
@@ -32,8 +33,8 @@ class RealFleet:
     Parameters
     ----------
     folder : Path
-        Of the fleet alone: keys, logs, and a ``FLWR_HOME`` for each process, so that neither
-        ``~/.flwr`` nor another fleet is touched.
+        Folder of this fleet alone, with its keys, logs, and a ``FLWR_HOME`` for each process.
+        Neither ``~/.flwr`` nor another fleet is touched.
     settings : mapping of str to str, optional
         Environment variables for all its processes.
 
@@ -47,11 +48,13 @@ class RealFleet:
     """
 
     def __init__(self, folder: str | Path, settings: Mapping[str, str] | None = None) -> None:
-        self.folder, self.settings = Path(folder).resolve(), dict(settings or {})
+        self.folder = Path(folder).resolve()
+        self.settings = dict(settings or {})
+        self._started: list[subprocess.Popen[bytes]] = []
 
     @property
     def file(self) -> FleetFile:
-        """The fleet's file, as last saved."""
+        """The description of the fleet, as last saved."""
         return FleetFile.load(self.folder)
 
     def up(
@@ -62,15 +65,19 @@ class RealFleet:
         database: bool = False,
         warm: bool = True,
     ) -> None:
-        """Make keys, start everything, register the SuperNodes, wait until all are online.
+        """Make keys, start all processes, register the SuperNodes, wait until all are online.
 
-        Each profile is a SuperNode: speeds become shares of one CPU, of which the fastest gets
-        ``cpu`` in (0, 1], link speeds are kept. With ``database`` the SuperLink's state survives a
-        restart. Unless ``warm``, each message starts a new process, as in Flower's own nodes.
-        ValueError for bad arguments or a folder that is not empty; RuntimeError with its log if
-        something does not start, or on another system than Linux.
+        Each profile becomes a SuperNode with the link speeds of the profile and a share of one CPU.
+        The fastest gets ``cpu``, in (0, 1], and the others in proportion. With ``database``, the
+        state of the SuperLink survives a restart. Without ``warm``, each message starts a new
+        process, as in Flower's own nodes. ValueError for bad arguments or a folder that is not
+        empty. RuntimeError on other systems than Linux, or, with the end of the log, if a process
+        does not start.
         """
-        check_linux("a real fleet")
+        reason = why_not_here()
+        if reason:
+            hint = "LocalGrid emulates a fleet anywhere."
+            raise RuntimeError(f"a real fleet cannot run here: {reason}. {hint}")
         check_number("cpu", cpu, "(0, 1]")
         if self.folder.exists() and any(self.folder.iterdir()):
             hint = "end the fleet in it with `down`, or choose another"
@@ -80,7 +87,7 @@ class RealFleet:
         port, *ports = processes.free_ports(1 + 2 * len(profiles))
         nodes = specs_of(profiles, cpu, ports)
         fleet = FleetFile(port, database, warm, nodes=nodes)
-        # first, so that `down` can end all that comes after
+        # Save the file first, so that `down` can end whatever has been started.
         fleet.save(self.folder)
         try:
             processes.prepare(self.folder, fleet)
@@ -94,11 +101,11 @@ class RealFleet:
                 self.start_node(node.name)
             self.wait_online([node.name for node in nodes])
         except BaseException:
-            processes.end(self.folder)
+            self.down(keep=True)
             raise
 
     def _register(self, nodes: Sequence[SuperNodeSpec]) -> None:
-        """Register the public keys of SuperNodes, and keep the ids that the SuperLink gives."""
+        """Register the public keys of SuperNodes, and save the node ids from the SuperLink."""
         ids = {}
         for node in nodes:
             key = str(self.folder / "keys" / f"{node.name}.pub")
@@ -107,12 +114,12 @@ class RealFleet:
             try:
                 ids[str(json.loads(done.stdout)["node-id"])] = node.name
             except (ValueError, KeyError) as error:
-                text = f"{node.name} cannot be registered:\n{done.stdout}{done.stderr}"
-                raise RuntimeError(text) from error
+                reason = f"{node.name} cannot be registered:\n{done.stdout}{done.stderr}"
+                raise RuntimeError(reason) from error
         (self.folder / "home" / NODES).write_text(json.dumps(ids), encoding="utf-8")
 
     def start_superlink(self) -> None:
-        """Start the SuperLink, also again after it was ended, and wait until it listens."""
+        """Start or restart the SuperLink, and wait until it listens."""
         fleet = self.file
         pid = self._start("superlink", processes.superlink_command(self.folder, fleet))
         replace(fleet, superlink_pid=pid).save(self.folder)
@@ -123,26 +130,28 @@ class RealFleet:
             time.sleep(0.1)
 
     def start_node(self, name: str) -> None:
-        """Start a SuperNode, also again after it was ended: its key makes it the same node."""
+        """Start or restart a SuperNode, which its key makes the same node as before."""
         fleet = self.file
         node = fleet.node(name)
         pid = self._start(name, processes.supernode_command(self.folder, fleet, node))
-        nodes = [replace(node, pid=pid) if each == node else each for each in fleet.nodes]
+        nodes = [replace(node, pid=pid) if other == node else other for other in fleet.nodes]
         replace(fleet, nodes=nodes).save(self.folder)
 
     def _start(self, name: str, command: list[str]) -> int:
         environment = processes.environment(self.folder / "homes" / name) | self.settings
-        return processes.start(command, self.folder, self._log(name), environment)
+        process = processes.start(command, self.folder, self._log(name), environment)
+        self._started.append(process)
+        return process.pid
 
-    def wait_online(self, names: Collection[str], timeout_s: float = START_S) -> None:
-        """Wait until the SuperNodes of these names are online; RuntimeError if one is not."""
-        deadline_s = time.monotonic() + timeout_s
+    def wait_online(self, names: Collection[str]) -> None:
+        """Wait until SuperNodes are online; RuntimeError if one ends or is late."""
+        deadline_s = time.monotonic() + START_S
         while missing := sorted(set(names) - self.online()):
             if not self.is_alive(self.file.superlink_pid):
                 raise self._failure("superlink")
-            gone = [name for name in missing if not self.is_alive(self.file.node(name).pid)]
-            if gone or time.monotonic() > deadline_s:
-                raise self._failure((gone or missing)[0])
+            ended = [name for name in missing if not self.is_alive(self.file.node(name).pid)]
+            if ended or time.monotonic() > deadline_s:
+                raise self._failure((ended or missing)[0])
             time.sleep(0.5)
 
     def _log(self, name: str) -> Path:
@@ -159,59 +168,71 @@ class RealFleet:
         return subprocess.run(command, env=home, capture_output=True, text=True, timeout=timeout_s)
 
     def run_line(self) -> str:
-        """Return a shell line that runs TiFL on this fleet, with settings for its size."""
-        # behind a proxy Flower would look for this machine's own address there
-        words = f"FLWR_HOME={quote(str(self.folder / 'home'))} no_proxy={quote(no_proxy())}"
+        """Return a shell command that runs TiFL on this fleet, with settings for its size."""
+        # Behind a proxy, Flower would look for 127.0.0.1 there.
+        variables = f"FLWR_HOME={quote(str(self.folder / 'home'))} no_proxy={quote(no_proxy())}"
         count = len(self.file.nodes)
         num_tiers = min(5, count if count < 6 else count // 2)
-        keys = f"fleet='real' num-tiers={num_tiers} clients-per-round={min(3, count // num_tiers)}"
-        return f'{words} flwr-hetero run apps/tifl {processes.CONNECTION} --run-config "{keys}"'
+        clients = min(3, count // num_tiers)
+        config = f"fleet='real' num-tiers={num_tiers} clients-per-round={clients}"
+        command = f"flwr-hetero run apps/tifl {processes.CONNECTION}"
+        return f'{variables} {command} --run-config "{config}"'
 
     def online(self) -> set[str]:
-        """Ask the SuperLink which SuperNodes are online."""
-        ask = ("supernode", "list", processes.CONNECTION, "--format", "json")
+        """Return the names of the SuperNodes that are online, by the SuperLink."""
+        arguments = ("supernode", "list", processes.CONNECTION, "--format", "json")
         try:
-            ids = json.loads((self.folder / "home" / NODES).read_text(encoding="utf-8"))
-            listed = json.loads(self.flwr(*ask, timeout_s=ANSWER_S).stdout)["nodes"]
-        # before registration, or while the SuperLink starts or is busy
+            names = json.loads((self.folder / "home" / NODES).read_text(encoding="utf-8"))
+            nodes = json.loads(self.flwr(*arguments, timeout_s=LIST_S).stdout)["nodes"]
+        # No node is registered yet, or the SuperLink is starting or busy.
         except (FileNotFoundError, subprocess.TimeoutExpired, ValueError, KeyError):
             return set()
-        here = [node["node-id"] for node in listed if node["status"] == "online"]
-        return {ids[node_id] for node_id in here if node_id in ids}
+        ids = {node["node-id"] for node in nodes if node["status"] == "online"}
+        return {name for node_id, name in names.items() if node_id in ids}
 
     def is_alive(self, pid: int) -> bool:
         """Return whether a process is alive and one of this fleet."""
         return processes.has_tag(pid, self.folder)
 
     def end_process(self, pid: int, signal_number: int | None = None) -> None:
-        """End one process of the fleet, by SIGKILL if no other signal is given, and wait for it."""
+        """End one process of the fleet, by SIGKILL unless given another signal; wait for it."""
         processes.signal_one(pid, self.folder, signal_number or signal.SIGKILL)
         deadline_s = time.monotonic() + END_S
         while self.is_alive(pid) and time.monotonic() < deadline_s:
             time.sleep(0.05)
-        processes.collect()
+        self._collect_ended()
 
     def down(self, *, keep: bool = False) -> int:
-        """End every process of the fleet, and remove its files; return how many have ended."""
+        """End all processes of the fleet; return how many. Remove its files unless ``keep``."""
         if not (self.folder / FILE).is_file():
             raise invalid("dir", str(self.folder), "hold a fleet")
-        ended = processes.end(self.folder)
+        num_ended = processes.end(self.folder)
+        self._collect_ended()
         if not keep:
-            for path in (self.folder / name for name in OWN):
+            for path in (self.folder / name for name in FILES):
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
             if not any(self.folder.iterdir()):
                 self.folder.rmdir()
-        return ended
+        return num_ended
+
+    def _collect_ended(self) -> None:
+        """Read the exit status of ended processes, so that none of them stays a zombie."""
+        for process in self._started:
+            # A process loses its tag a moment before its status can be read.
+            if not self.is_alive(process.pid):
+                process.wait(END_S)
+        self._started = [process for process in self._started if process.returncode is None]
 
 
 def specs_of(
     profiles: Sequence[DeviceProfile], cpu: float, ports: Sequence[int]
 ) -> list[SuperNodeSpec]:
-    """Turn device profiles into limits for SuperNodes on this machine; two ports for each."""
-    fastest, specs = max(profile.compute_factor for profile in profiles), []
+    """Turn device profiles into the limits of SuperNodes on this machine, with two ports each."""
+    fastest = max(profile.compute_factor for profile in profiles)
+    specs = []
     for i, profile in enumerate(profiles):
         share = cpu * (profile.compute_factor / fastest)
-        links = profile.uplink_mbps, profile.downlink_mbps
+        links = (profile.uplink_mbps, profile.downlink_mbps)
         relay_port = 0 if isinf(min(links)) else ports[2 * i + 1]
         specs.append(SuperNodeSpec(f"node-{i}", share, *links, ports[2 * i], relay_port))
     return specs

@@ -1,7 +1,4 @@
-"""Flower's SuperNode, kept warm, and ended when it gives its SuperLink up.
-
-``flwr-hetero supernode OPTIONS``, those of ``flower-supernode``; see :mod:`flwr_hetero.fleet.warm`.
-"""
+"""Flower's SuperNode, kept warm (:mod:`flwr_hetero.fleet.warm`), with the options of Flower's."""
 
 import logging
 import os
@@ -10,100 +7,112 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from select import select
 from typing import Any
 
 from flwr_hetero._flwr import pull_quickly
 from flwr_hetero.fleet import _flwr
 from flwr_hetero.fleet.linux import why_not_here
-from flwr_hetero.fleet.message_times import tell_times
+from flwr_hetero.fleet.message_times import record_times
 from flwr_hetero.fleet.warm import PIPES
 
-IDLE_SHARE, LEAST_S = 0.05, 0.05
-"""Pause before the SuperLink is asked again, of the time without a message; at least, seconds."""
-COLD = "--cold"
-"""Our own option: Flower's way, a new process for each message."""
-FLOWERS_IDLE_S = 3.0
-"""Flower's own pause, and the most of ours."""
-AGAIN_S = 10.0
-"""Seconds after which a launcher that has ended is started again."""
+COLD = "--cold"  # option for a node that starts a process for each message, as Flower's does
+IDLE_SHARE = 0.05  # pause before the next request, as a share of the time without a message
+MIN_IDLE_S = 0.05  # shortest such pause
+FLOWERS_IDLE_S = 3.0  # pause of Flower's own SuperNode
+RESTART_S = 10.0  # shortest time between two starts of a launcher
+
+_log = logging.getLogger("flwr")
 
 
-def keep_warm() -> None:
-    """Start our launcher in SuperExec's place, and sleep no longer than needed."""
-    (task, on_task), (on_reply, reply) = os.pipe(), os.pipe()
-    active_s = time.monotonic()
-    launchers: list[tuple[float, Sequence[str], subprocess.Popen[bytes]]] = []
+class WarmNode:
+    """A launcher in place of SuperExec, and pipes that wake it, and the SuperNode for a reply."""
 
-    def sleep(seconds: float) -> None:
-        nonlocal active_s
-        now_s = time.monotonic()
-        # without one, messages wait for ever
-        for begun_s, command, launcher in launchers[-1:]:
-            if now_s > begun_s + AGAIN_S and has_ended(launcher.pid):
-                logging.getLogger("flwr").warning("the launcher has ended: it is started again")
-                start(command)
-        if seconds >= FLOWERS_IDLE_S:
-            time.sleep(min(max(IDLE_SHARE * (now_s - active_s), LEAST_S), seconds))
-            return
-        # for a reply: its process says when it is there
-        active_s = now_s
-        if select([on_reply], [], [], seconds)[0]:
-            os.read(on_reply, 4096)
+    def __init__(self) -> None:
+        self.task, self.on_task = os.pipe()
+        self.on_reply, self.reply = os.pipe()
+        self.active_s = time.monotonic()
+        self.command: Sequence[str] = ()
+        self.started_s = 0.0
+        # Ended launchers are kept as zombies: Flower ends the messages of one whose id is gone.
+        self.launchers: list[subprocess.Popen[bytes]] = []
 
-    def on_message() -> None:
-        nonlocal active_s
-        active_s = time.monotonic()
-        os.write(on_task, b".")
-
-    def start(command: Sequence[str]) -> "subprocess.Popen[bytes]":
+    def start(self, command: Sequence[str]) -> "subprocess.Popen[bytes]":
+        """Start the launcher with the arguments of Flower's command for SuperExec."""
+        self.command = command
+        self.started_s = time.monotonic()
         launcher = subprocess.Popen(
             [sys.executable, "-m", "flwr_hetero.fleet.warm", *command[1:]],
-            pass_fds=(task, reply),
-            env={**os.environ, PIPES: f"{task} {reply}"},
+            pass_fds=(self.task, self.reply),
+            env={**os.environ, PIPES: f"{self.task} {self.reply}"},
         )
-        launchers.append((time.monotonic(), command, launcher))
+        self.launchers.append(launcher)
         return launcher
 
+    def on_message(self) -> None:
+        """Wake the launcher, for a message that has arrived."""
+        self.active_s = time.monotonic()
+        os.write(self.on_task, b".")
+
+    def sleep(self, seconds: float) -> None:
+        """Pause before the next request to the SuperLink, or until a reply is there."""
+        now_s = time.monotonic()
+        may_restart = self.launchers and now_s > self.started_s + RESTART_S
+        if may_restart and has_ended(self.launchers[-1].pid):
+            _log.warning("the launcher has ended and is started again")
+            self.start(self.command)
+        if seconds >= FLOWERS_IDLE_S:
+            pause_s = max(IDLE_SHARE * (now_s - self.active_s), MIN_IDLE_S)
+            time.sleep(min(pause_s, seconds))
+            return
+        self.active_s = now_s
+        if select([self.on_reply], [], [], seconds)[0]:
+            os.read(self.on_reply, 4096)
+
+
+def keep_warm() -> Callable[[], None]:
+    """Make the SuperNode of this process warm; return the function to call for each message."""
+    node = WarmNode()
     pull_quickly()
-    _flwr.replace_in_node(sleep, on_message, start)
+    _flwr.replace_in_node(node.sleep, node.start)
+    return node.on_message
 
 
 def has_ended(pid: int) -> bool:
-    """Return whether a child has ended; it stays a zombie, as a message would end with its id."""
+    """Return whether a child process has ended, and leave it a zombie."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def why_cold(arguments: Sequence[str]) -> str:
-    """Return why a node with these options is Flower's own; "" if it can be kept warm."""
-    if COLD in arguments:
+def why_cold(options: Sequence[str]) -> str:
+    """Return why a node with these options cannot be warm; "" if it can."""
+    if COLD in options:
         return f"{COLD} was given"
-    if "--allow-runtime-dependency-installation" in arguments:
+    if "--allow-runtime-dependency-installation" in options:
         return "each message installs the packages of its app"
-    if "process" in arguments or "--isolation=process" in arguments:
-        return "with --isolation process others start the processes"
-    # macOS has forks, too, and libraries that do not bear them
+    if "process" in options or "--isolation=process" in options:
+        return "with --isolation process, others start the processes"
     return why_not_here() or _flwr.why_untried()
 
 
 def main(arguments: Sequence[str] | None = None) -> Any:
-    """Run ``flower-supernode``, and end it as SIGTERM does when it returns."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    sys.argv[1:] = [each for each in given if each != COLD]
-    # first: a launcher that hears of a message finds its times
-    if not _flwr.why_untried():
-        tell_times()
-    if why := why_cold(given):
-        logging.getLogger("flwr").warning("a cold node, as Flower's: %s", why)
+    """Run ``flower-supernode``, and end this process when that returns, as SIGTERM does."""
+    options = list(sys.argv[1:] if arguments is None else arguments)
+    sys.argv[1:] = [option for option in options if option != COLD]
+    on_message = None
+    reason = why_cold(options)
+    if reason:
+        _log.warning("this node is cold, as Flower's own nodes are: %s", reason)
     else:
-        keep_warm()
+        on_message = keep_warm()
+    if not _flwr.why_untried():
+        record_times(on_message)
     try:
         _flwr.run_command("flower-supernode")
     except Exception:
         traceback.print_exc()
-    # A thread that serves its ClientApps keeps the process when the loop that talks to the
-    # SuperLink is over, as by an expired certificate: nothing would start it again.
+    # When the SuperNode's loop ends, as after an expired certificate, a thread that serves its
+    # ClientApps would keep this process alive, so that nothing would start the node again.
     signal.raise_signal(signal.SIGTERM)
 
 

@@ -1,15 +1,15 @@
 """A warm node: the process of a message is forked from one that has imported the app.
 
-    SuperNode     Flower's, ``supernode.py``: it starts the launcher in SuperExec's place
+    SuperNode     Flower's, ``supernode.py``; it starts the launcher in place of SuperExec
     launcher      Flower's SuperExec, ``python -m flwr_hetero.fleet.warm``
     first parent  has imported Flower; forks the messages of runs whose app is not loaded
-    app's parent  has imported the app, and what it preloads; forks the process of each message
-    message       Flower's ClientApp process: it ends with its message, and nothing of it is kept
+    app's parent  has imported the app and its preloaded data; forks the process of each message
+    message       Flower's ClientApp process; it ends with its message and leaves nothing behind
 
-The first message of a run installs the app, and waits until the app's parent has imported it. Then
-that forks another process, which takes what the first one has pulled.
+The first message of a run installs the app and waits until the app's parent has imported it. Then
+the app's parent forks another process, which takes over what the first one has pulled.
 
-Parents have one thread and no GPU, or no process is forked from them.
+Parents have one thread and no GPU; otherwise no process is forked from them.
 """
 
 import logging
@@ -20,142 +20,120 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from math import inf
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from select import select
 from typing import Any
 
 from flwr_hetero._flwr import pull_quickly
-from flwr_hetero.fleet import _flwr
-from flwr_hetero.fleet.forks import (
-    Generators,
-    await_end,
-    begin_process,
-    fork,
-    load,
-    reap,
-    rest_of_process,
-)
+from flwr_hetero.fleet import _flwr, forks
 
-MOST_APPS = 2
-"""Runs whose app a node keeps loaded."""
-END_S, LOAD_S = 10.0, 600.0
-"""Seconds that the process of a message has to end before the next one is begun all the same, and
-that a message waits for its app's parent."""
-SIGNAL_S = 1.0
-"""Seconds after which a message that waits looks for signals, which its other threads raise."""
-PIPES = "FLWR_HETERO_WARM"
-"""Environment variable of a launcher: its ends of the pipes for "task" and "reply"."""
+MAX_APPS = 2  # runs whose app a node keeps loaded
+LOAD_S = 600.0  # seconds that a message waits for its app's parent
+END_S = 10.0  # seconds that a message has to end before the next one begins
+SIGNAL_S = 1.0  # seconds after which a waiting message looks for signals from its other threads
+PIPES = "FLWR_HETERO_WARM"  # variable with a launcher's pipes: for tasks, for replies
 
 _log = logging.getLogger("flwr")
 
 
 class Order(Enum):
-    """What the process of a message that waits has to do."""
+    """What the waiting process of a message has to do next."""
 
-    GO = "go on"
-    GIVE = "give what was pulled"
-    END = "end without a word"
+    GO = "continue"
+    GIVE = "send what was pulled"
+    END = "exit, as another process answers the message"
 
 
 class Parent:
-    """The parent of an app: it forks a process for each message."""
+    """The parent of an app, which forks a process for each message."""
 
     def __init__(self, tasks: Connection, done: int) -> None:
-        self.tasks, self.done = tasks, done
-        self.reports = set[Connection]()
+        self.tasks = tasks
+        self.done = done
+        self.reports: set[Connection] = set()
         self.child = 0
-        self.seed = Generators().seed()
+        self.seed = forks.Generators().seed()
 
     def serve(self) -> None:
-        """Fork until the launcher, or the first parent, is gone."""
-        while True:
-            for ready in wait([self.tasks, *self._below()], self._pause_s()):
-                connection: Any = ready
-                try:
-                    found = connection.recv()
-                except (EOFError, OSError):
-                    if connection is self.tasks:
-                        return
-                    self._ended(connection)
-                    continue
-                # without memory or a process for a message, it is the only one lost
-                try:
-                    self._received(connection, found)
-                except OSError:
-                    _log.exception("a message has no process")
-                # what a message has pulled may be large
-                del found
-            self._go_on()
+        """Fork until the first parent has ended."""
+        while self._receive():
+            pass
+
+    def _receive(self, timeout_s: float | None = None) -> bool:
+        """Wait for messages and ends of messages; return whether there may be more."""
+        return all(map(self._read, wait([self.tasks, *self._below()], timeout_s)))
+
+    def _read(self, connection: Any) -> bool:
+        try:
+            received = connection.recv()
+        except (EOFError, OSError):
+            if connection is self.tasks:
+                return False
+            self._ended(connection)
+            return True
+        # If forking fails, only this message is lost; keep serving the others.
+        try:
+            self._received(connection, received)
+        except OSError:
+            _log.exception("no process could be started for a message")
+        return True
 
     def _below(self) -> list[Connection]:
-        """Return the connections to the processes that were forked."""
-        return [*self.reports]
+        """Return the connections to the forked processes."""
+        return list(self.reports)
 
-    def _pause_s(self) -> float | None:
-        """Return after how many seconds to go on without any news."""
-        return None
-
-    def _go_on(self) -> None:
-        """Do what is due."""
-
-    def _received(self, connection: Connection, found: Any) -> None:
-        """Answer a message that has come, or hear that one has ended."""
+    def _received(self, connection: Connection, received: Any) -> None:
+        """Begin a message, or note that one has ended."""
         if connection is not self.tasks:
             self._ended(connection)
             return
-        # it saves the state that the next one begins with
-        if self.child and await_end(self.child, END_S) is None:
-            _log.warning("the process of the last message has not ended: the next begins")
+        # The last message saves the state with which this one begins.
+        if self.child and forks.await_end(self.child, END_S) is None:
+            _log.warning("the process of the last message has not ended; the next one begins")
         self.child = 0
-        reap()
-        spec, given = found
-        self.child, report = self._begin(spec, given=given)
+        forks.reap()
+        spec, handed_over = received
+        self.child, report = self._begin(spec, handed_over=handed_over)
         self.reports.add(report)
 
     def _ended(self, connection: Connection) -> None:
-        """Go on after the end of a message."""
+        """Forget a message that has ended."""
         connection.close()
         self.reports.discard(connection)
         self._wake()
 
     def _wake(self) -> None:
-        """Tell the launcher that it may ask for the next task."""
-        # when the node ends it is gone
+        """Let the launcher ask for the next task, unless it has ended."""
         with suppress(OSError):
             self.tasks.send(None)
 
     def _begin(self, spec: Any, **options: Any) -> tuple[int, Connection]:
-        """Fork the process of a message; return its id, and the connection to it."""
-        above, below = Pipe()
-        if pid := fork():
-            below.close()
-            return pid, above
-        with rest_of_process():
-            above.close()
+        """Fork the process of a message; return its id and the connection to it."""
+
+        def answer(above: Connection) -> None:
             self._close()
-            begin_process(self.seed)
-            done = partial(os.write, self.done, b".")
-            order = partial(await_order, below)
+            forks.begin_process(self.seed)
+            on_end = partial(os.write, self.done, b".")
             try:
-                _flwr.answer_message(spec, done, order, **options)
+                _flwr.answer_message(spec, on_end, partial(await_order, above), **options)
             finally:
-                # as at the end of a program; processes that the app leaves hold the pipe open
+                # Wait for threads, as at the end of a program. Then report explicitly, because
+                # processes that the app leaves behind keep the pipe open.
                 threading._shutdown()  # type: ignore[attr-defined]
                 with suppress(OSError):
-                    below.send(None)
-        return 0, below
+                    above.send(None)
+
+        return forks.start_process(answer)
 
     def _close(self) -> None:
-        """Close what only the parent uses, in a child of it."""
+        """Close, in a child, the connections of the parent."""
         for connection in (self.tasks, *self._below()):
             connection.close()
 
 
 def await_order(above: Connection, app: _flwr.App | None = None, give: Any = bytes) -> None:
-    """Wait, in the process of a message, until it is to go on; or end it."""
-    # without a first parent it goes on as well
+    """Wait, in the process of a message, until it may continue; or end the process."""
+    # If the first parent has ended, the message continues on its own.
     with suppress(EOFError, OSError):
         if app is not None:
             above.send(app)
@@ -173,111 +151,119 @@ def await_order(above: Connection, app: _flwr.App | None = None, give: Any = byt
 
 @dataclass
 class Begun:
-    """A message whose process is the first parent's."""
+    """A message whose process the first parent has forked."""
 
     run_id: int
     spec: Any
-    until_s: float
-    """When it goes on at the latest."""
-    waits: bool = True
-    """Whether it waits for an order."""
+    deadline_s: float  # when it continues without the app's parent
+    waits: bool = True  # for an order
     is_pulled: bool = False
 
 
 class FirstParent(Parent):
-    """Begins messages until the parent of their app is warm, which then has them."""
+    """The parent of messages whose app is not loaded. All others go to their app's parent."""
 
     def __init__(self, tasks: Connection, done: int) -> None:
         super().__init__(tasks, done)
-        # parents of apps, by the id of their run; a run with none is cold
-        self.runs: dict[int, Connection | None] = {}
-        self.warm = set[Connection]()
+        # The apps' parents by run; None for a run that stays cold.
+        self.apps: dict[int, Connection | None] = {}
+        self.warm: set[Connection] = set()
         self.begun: dict[Connection, Begun] = {}
 
+    def serve(self) -> None:
+        """Fork until the launcher has ended."""
+        while self._receive(self._timeout_s()):
+            self._proceed()
+
     def _below(self) -> list[Connection]:
-        return [above for above in self.runs.values() if above is not None] + [*self.begun]
+        return [*filter(None, self.apps.values()), *self.begun]
 
-    def _pause_s(self) -> float | None:
-        until_s = min((each.until_s for each in self.begun.values() if each.waits), default=inf)
-        return None if until_s == inf else max(0.0, until_s - time.monotonic())
+    def _timeout_s(self) -> float | None:
+        """Return the seconds until the next deadline, if there is one."""
+        deadlines_s = [message.deadline_s for message in self.begun.values() if message.waits]
+        return max(0.0, min(deadlines_s) - time.monotonic()) if deadlines_s else None
 
-    def _received(self, connection: Connection, found: Any) -> None:
+    def _received(self, connection: Connection, received: Any) -> None:
         if connection is self.tasks:
-            run_id, spec = found
-            if (above := self.runs.get(run_id)) in self.warm:
-                with suppress(OSError):
-                    above.send((spec, b""))
-                    return
-            is_cold = run_id in self.runs and above is None
-            until_s = time.monotonic() + (END_S if is_cold else LOAD_S)
-            _, report = self._begin(spec)
-            self.begun[report] = Begun(run_id, spec, until_s)
+            self._received_task(*received)
         elif connection not in self.begun:
-            # an app's parent is warm, or a message of it has ended
+            # An app's parent is warm, or a message of it has ended.
             self.warm.add(connection)
             self._wake()
-        elif found is None:
+        elif received is None:
             self._ended(connection)
         else:
             message = self.begun[connection]
-            message.waits = message.is_pulled = True
-            if message.run_id not in self.runs:
-                # for want of memory the run stays cold until its next message
+            message.waits = True
+            message.is_pulled = True
+            if message.run_id not in self.apps:
+                # If forking fails, the run stays cold until its next message.
                 with suppress(OSError):
-                    self._start_app(message.run_id, found)
+                    self._start_app(message.run_id, received)
+
+    def _received_task(self, run_id: int, spec: Any) -> None:
+        app = self.apps.get(run_id)
+        if app in self.warm:
+            with suppress(OSError):
+                app.send((spec, b""))
+                return
+        is_cold = run_id in self.apps and app is None
+        deadline_s = time.monotonic() + (END_S if is_cold else LOAD_S)
+        _, report = self._begin(spec)
+        self.begun[report] = Begun(run_id, spec, deadline_s)
 
     def _ended(self, connection: Connection) -> None:
         connection.close()
-        for run_id in [run_id for run_id, above in self.runs.items() if above is connection]:
-            # one that was warm has been killed: the next message starts another
+        for run_id in [run_id for run_id, app in self.apps.items() if app is connection]:
             if connection in self.warm:
-                del self.runs[run_id]
+                # It was killed; the next message starts another one.
+                del self.apps[run_id]
                 continue
-            self.runs[run_id] = None
+            self.apps[run_id] = None
             for message in self.begun.values():
                 if message.run_id == run_id:
-                    message.until_s = time.monotonic() + END_S
+                    message.deadline_s = time.monotonic() + END_S
         self.warm.discard(connection)
         if self.begun.pop(connection, None):
             self._wake()
 
-    def _go_on(self) -> None:
-        """Give messages to the parents that are warm, or let them go on without."""
-        reap()
+    def _proceed(self) -> None:
+        """Hand messages over to the parents that are warm, or let them continue on their own."""
+        forks.reap()
         for report, message in list(self.begun.items()):
             if not message.waits:
                 continue
-            above = self.runs.get(message.run_id)
-            if above in self.warm and self._hand_over(report, message, above):
+            app = self.apps.get(message.run_id)
+            if app in self.warm and self._hand_over(report, message, app):
                 continue
-            if self._is_held(message) and time.monotonic() < message.until_s:
+            if self._is_held(message) and time.monotonic() < message.deadline_s:
                 continue
             message.waits = False
-            # one that was killed is reported next
+            # The end of a process that was killed is received next.
             with suppress(OSError):
                 report.send(Order.GO)
 
     def _is_held(self, message: Begun) -> bool:
-        """Return whether a message waits for its app, or for the one before it."""
-        # on a slow device two at once would each load the app in twice the time
-        if self.runs.get(message.run_id) is not None:
+        """Return whether a message has to wait: for its app, or for the one before it."""
+        # Two processes at once would each take twice as long to load the app on a slow device.
+        if self.apps.get(message.run_id) is not None:
             return True
         others = self.begun.values()
-        is_next = any(not each.waits and each.run_id == message.run_id for each in others)
+        is_next = any(not other.waits and other.run_id == message.run_id for other in others)
         return is_next and not message.is_pulled
 
-    def _hand_over(self, report: Connection, message: Begun, above: Connection) -> bool:
-        """Have an app's parent answer a message that waits; return whether it does."""
-        given = b""
+    def _hand_over(self, report: Connection, message: Begun, app: Connection) -> bool:
+        """Have an app's parent answer a waiting message; return False if it cannot."""
+        pulled = b""
         try:
             if message.is_pulled:
                 report.send(Order.GIVE)
-                given = report.recv_bytes()
+                pulled = report.recv_bytes()
         except (EOFError, OSError):
             self._ended(report)
             return True
         try:
-            above.send((message.spec, given))
+            app.send((message.spec, pulled))
         except OSError:
             return False
         with suppress(OSError):
@@ -286,28 +272,28 @@ class FirstParent(Parent):
         return True
 
     def _start_app(self, run_id: int, app: _flwr.App) -> None:
-        """Fork the parent of a run's app, in place of the oldest if there are too many."""
-        while len(self.runs) >= MOST_APPS:
-            if (oldest := self.runs.pop(next(iter(self.runs)))) is not None:
+        """Fork the parent of a run's app, in place of the oldest one if there are too many."""
+        while len(self.apps) >= MAX_APPS:
+            oldest = self.apps.pop(next(iter(self.apps)))
+            if oldest is not None:
                 oldest.close()
-        above, below = Pipe()
-        if fork():
-            below.close()
-            self.runs[run_id] = above
-            return
-        with rest_of_process():
-            above.close()
+
+        def serve(above: Connection) -> None:
             self._close()
-            parent, generators = Parent(below, self.done), Generators()
-            if why := load(app):
-                text = "%s is not warm, each message has a process of its own: %s"
-                _log.warning(text, app.fab[0], why)
+            parent = Parent(above, self.done)
+            generators = forks.Generators()
+            reason = forks.load(app)
+            if reason:
+                text = "%s is not warm, so that each message starts a new process: %s"
+                _log.warning(text, app.fab[0], reason)
                 return
             parent.seed = generators.seed()
-            # nor is the first parent there when the node ends meanwhile
+            # The node may have ended meanwhile.
             with suppress(OSError):
-                below.send(None)
+                above.send(None)
             parent.serve()
+
+        _, self.apps[run_id] = forks.start_process(serve)
 
 
 def main() -> None:
@@ -315,31 +301,30 @@ def main() -> None:
     task, done = map(int, os.environ.pop(PIPES).split())
     _flwr.import_process()
     pull_quickly()
-    tasks, own = Pipe()
-    if not fork():
-        with rest_of_process():
-            own.close()
-            os.close(task)
-            FirstParent(tasks, done).serve()
-    tasks.close()
+
+    def serve(tasks: Connection) -> None:
+        os.close(task)
+        FirstParent(tasks, done).serve()
+
+    _, first_parent = forks.start_process(serve)
     os.close(done)
 
     def sleep(seconds: float) -> None:
-        watched: list[Any] = [task] if own.closed else [task, own]
+        watched: list[Any] = [task] if first_parent.closed else [task, first_parent]
         ready, _, _ = select(watched, [], [], seconds)
         if task in ready:
             os.read(task, 4096)
-        if own in ready:
+        if first_parent in ready:
             try:
-                own.recv()
+                first_parent.recv()
             except (EOFError, OSError):
-                _log.warning("the first parent has ended: each message has a cold process")
-                own.close()
+                _log.warning("the first parent has ended: each message starts a new process")
+                first_parent.close()
 
     def launch(run_id: int, spec: Any) -> None:
-        own.send((run_id, spec))
+        first_parent.send((run_id, spec))
 
-    _flwr.run_superexec(launch, sleep, own.close)
+    _flwr.run_superexec(launch, sleep, first_parent.close)
 
 
 if __name__ == "__main__":

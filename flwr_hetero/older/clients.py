@@ -1,4 +1,4 @@
-"""A Grid around a Grid whose nodes run a ClientApp of Flower's older API."""
+"""A Grid that wraps another one whose nodes run a ClientApp of Flower's older API."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,7 +15,7 @@ from flwr_hetero.server.nodes import TranslatingGrid, whole_grid
 
 
 class SentModel(NamedTuple):
-    """What a message asked for, and how the strategy named the model and its arrays."""
+    """The category of a message, and the names of the model and of its arrays in it."""
 
     category: str
     arrays_key: str
@@ -25,14 +25,15 @@ class SentModel(NamedTuple):
 class OlderClients(TranslatingGrid):
     """Let strategies train clients of Flower's older API: ``NumPyClient`` and ``client_fn``.
 
-    A client's ``config`` holds what the strategy sends; numbers in its metrics become the reply's.
+    A client's ``config`` holds the values of the strategy's ConfigRecords. The numbers among a
+    client's metrics become the metrics of its reply.
 
     Parameters
     ----------
     grid : Grid
-        What the ServerApp is given, or a :class:`~flwr_hetero.fleet.LocalGrid`; else ValueError.
-        ``start`` raises one if the strategy sends two ArrayRecords, or a list in its config: the
-        older API has neither.
+        The Grid of the ServerApp, or a :class:`~flwr_hetero.fleet.LocalGrid`; else ValueError.
+        ``start`` raises ValueError if the strategy sends two ArrayRecords, or a list in its config:
+        the older API has neither.
 
     Examples
     --------
@@ -62,11 +63,11 @@ class OlderClients(TranslatingGrid):
         self._sent: dict[str, SentModel] = {}
 
     def write(self, message: Message) -> Message:
-        """Write a message in the older form."""
+        """Convert an instruction to the older form."""
         return _to_older(message)
 
     def sent(self, message: Message, written: Message) -> None:
-        """Keep how the strategy named the model, for the reply."""
+        """Remember the names in an instruction, for its reply."""
         if written is message:
             return
         ((name, arrays),) = arrays_in(message.content).items()
@@ -74,14 +75,14 @@ class OlderClients(TranslatingGrid):
         self._sent[message.metadata.message_id] = SentModel(category, name, tuple(arrays))
 
     def read(self, reply: Message) -> Message:
-        """Convert a reply; one that cannot be becomes an error, as if the node had sent that."""
+        """Convert a reply to today's form, or to an error if it cannot be converted."""
         sent = self._sent.pop(reply.metadata.reply_to_message_id, None)
         if sent is None or reply.has_error():
             return reply
         body: Any
         try:
-            body = _in_todays_form(reply.content, sent)
-        # whatever a node may send
+            body = _to_todays_form(reply.content, sent)
+        # A node may send anything, so that any error is possible here.
         except Exception as error:
             body = Error(_flwr.CLIENT_APP_RAISED, f"{type(error).__name__}: {error}")
         return Message(body, metadata=reply.metadata)  # type: ignore[call-overload,no-any-return]
@@ -92,57 +93,61 @@ def _category_of(message: Message) -> str:
 
 
 def _to_older(message: Message) -> Message:
-    """Write an instruction in the form of the older API; records of this package stay beside it."""
-    content, category = message.content, _category_of(message)
+    """Convert an instruction to the older form, with this package's own records beside it."""
+    content = message.content
+    category = _category_of(message)
     if category not in ("train", "evaluate"):
         return message
-    found = list(arrays_in(content).items())
-    if len(found) != 1:
+    records = arrays_in(content)
+    if len(records) != 1:
         rule = "send one ArrayRecord, as the older API has one list of arrays"
-        raise invalid("the strategy", [name for name, _ in found], rule)
+        raise invalid("the strategy", list(records), rule)
+    (arrays,) = records.values()
     config: dict[str, Any] = {}
     for name, record in configs_in(content).items():
-        config |= {} if name.startswith(keys.PREFIX) else record
+        if not name.startswith(keys.PREFIX):
+            config.update(record)
     for key, value in config.items():
         if isinstance(value, list):
             hint = "give a list as several keys, or as text"
             raise invalid(f"config {key!r}", value, "be one value for clients of Flower", hint)
-    ((_, arrays),) = found
     older = _flwr.older_content(category, arrays, config)
     older.update(_own_records(content))
     return Message(older, metadata=message.metadata)  # type: ignore[call-overload,no-any-return]
 
 
-def _in_todays_form(content: RecordDict, sent: SentModel) -> RecordDict:
-    """Return a reply in today's form, with those of its metrics that are numbers."""
+def _to_todays_form(content: RecordDict, sent: SentModel) -> RecordDict:
+    """Convert a reply to today's form, with those of its metrics that are numbers."""
     if not _flwr.is_older_reply(content, sent.category):
         return content
     reply = _flwr.read_older(content, sent.category)
     if reply.status != _flwr.OLDER_OK:
         raise ValueError(reply.message)
-    numbers: dict[str, Any] = {
+    metrics: dict[str, Any] = {
         name: int(value) if isinstance(value, bool) else value
         for name, value in reply.metrics.items()
         if isinstance(value, int | float)
     }
-    numbers |= {} if sent.category == "train" else {"loss": float(reply.loss)}
-    numbers[keys.NUM_EXAMPLES] = int(reply.num_examples)
-    records: dict[str, Any] = {"metrics": MetricRecord(numbers)}
+    if sent.category != "train":
+        metrics["loss"] = float(reply.loss)
+    metrics[keys.NUM_EXAMPLES] = int(reply.num_examples)
+    records: dict[str, Any] = {"metrics": MetricRecord(metrics)}
     if sent.category == "train":
         records[sent.arrays_key] = _named(reply.tensors, reply.tensor_type, sent.names)
     return RecordDict(records | _own_records(content))
 
 
 def _named(tensors: Sequence[bytes], stype: str, names: tuple[str, ...]) -> ArrayRecord:
-    """Give a list of arrays the names of the model, and each what its own header says."""
+    """Give arrays the names in the model; read the type and shape of each from its header."""
     if len(tensors) != len(names):
         raise ValueError(f"fit() returned {len(tensors)} arrays, the model has {len(names)}")
     arrays = [Array("", (), stype, data) for data in tensors]
     for array in arrays:
-        # the parser of a header raises what it likes: a bad one is left to the check of replies
+        # The parser of a bad header may raise any error; the check of replies refuses the array.
         with suppress(Exception):
             values = view_array(array)
-            array.dtype, array.shape = str(values.dtype), values.shape
+            array.dtype = str(values.dtype)
+            array.shape = values.shape
     return ArrayRecord(dict(zip(names, arrays, strict=True)))
 
 

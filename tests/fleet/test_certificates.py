@@ -22,8 +22,9 @@ def folder(tmp_path):
 
 @pytest.fixture
 def other(tmp_path_factory):
-    c.make_authority(other := tmp_path_factory.mktemp("other"))
-    return other
+    folder = tmp_path_factory.mktemp("other")
+    c.make_authority(folder)
+    return folder
 
 
 def shake_hands(folder, authority, host="localhost"):

@@ -21,12 +21,12 @@ APP = Path(__file__).parents[1] / "e2e" / "deploy" / "probe_app"
 PROFILES = [DeviceProfile(4.0), DeviceProfile(1.0), DeviceProfile(0.5)]
 
 
-def ask(grid, server_round=1, **how):
+def ask(grid, server_round=1, ttl=None):
     def content():
         config = ConfigRecord({"server-round": server_round})
         return RecordDict({"arrays": toy_arrays(), "config": config})
 
-    return [Message(content(), node, "train", **how) for node in grid.get_node_ids()]
+    return [Message(content(), node, "train", ttl=ttl) for node in grid.get_node_ids()]
 
 
 def partitions(grid, replies):
@@ -136,16 +136,15 @@ def test_node_does_one_job_at_a_time():
 
 @pytest.mark.parametrize("jitter", [0.0, 0.3])
 def test_same_seed_same_run(jitter):
-    def times(seed):
-        profiles, found = [DeviceProfile(2.0, jitter=jitter, availability=0.7)] * 8, []
-        grid = LocalGrid(toy_app(), profiles=profiles, seed=seed)
+    def rounds(seed):
+        profile = DeviceProfile(2.0, jitter=jitter, availability=0.7)
+        grid = LocalGrid(toy_app(), profiles=[profile] * 8, seed=seed)
         for number in range(1, 6):
             replies = grid.send_and_receive(ask(grid, number))
             good = [reply for reply in replies if reply.has_content()]
-            found.append((partitions(grid, good), grid.virtual_time_s))
-        return found
+            yield partitions(grid, good), grid.virtual_time_s
 
-    assert times(3) == times(3) != times(4)
+    assert list(rounds(3)) == list(rounds(3)) != list(rounds(4))
 
 
 # --- as Flower's grids ---------------------------------------------------------------
@@ -169,7 +168,8 @@ def test_strategies_run_without_a_time_out(strategy):
 
 
 def test_replies_that_nobody_fetches_are_forgotten():
-    grid, sizes = LocalGrid(toy_app(), [DeviceProfile()] * 3), []
+    grid = LocalGrid(toy_app(), [DeviceProfile()] * 3)
+    sizes = []
     for _ in range(40):
         *kept, lost = ask(grid, ttl=10)
         grid.push_messages([lost])

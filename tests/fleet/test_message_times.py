@@ -1,6 +1,7 @@
-"""How long a SuperNode receives and sends: what its processes are told, and when."""
+"""The times that a SuperNode takes to receive and send, and the file for its processes."""
 
 import json
+import os
 import re
 import sys
 from importlib.util import find_spec
@@ -12,6 +13,8 @@ import pytest
 from flwr_hetero import keys
 from flwr_hetero.fleet import _flwr, message_times
 from flwr_hetero.fleet.message_times import MessageTimes
+
+MESSAGE = SimpleNamespace(metadata=SimpleNamespace(message_type="train"))
 
 
 def read(times):
@@ -46,8 +49,10 @@ class Clock:
 
 @pytest.fixture
 def node(monkeypatch):
-    """Give Flower's module with its two functions, which take 3 and 7 s, and what is told."""
-    node, clock, told = ModuleType("node"), Clock(), []
+    """Give Flower's module with two functions that take 3 and 7 s, and what is reported."""
+    node = ModuleType("node")
+    clock = Clock()
+    reports = []
 
     def pull(state, receive, fails=False):
         found = receive()
@@ -56,24 +61,27 @@ def node(monkeypatch):
 
     def push(state, send):
         clock.now_s += 100.0
-        send(SimpleNamespace(metadata=SimpleNamespace(message_type="train")), "tree", 0.0)
+        send(MESSAGE, "tree", 0.0)
         clock.now_s += 7.0
 
-    node._pull_and_store_message, node._push_messages = pull, push
+    node._pull_and_store_message = pull
+    node._push_messages = push
     monkeypatch.setitem(sys.modules, "flwr.supernode.start_client_internal", node)
     monkeypatch.setattr(_flwr, "time", clock)
-    _flwr.time_messages(*(lambda *got, name=n: told.append((name, *got)) for n in ("in", "out")))
-    return node, told
+    _flwr.time_messages(
+        lambda *about: reports.append(("in", *about)),
+        lambda *about: reports.append(("out", *about)),
+    )
+    return node, reports
 
 
 def test_receiving_and_sending_are_timed_without_the_waits(node):
-    node, told = node
-    message = SimpleNamespace(metadata=SimpleNamespace(message_type="train"))
-    for found, fails in ((None, False), ((message, "tree"), True), ((message, "tree"), False)):
+    node, reports = node
+    for found, fails in ((None, False), ((MESSAGE, "tree"), True), ((MESSAGE, "tree"), False)):
         run_id = node._pull_and_store_message(state=1, receive=lambda m=found: m, fails=fails)
         assert run_id == (17 if found and not fails else None)
     node._push_messages(state=1, send=lambda *_: "sent")
-    assert told == [("in", "train", 3.0), ("out", "train", 7.0)]
+    assert reports == [("in", "train", 3.0), ("out", "train", 7.0)]
 
 
 def test_flowers_functions_are_there():
@@ -85,13 +93,28 @@ def test_flowers_functions_are_there():
         assert re.search(rf" {name}\([^()]*\b{keyword}={keyword},", text)
 
 
-def test_the_file_is_in_the_environment(monkeypatch, node):
+def test_the_file_is_complete_when_a_message_is_reported(monkeypatch, node):
     monkeypatch.setenv(keys.TIMES_FILE, "")
     ended = []
+    found = []
     monkeypatch.setattr(message_times.atexit, "register", lambda *call, **how: ended.append(call))
-    message_times.tell_times()
-    file = message_times.Path(message_times.os.environ[keys.TIMES_FILE])
+    message_times.record_times(lambda: found.append(json.loads(file.read_text())))
+    file = Path(os.environ[keys.TIMES_FILE])
     assert file.parent.stat().st_mode & 0o777 == 0o700
+    node[0]._pull_and_store_message(state=1, receive=lambda: (MESSAGE, "tree"))
+    assert [times[keys.RECEIVE_TIME] for times in found] == [3.0]
     [(remove, folder)] = ended
     remove(folder)
     assert not file.parent.exists()
+
+
+def test_a_message_is_reported_without_a_folder(monkeypatch, node):
+    def refuse(**_):
+        raise OSError("no room")
+
+    monkeypatch.setenv(keys.TIMES_FILE, "")
+    monkeypatch.setattr(message_times.tempfile, "mkdtemp", refuse)
+    reported = []
+    message_times.record_times(lambda: reported.append(1))
+    node[0]._pull_and_store_message(state=1, receive=lambda: (MESSAGE, "tree"))
+    assert reported == [1]

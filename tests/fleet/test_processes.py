@@ -72,20 +72,26 @@ def test_environment_keeps_own_no_proxy(tmp_path, monkeypatch, spelling):
 
 @pytest.fixture
 def start(tmp_path):
+    started = []
+
     def run(code: str, folder=tmp_path) -> int:
         log = tmp_path / f"{time.monotonic_ns()}.log"
-        pid = processes.start([sys.executable, "-c", code], folder, log, dict(os.environ))
+        command = [sys.executable, "-c", code]
+        started.append(processes.start(command, folder, log, dict(os.environ)))
         wait_until(lambda: "up" in log.read_text(), step_s=0.01)
-        return pid
+        return started[-1].pid
 
     yield run
     processes.end(tmp_path, grace_s=0.0)
+    for process in started:
+        process.wait()
 
 
 def test_end_finds_children_in_other_sessions(start, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
-    pid, stranger = start(WITH_CHILD), start(SLEEP, other)
+    pid = start(WITH_CHILD)
+    stranger = start(SLEEP, other)
     wait_until(lambda: len(processes.find(tmp_path)) >= 2, step_s=0.01)
     assert pid in processes.find(tmp_path)
     processes.signal_one(stranger, tmp_path, signal.SIGKILL)
@@ -96,7 +102,8 @@ def test_end_finds_children_in_other_sessions(start, tmp_path):
 
 
 def test_end_reaches_deaf_and_stopped_processes(start, tmp_path):
-    os.kill(stopped := start(SLEEP), signal.SIGSTOP)
+    stopped = start(SLEEP)
+    os.kill(stopped, signal.SIGSTOP)
     processes.signal_one(stopped, tmp_path, signal.SIGTERM)
     wait_until(lambda: not processes.has_tag(stopped, tmp_path), step_s=0.01)
     start(DEAF)
@@ -107,10 +114,8 @@ def test_end_reaches_deaf_and_stopped_processes(start, tmp_path):
 def test_ended_process_has_no_tag(start, tmp_path):
     pid = start("print('up', flush=True)")
     wait_until(lambda: not processes.has_tag(pid, tmp_path), step_s=0.01)
-    gone = f"/proc/{pid}"
-    wait_until(lambda: not os.path.exists(gone), step_s=0.01, meanwhile=processes.collect)
-    for none in (pid, 0, -1):  # ended, never started
-        processes.signal_one(none, tmp_path, signal.SIGKILL)
+    for no_process in (pid, 0, -1):
+        processes.signal_one(no_process, tmp_path, signal.SIGKILL)
 
 
 SUPERNODE = """

@@ -20,15 +20,18 @@ RUN = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', {code!r}]
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.77, 1.0])
 @pytest.mark.parametrize("polls", [[0.005] * 200, [BURST_S] * 50, [0.005, BURST_S, 0.03] * 30])
 def test_bucket_holds_a_busy_device_at_its_share(share, polls):
-    bucket, runs, used, passed = Throttle(share), True, 0.0, 0.0
-    for elapsed in polls:  # it runs whenever it may, from poll to poll
-        used += elapsed * runs
-        passed += elapsed
-        runs = bucket.may_run(elapsed, elapsed * runs)
-        assert used <= share * (passed + BURST_S) + max(polls) + 1e-9
-        assert used >= share * passed - max(polls) - 1e-9
-    bucket.may_run(3600.0, 0.0)
-    assert bucket.credit_s == share * BURST_S  # no more than one burst is saved up
+    throttle = Throttle(share)
+    runs = True
+    used_s = 0.0
+    passed_s = 0.0
+    for elapsed_s in polls:  # the device runs whenever it may, from poll to poll
+        used_s += elapsed_s * runs
+        passed_s += elapsed_s
+        runs = throttle.may_run(elapsed_s, elapsed_s * runs)
+        assert used_s <= share * (passed_s + BURST_S) + max(polls) + 1e-9
+        assert used_s >= share * passed_s - max(polls) - 1e-9
+    throttle.may_run(3600.0, 0.0)
+    assert throttle.credit_s == share * BURST_S  # no more than one burst is saved up
 
 
 @pytest.fixture

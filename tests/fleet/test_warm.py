@@ -46,152 +46,152 @@ def node(tmp_path_factory):
         command, capture_output=True, text=True, timeout=300, check=False, env=environment
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads((folder / "found.json").read_text())
-    assert {name: each.get("code", 0) for name, each in found.items()} == dict.fromkeys(found, 0)
-    assert {name: each["left"] for name, each in found.items()} == {name: [] for name in found}
-    return found, done.stdout, done.stderr
+    result = json.loads((folder / "found.json").read_text())
+    assert {name: each.get("code", 0) for name, each in result.items()} == dict.fromkeys(result, 0)
+    assert {name: each["left"] for name, each in result.items()} == {name: [] for name in result}
+    return result, done.stdout, done.stderr
 
 
-def came(node, name):
-    return node[0][name]["came"]
+def result_of(node, name):
+    return node[0][name]["result"]
 
 
-def told(node, name, key="found"):
-    return [message[key] for message in came(node, name)]
+def values_of(node, name, key="found"):
+    return [message[key] for message in result_of(node, name)]
 
 
 def test_app_is_imported_once_and_its_parent_has_all_messages(node):
-    assert told(node, "several:plain", "warm") == [True] * 4
-    assert len(set(told(node, "several:plain", "parent"))) == 1
-    assert len(set(told(node, "several:plain", "pid"))) == 4
-    assert not any(told(node, "several:plain", "first"))
+    assert values_of(node, "several:plain", "warm") == [True] * 4
+    assert len(set(values_of(node, "several:plain", "parent"))) == 1
+    assert len(set(values_of(node, "several:plain", "pid"))) == 4
+    assert not any(values_of(node, "several:plain", "first"))
     assert node[0]["several:plain"]["imports"] == ["plain"]
 
 
 def test_first_message_hands_over_what_it_has_pulled(node):
-    found = came(node, "handed_over")
-    first, second = found["replies"]
-    assert first["given"] == found["first"]
-    assert first["parent"] == second["parent"] == found["parent"]
-    assert found["away"]
+    result = result_of(node, "handed_over")
+    first, second = result["replies"]
+    assert first["given"] == result["first"]
+    assert first["parent"] == second["parent"] == result["parent"]
+    assert result["away"]
 
 
 def test_second_message_waits_before_it_pulls(node):
     # until then it would have the state that the first began with
-    found = came(node, "handed_over")
-    _, second = found["replies"]
+    result = result_of(node, "handed_over")
+    _, second = result["replies"]
     assert (second["warm"], second["given"]) == (True, None)
-    assert len(found["pulled"]) == 2
-    assert found["pulled"][1] == str(found["other"]["given"])
+    assert len(result["pulled"]) == 2
+    assert result["pulled"][1] == str(result["other"]["given"])
 
 
 def test_parents_wait_for_nobody_and_keep_nothing_that_was_pulled(node):
     # the other run's message was answered while the first app was imported
-    found = came(node, "handed_over")
-    assert found["other"]["warm"]
-    assert found["more"] < PULLED_BYTES // 2
-    first, second = came(node, "weighed")
+    result = result_of(node, "handed_over")
+    assert result["other"]["warm"]
+    assert result["more"] < PULLED_BYTES // 2
+    first, second = result_of(node, "weighed")
     assert first - second < PULLED_BYTES // 2
 
 
 def test_first_message_that_is_killed_costs_itself(node):
-    found = came(node, "killed_first")
-    assert found["warm"]
-    assert found["parent"] == found["loaded"]
+    result = result_of(node, "killed_first")
+    assert result["warm"]
+    assert result["parent"] == result["loaded"]
     assert node[0]["killed_first"]["imports"] == ["gated"]
 
 
 def test_first_message_goes_on_without_the_apps_parent(node):
-    first, second = came(node, "killed_loading")
+    first, second = result_of(node, "killed_loading")
     assert first["pid"] == first["waited"]
     assert [first["warm"], second["warm"]] == [False, False]
 
 
 def test_first_message_goes_on_without_the_first_parent(node):
-    found = came(node, "ends_loading")
-    assert (found["code"], found["gone"]) == (0, True)
-    assert found["reply"]["pid"] == found["reply"]["waited"]
+    result = result_of(node, "ends_loading")
+    assert (result["code"], result["gone"]) == (0, True)
+    assert result["reply"]["pid"] == result["reply"]["waited"]
 
 
 def test_messages_of_a_cold_app_are_answered_in_turn(node):
-    first, second = came(node, "cold_in_turn")
+    first, second = result_of(node, "cold_in_turn")
     assert [first["warm"], second["warm"]] == [False, False]
     assert first["found"] == [str(first["pid"])]
     assert second["found"] == [str(first["pid"]), str(second["pid"])]
 
 
 def test_nothing_of_a_message_is_seen_by_the_next(node):
-    found = told(node, "several:plain")
-    assert found == [[0, None, found[0][2], False]] * 4
+    result = values_of(node, "several:plain")
+    assert result == [[0, None, result[0][2], False]] * 4
 
 
 def test_random_numbers_are_those_of_new_processes(node):
-    drawn = told(node, "several:plain,draw")
+    drawn = values_of(node, "several:plain,draw")
     for each in zip(*drawn, strict=True):
         assert len(set(each)) == 4
     # an app that sets the generators when it is imported begins each message with them
-    assert len(set(map(tuple, told(node, "several:seeds,draw")))) == 1
+    assert len(set(map(tuple, values_of(node, "several:seeds,draw")))) == 1
 
 
 def test_preloaded_data_are_read_by_the_parent_once(node):
-    found = came(node, "several:reads,read")
-    assert [message["found"] for message in found] == [[found[0]["parent"]]] * 4
+    result = result_of(node, "several:reads,read")
+    assert [message["found"] for message in result] == [[result[0]["parent"]]] * 4
 
 
-def test_message_that_crashes_is_told_and_costs_itself(node):
-    _, before, *after, more = came(node, "crashes")
+def test_message_that_crashes_wakes_the_launcher_and_costs_itself(node):
+    _, before, *after, more = result_of(node, "crashes")
     assert not more
-    assert [message["told"] for message in after] == [1, 1, 1]
+    assert [message["wakes"] for message in after] == [1, 1, 1]
     assert {message["parent"] for message in after} == {before["parent"]}
     assert node[0]["crashes"]["imports"] == ["plain"]
 
 
 def test_oldest_of_too_many_runs_is_forgotten(node):
-    found = came(node, "many_runs")
-    assert found["away"]
-    assert found["alive"] == [False, True, True]
-    assert [message["warm"] for message in found["again"]] == [True, True]
-    assert found["again"][0]["given"]
+    result = result_of(node, "many_runs")
+    assert result["away"]
+    assert result["alive"] == [False, True, True]
+    assert [message["warm"] for message in result["again"]] == [True, True]
+    assert result["again"][0]["given"]
 
 
 def test_killed_parent_is_started_again(node):
-    assert told(node, "killed_parent", "warm") == [True] * 4
-    assert len(set(told(node, "killed_parent", "parent"))) == 2
+    assert values_of(node, "killed_parent", "warm") == [True] * 4
+    assert len(set(values_of(node, "killed_parent", "parent"))) == 2
 
 
 def test_first_message_waits_for_a_parent_that_loads_but_not_for_ever(node):
-    assert not came(node, "too_slow")["warm"]
+    assert not result_of(node, "too_slow")["warm"]
 
 
 def test_processes_that_an_app_leaves_hold_nothing_up(node):
-    assert told(node, "leaves", "warm") == [True, True]
+    assert values_of(node, "leaves", "warm") == [True, True]
 
 
 def test_threads_of_a_message_end_with_it(node):
-    assert came(node, "threads")[1]
+    assert result_of(node, "threads")[1]
 
 
 def test_exit_functions_are_done_once_and_at_the_end(node):
-    found = came(node, "ended")
-    assert found["gone"]
-    for each in found["found"]:
+    result = result_of(node, "ended")
+    assert result["gone"]
+    for each in result["found"]:
         assert len(each["found"]) == 2  # its own, and the parent's, which the first has not removed
 
 
 @pytest.mark.parametrize("app", COLD)
 def test_app_that_cannot_be_forked_has_processes_of_its_own(node, app):
-    assert told(node, f"several:{app}", "warm") == [False] * 4
-    assert all(told(node, f"several:{app}", "first"))
+    assert values_of(node, f"several:{app}", "warm") == [False] * 4
+    assert all(values_of(node, f"several:{app}", "first"))
     (said,) = re.findall(rf"^{app} is not warm, .*", node[2], re.MULTILINE)
     assert COLD[app] in said
 
 
 def test_where_there_is_no_gpu_looking_for_one_does_no_harm(node):
-    assert told(node, "several:no-gpu", "warm") == [True] * 4
+    assert values_of(node, "several:no-gpu", "warm") == [True] * 4
 
 
 def test_launcher_goes_on_cold_without_its_first_parent(node):
-    assert came(node, "launcher") == {"woken": True, "slept": True, "refused": True}
+    assert result_of(node, "launcher") == {"woken": True, "slept": True, "refused": True}
     assert node[2].count("the first parent has ended") == 1
 
 
@@ -212,9 +212,9 @@ def test_text_is_written_once(node):
     ],
 )
 def test_options_that_make_a_node_cold(options, why):
-    found = supernode.why_cold(options)
-    assert why in found
-    assert bool(found) == bool(why)
+    result = supernode.why_cold(options)
+    assert why in result
+    assert bool(result) == bool(why)
 
 
 def test_another_flwr_makes_a_node_cold_but_a_patch_does_not(monkeypatch):
@@ -231,22 +231,26 @@ def test_what_a_process_has_pulled_is_answered_by_another(monkeypatch):
     context = Context(5, 7, {"name": "a"}, RecordDict({"n": MetricRecord({"n": 2})}), {"lr": 0.5})
     arrays = ArrayRecord([np.arange(6.0)])
     message = Message(RecordDict({"arrays": arrays}), 7, "train")
-    fab, run = Fab("hash", b"files", {}), Run.create_empty(5)
-    run.fab_id, run.fab_version = "me/app", "1.2.3"
+    fab = Fab("hash", b"files", {})
+    run = Run.create_empty(5)
+    run.fab_id = "me/app"
+    run.fab_version = "1.2.3"
     spec = SimpleNamespace(runtime_api_address="", token="", insecure=True, parent_pid=None)
     spec.root_certificates_path = None
-    steps, answered = [], []
+    steps = []
+    answered = []
 
     def pull(client):
         steps.append("pull")
-        process.TaskIdentity.task_id, process.TaskIdentity.run_id = 3, 5
+        process.TaskIdentity.task_id = 3
+        process.TaskIdentity.run_id = 5
         process.TaskIdentity.node_id = 7
         return message, context, run, fab
 
     def answer(**_):
-        found = process.pull_task_input("client")
-        process.install_from_fab(found[3].content, skip_prompt=True)
-        answered.append(found)
+        result = process.pull_task_input("client")
+        process.install_from_fab(result[3].content, skip_prompt=True)
+        answered.append(result)
 
     def await_order(app=None, give=None):
         steps.append(app and (app, give()))
@@ -261,12 +265,15 @@ def test_what_a_process_has_pulled_is_answered_by_another(monkeypatch):
         _flwr.answer_message(spec, list, await_order, **options)
 
     answer_with()
-    *before, (app, given) = steps
+    *before, (app, handed_over) = steps
     assert before == [None, "pull", b"files"]
-    assert app == (("me/app", "1.2.3", "hash"), 7, {"name": "a"}, {"lr": 0.5})
+    assert app == (
+        ("me/app", "1.2.3", "hash"),
+        Context(0, 7, {"name": "a"}, RecordDict(), {"lr": 0.5}),
+    )
     steps.clear()
     process.TaskIdentity.task_id = 1
-    answer_with(given=given)
+    answer_with(handed_over=handed_over)
     assert steps == []
     assert process.TaskIdentity.task_id == 3
     first, second = answered
@@ -275,36 +282,27 @@ def test_what_a_process_has_pulled_is_answered_by_another(monkeypatch):
     assert second[1:3] == [context, run]
     assert second[3] == Fab("hash", b"", {})
     # a message that was not pulled before, of an app that is loaded
-    answer_with(given=b"")
+    answer_with(handed_over=b"")
     assert steps == ["pull"]
 
 
 def test_command_passes_options_on(monkeypatch):
-    given, options = [], ["--superlink", "a:1", "--node-config", "b=1 c='d'", "--help"]
-    monkeypatch.setattr(supernode, "main", given.append)
+    calls = []
+    options = ["--superlink", "a:1", "--node-config", "b=1 c='d'", "--help"]
+    monkeypatch.setattr(supernode, "main", calls.append)
     assert cli.main(["supernode", *options]) == 0
-    assert given == [options]
+    assert calls == [options]
 
 
 def test_launcher_that_has_ended_is_started_again(monkeypatch, caplog):
-    places, started, popen = [], [], subprocess.Popen
-
-    def run(*command, **settings):
-        started.append(popen(*command, **settings))
-        return started[-1]
-
-    monkeypatch.setattr(subprocess, "Popen", run)
-    monkeypatch.setattr(_flwr, "replace_in_node", lambda *found: places.extend(found))
-    monkeypatch.setattr(supernode, "pull_quickly", lambda: None)
-    monkeypatch.setattr(supernode, "AGAIN_S", 0.0)
+    monkeypatch.setattr(supernode, "RESTART_S", 0.0)
     monkeypatch.setattr(sys, "executable", "/bin/true")
-    supernode.keep_warm()
-    sleep, _, start = places
-    start(["flower-superexec"])
+    node = supernode.WarmNode()
+    node.start(["flower-superexec"])
     for _ in range(200):
         if "started again" in caplog.text:
             break
-        sleep(0.01)
-    assert "the launcher has ended: it is started again" in caplog.text
-    assert started[0].returncode is None  # its id is taken until the node ends
-    assert [process.wait() for process in started] == [0, 0]
+        node.sleep(0.01)
+    assert "the launcher has ended and is started again" in caplog.text
+    assert node.launchers[0].returncode is None  # its id is taken until the node ends
+    assert [process.wait() for process in node.launchers] == [0, 0]

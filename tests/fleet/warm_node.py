@@ -10,41 +10,34 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from multiprocessing import Pipe
 from pathlib import Path
 
-from warm_apps import (
-    BODIES,
-    FOLDER,
-    await_notes,
-    import_app,
-    memory_bytes,
-    note,
-    noted,
-)
+from flwr.app import Context, RecordDict
+from warm_apps import BODIES, FOLDER, await_notes, import_app, memory_bytes, note, noted
 
 from flwr_hetero.fleet import _flwr, forks, warm
-from flwr_hetero.fleet.forks import rest_of_process
+from flwr_hetero.fleet.throttle import children
 
 PULLED_BYTES = 1 << 26
 """Size of what a first message has pulled: no pipe takes as much."""
 
 
-def answer(spec, on_end, await_order, given=None):
+def answer(spec, on_end, await_order, handed_over=None):
     app, body, results = spec
-    if given is None:
+    if handed_over is None:
         note("begun.txt", os.getpid())
         await_order()
         note("pulled.txt", os.getpid())
         pulled = f"{os.getpid()}".encode().ljust(PULLED_BYTES)
-        await_order(_flwr.App((app, "1.0.0", "hash"), 1, {}, {}), lambda: pulled)
-    told = {"parent": os.getppid(), "pid": os.getpid(), "warm": given is not None, "found": None}
-    told["given"] = int(given) if given else None
+        context = Context(0, 1, {}, RecordDict(), {})
+        await_order(_flwr.App((app, "1.0.0", "hash"), context), lambda: pulled)
+    report = {"parent": os.getppid(), "pid": os.getpid(), "warm": handed_over is not None}
+    report |= {"found": None, "given": int(handed_over) if handed_over else None}
     with suppress(ValueError, SystemExit):
-        if given is None:
+        if handed_over is None:
             import_app(app)
-        told["found"] = BODIES[body]()
-    os.write(results, json.dumps(told).encode())
+        report["found"] = BODIES[body]()
+    os.write(results, json.dumps(report).encode())
     on_end()
     sys.exit(0)
 
@@ -53,39 +46,38 @@ class Node:
     """A first parent and its pipes."""
 
     def __init__(self):
-        self.own, tasks = Pipe()
-        (self.done, done), self.results = os.pipe(), os.pipe()
-        if not (pid := os.fork()):
-            with rest_of_process():
-                self.own.close()
-                warm.FirstParent(tasks, done).serve()
-        tasks.close()
-        self.first = pid
+        self.done, done = os.pipe()
+        self.results = os.pipe()
+
+        def serve(connection):
+            warm.FirstParent(connection, done).serve()
+
+        self.first, self.tasks = forks.start_process(serve)
 
     def ask(self, app, body="change", run=1):
-        self.own.send((run, (app, body, self.results[1])))
+        self.tasks.send((run, (app, body, self.results[1])))
 
     def message(self, app, body="change", run=1):
         self.ask(app, body, run)
         return self.reply()
 
     def reply(self):
-        found = json.loads(os.read(self.results[0], 65536))
-        return found | {"first": found["parent"] == self.first}
+        result = json.loads(os.read(self.results[0], 65536))
+        return result | {"first": result["parent"] == self.first}
 
     def messages(self, count, app, body="change", run=1):
         return [self.message(app, body, run) for _ in range(count)]
 
     def wakes(self, count):
-        """Wait until the launcher was told of so many things; return how many there were."""
-        found = 0
-        while found < count and self.own.poll(60):
-            self.own.recv()
-            found += 1
-        return found
+        """Wait until the launcher was woken so many times; return how often it was."""
+        num_wakes = 0
+        while num_wakes < count and self.tasks.poll(60):
+            self.tasks.recv()
+            num_wakes += 1
+        return num_wakes
 
     def end(self):
-        self.own.close()
+        self.tasks.close()
         return os.waitstatus_to_exitcode(os.waitpid(self.first, 0)[1])
 
 
@@ -110,30 +102,30 @@ def several(node, app, body="change"):
 
 
 def crashes(node):
-    found = node.messages(2, "plain")
+    result = node.messages(2, "plain")
     # the app's parent is warm, two messages have ended, and the one that was handed over
     node.wakes(4)
     for body in ("exit", "kill", "memory"):
         node.ask("plain", body)
-        told = node.wakes(1)
-        found.append(node.message("plain") | {"told": told})
+        num_wakes = node.wakes(1)
+        result.append(node.message("plain") | {"wakes": num_wakes})
         node.wakes(1)
-    return [*found, node.own.poll(0.05)]
+    return [*result, node.tasks.poll(0.05)]
 
 
 def many_runs(node):
-    found = [node.messages(2, "plain", run=run)[1] for run in range(3)]
-    parents = [each["parent"] for each in found]
+    result = [node.messages(2, "plain", run=run)[1] for run in range(3)]
+    parents = [each["parent"] for each in result]
     away = gone(parents[:1])
     alive = [is_there(pid) for pid in parents]
     return {"away": away, "alive": alive, "again": node.messages(2, "plain", run=0)}
 
 
 def killed_parent(node):
-    found = node.messages(2, "plain")
-    os.kill(found[1]["parent"], signal.SIGKILL)
-    gone([found[1]["parent"]])
-    return [*found, *node.messages(2, "plain")]
+    result = node.messages(2, "plain")
+    os.kill(result[1]["parent"], signal.SIGKILL)
+    gone([result[1]["parent"]])
+    return [*result, *node.messages(2, "plain")]
 
 
 def loads(node, app="gated", body="change"):
@@ -164,9 +156,9 @@ def handed_over(node):
 
 def too_slow(node):
     (FOLDER / "gate").unlink(missing_ok=True)
-    found = node.message("slow")
+    result = node.message("slow")
     open_gate()
-    return found
+    return result
 
 
 def killed_first(node):
@@ -208,64 +200,64 @@ def cold_in_turn(node):
 
 
 def leaves(node):
-    found = node.messages(2, "plain", "leave")
-    for each in found:
+    result = node.messages(2, "plain", "leave")
+    for each in result:
         os.kill(each["found"], signal.SIGKILL)
-    return found
+    return result
 
 
 def threads(node):
-    found = node.message("plain", "threaded")
-    gone([found["pid"]])
-    return [found, (FOLDER / "late").exists()]
+    result = node.message("plain", "threaded")
+    gone([result["pid"]])
+    return [result, (FOLDER / "late").exists()]
 
 
 def ended(node):
     """Tell what is left of a node whose launcher has gone."""
-    found = node.messages(2, "temporary", "own_folder")
+    result = node.messages(2, "temporary", "own_folder")
     code = node.end()
-    pids = [each[key] for each in found for key in ("parent", "pid")]
-    return {"code": code, "gone": gone(pids), "found": found}
+    pids = [each[key] for each in result for key in ("parent", "pid")]
+    return {"code": code, "gone": gone(pids), "found": result}
 
 
 def launcher(_):
     """Kill the first parent of a launcher, as the system may; tell how it goes on."""
-    (task, on_task), (_, reply) = os.pipe(), os.pipe()
-    found = {}
+    task, on_task = os.pipe()
+    _, reply = os.pipe()
+    result = {}
 
     def superexec(launch, sleep, close):
-        (first,) = set(children()) - before
+        (first,) = set(children(os.getpid())) - before
         os.kill(first, signal.SIGKILL)
         begun = time.monotonic()
         sleep(5.0)
-        found["woken"] = time.monotonic() - begun < 4
+        result["woken"] = time.monotonic() - begun < 4
         begun = time.monotonic()
         sleep(0.2)
-        found["slept"] = time.monotonic() - begun >= 0.2
+        result["slept"] = time.monotonic() - begun >= 0.2
         os.write(on_task, b".")
         sleep(60.0)
         try:
             launch(1, ("plain", "change", 0))
         except OSError:
-            found["refused"] = True
+            result["refused"] = True
         os.waitpid(first, 0)
         close()
 
-    def children():
-        return [int(pid) for pid in Path("/proc/thread-self/children").read_text().split()]
-
-    before = set(children())
+    before = set(children(os.getpid()))
     os.environ[warm.PIPES] = f"{task} {reply}"
-    _flwr.import_process, _flwr.run_superexec = (lambda: None), superexec
+    _flwr.import_process = lambda: None
+    _flwr.run_superexec = superexec
     warm.main()
-    return found
+    return result
 
 
 def main():
     logging.getLogger("flwr").handlers[:] = [logging.StreamHandler()]
     logging.getLogger("flwr").propagate = False
-    _flwr.load_app, _flwr.answer_message = import_app, answer
-    found = {}
+    _flwr.load_app = import_app
+    _flwr.answer_message = answer
+    result = {}
     for name in sys.argv[2:]:
         scenario, _, argument = name.partition(":")
         warm.LOAD_S = 0.1 if name == "too_slow" else 600.0
@@ -275,13 +267,13 @@ def main():
             file.unlink()
         print(f"--- {name}", file=sys.stderr, flush=True)
         words = argument.split(",") if argument else []
-        found[name] = {"came": globals()[scenario](node, *words)}
-        if not node.own.closed:
-            found[name]["code"] = node.end()
-        found[name]["imports"] = noted("imports.txt")
-        found[name]["left"] = [str(path) for path in FOLDER.glob("tmp*")]
+        result[name] = {"result": globals()[scenario](node, *words)}
+        if not node.tasks.closed:
+            result[name]["code"] = node.end()
+        result[name]["imports"] = noted("imports.txt")
+        result[name]["left"] = [str(path) for path in FOLDER.glob("tmp*")]
         sys.stdout.flush()
-    (FOLDER / "found.json").write_text(json.dumps(found))
+    (FOLDER / "found.json").write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-PR_CAPBSET_DROP, LAST_CAPABILITY = 24, 40
+PR_CAPBSET_DROP = 24
+LAST_CAPABILITY = 40
 
 
 def system_calls(names):
@@ -21,11 +22,12 @@ def system_calls(names):
         ["systemd-analyze", "syscall-filter"], capture_output=True, text=True, check=True
     ).stdout
     groups = dict(re.findall(r"^(@\S+)\n((?: .*\n)*)", listed, re.MULTILINE))
-    found = set(names)
-    while own := found & groups.keys():
-        found -= own
-        found.update(*(re.findall(r"^ +([^#\s]\S*)", groups[name], re.MULTILINE) for name in own))
-    return found
+    calls = set(names)
+    while nested := calls & groups.keys():
+        calls -= nested
+        for name in nested:
+            calls.update(re.findall(r"^ +([^#\s]\S*)", groups[name], re.MULTILINE))
+    return calls
 
 
 def main(unit, command):

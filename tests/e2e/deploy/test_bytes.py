@@ -11,8 +11,9 @@ from flwr_hetero_studies.faults.fleet_run import FleetRun
 from flwr_hetero_studies.faults.scenarios import QUICK
 
 pytestmark = [pytest.mark.deploy, pytest.mark.nightly]
-SIZE, ROUNDS, POLLS = 1_000_000, 3, 1_500_000
-"""Values of the model; rounds; bytes of some minutes in which nodes ask for messages."""
+SIZE = 1_000_000  # values of the model
+ROUNDS = 3
+POLLS = 1_500_000  # bytes of some minutes in which nodes ask for messages
 
 
 class Meter(throttle.LinkBucket):
@@ -30,8 +31,11 @@ class Meter(throttle.LinkBucket):
 @pytest.fixture
 def metered_fleet(tmp_path, monkeypatch):
     """Give two SuperNodes behind a relay, and its meters: up and down."""
-    meters, servers, loop = [], [], asyncio.new_event_loop()
-    command, (port,) = processes.supernode_command, processes.free_ports(1)
+    meters = []
+    servers = []
+    loop = asyncio.new_event_loop()
+    command = processes.supernode_command
+    (port,) = processes.free_ports(1)
 
     def metered(mbps):
         meters.append(Meter(mbps))
@@ -68,11 +72,11 @@ def metered_fleet(tmp_path, monkeypatch):
 
 def bytes_of(fleet, meters, folder, packed):
     """Run FedAvg; return bytes up and down, of the sockets and of the history."""
-    before, rounds = [meter.bytes for meter in meters], [*range(ROUNDS + 1)]
+    before = [meter.bytes for meter in meters]
     config = {"engine": "fedavg", "size": SIZE, "num_server_rounds": ROUNDS, "timeout": 300.0}
     run = FleetRun(fleet, folder, packed=packed, **config)
     history = run.start().finish()
-    assert [record["round"] for record in history] == rounds, run.tail()
+    assert [record["round"] for record in history] == list(range(ROUNDS + 1)), run.tail()
     assert not any(record["failures"] for record in history)
     counted = [sum(record[key] for record in history) for key in ("bytes_up", "bytes_down")]
     return [m.bytes - b for m, b in zip(meters, before, strict=True)], counted

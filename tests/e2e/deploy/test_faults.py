@@ -67,8 +67,8 @@ def test_killed_nodes_come_back_and_newcomers_join(fleet, tmp_path):
 
 
 SPEEDS = [1.0, 1.0, 0.5, 0.25]
-CPU, WORK = 0.4, 1.0
-"""Share of the fastest node; CPU seconds that a node burns per message."""
+CPU = 0.4  # share of the fastest node
+WORK = 1.0  # CPU seconds that a node burns per message
 
 
 @pytest.fixture

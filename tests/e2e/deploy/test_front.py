@@ -22,9 +22,10 @@ def front(small_fleet, tmp_path):
     if nginx is None or shutil.which("curl") is None:
         pytest.skip("nginx or curl is not installed")
     (port,) = processes.free_ports(1)
-    keys, fleet = small_fleet.folder / "keys", small_fleet.file
+    keys = str(small_fleet.folder / "keys")
+    address = small_fleet.file.address
     server = CONF.read_text().replace("listen 9092", f"listen 127.0.0.1:{port}")
-    server = server.replace("127.0.0.1:8000", fleet.address).replace("/etc/flwr-hetero", str(keys))
+    server = server.replace("127.0.0.1:8000", address).replace("/etc/flwr-hetero", keys)
     paths = "".join(
         f"{kind}_temp_path {tmp_path}/{kind};\n"
         for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
@@ -35,7 +36,7 @@ def front(small_fleet, tmp_path):
         f"http {{\naccess_log off;\n{paths}{server}}}\n"
     )
     log = tmp_path / "nginx.log"
-    # not as one of the fleet: nginx writes its title over its environment, and the tag is lost
+    # This is no process of the fleet: nginx overwrites its environment, and the tag with it.
     with log.open("wb") as out:
         process = subprocess.Popen(
             [nginx, "-c", str(conf), "-p", str(tmp_path)], stdout=out, stderr=out

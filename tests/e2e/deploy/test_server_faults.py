@@ -21,7 +21,8 @@ def expected_selection(num_rounds, monkeypatch):
     settings = {"clients-per-round": 2, "num-tiers": 1, "seed": 0, "faults": ""}
     config = settings | {"work": 0.0}
     grid = LocalGrid(client_app.app, [DeviceProfile()] * 4, run_config=config)
-    strategy, selected = server_app.strategy_for(settings), []
+    strategy = server_app.strategy_for(settings)
+    selected = []
     strategy.on_round_end = lambda run, record: selected.append(sorted(record["selected"]))
     arrays = ArrayRecord({"w": Array(server_app.np.zeros(server_app.SIZE, "float32"))})
     strategy.start(grid, arrays, num_rounds)

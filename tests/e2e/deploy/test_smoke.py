@@ -58,7 +58,7 @@ def test_a_strategy_on_flowers_own_nodes(tmp_path, grid_app):
     try:
         check_nodes(fleet, tmp_path / "run", grid_app[1].ROWS, "TiFL")
         log = (fleet.folder / "logs" / "node-0.log").read_text()
-        assert "a cold node, as Flower's: --cold was given" in log
+        assert "this node is cold, as Flower's own nodes are: --cold was given" in log
         assert "Start `flwr-clientapp` process" in log
     finally:
         fleet.down(keep=True)
@@ -95,7 +95,8 @@ def test_unknown_key_or_authority_is_refused(small_fleet, tmp_path, option, file
     command[command.index("--port") + 1] = str(processes.free_ports(1)[0])
     if option == "--root-certificates":
         command += ["--max-retries", "0"]
-    log, environment = tmp_path / "supernode.log", processes.environment(tmp_path / "home")
-    pid = processes.start(command, small_fleet.folder, log, environment)  # ends with the fleet
-    wait_until(lambda: not small_fleet.is_alive(pid), timeout_s=60, step_s=0.1)
+    log = tmp_path / "supernode.log"
+    environment = processes.environment(tmp_path / "home")
+    process = processes.start(command, small_fleet.folder, log, environment)
+    process.wait(timeout=60)
     assert error in log.read_text()

@@ -61,7 +61,8 @@ def is_quiet():
 
 
 def test_message_costs_a_twelfth_of_flowers(one_node, tmp_path):
-    quiet, found = is_quiet(), {}
+    quiet = is_quiet()
+    found = {}
     for name, warm, count in (("cold", False, 8), ("warm", True, 24)):
         fleet = one_node(name, warm=warm)
         found[name] = finished(FleetRun(fleet, tmp_path / f"run-{name}", APP, count=count))
@@ -71,7 +72,8 @@ def test_message_costs_a_twelfth_of_flowers(one_node, tmp_path):
     assert len({message["pid"] for message in found["warm"]} - {parent}) == 24
     for each in found.values():
         assert [message["count"] for message in each] == list(range(len(each)))
-    cold_s, warm_s = median_s(found["cold"], 1), median_s(found["warm"], 1)
+    cold_s = median_s(found["cold"], 1)
+    warm_s = median_s(found["warm"], 1)
     print(f"\na message: cold {cold_s:.2f} s, warm {warm_s:.3f} s, ratio {cold_s / warm_s:.1f}")
     assert cold_s / warm_s >= 12
     assert warm_s <= 0.5 or not quiet
@@ -142,7 +144,8 @@ def test_node_goes_on_when_its_processes_are_killed(one_node, tmp_path):
         return pid
 
     wait_for_more(4)
-    ids = [(launcher_pid := launcher()), *children(launcher_pid)]
+    launcher_pid = launcher()
+    ids = [launcher_pid, *children(launcher_pid)]
     (parent,) = {message["imported-by"] for message in messages(run)}
     os.kill(parent, signal.SIGKILL)
     (again,) = {message["imported-by"] for message in wait_for_more(6)[-2:]}

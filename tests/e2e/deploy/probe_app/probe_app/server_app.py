@@ -37,8 +37,9 @@ DEADLINE_S = 60.0
 
 def probe(grid) -> dict[str, object]:
     """Return what the grid does, by question."""
-    while len(nodes := sorted(grid.get_node_ids())) < 2:
+    while len(list(grid.get_node_ids())) < 2:
         time.sleep(0.5)
+    nodes = sorted(grid.get_node_ids())
     node = nodes[0]
 
     def message(does="answer", node_id=node, ttl=None):
@@ -62,7 +63,8 @@ def probe(grid) -> dict[str, object]:
         except (ValueError, httpx.HTTPStatusError):
             return "refused"
 
-    once, twice = message(), message()
+    once = message()
+    twice = message()
     questions = {
         "answer": lambda: ask(once),
         "no time-out": lambda: ask(message(), message(node_id=nodes[1]), timeout=None),

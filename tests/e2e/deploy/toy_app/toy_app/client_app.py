@@ -67,7 +67,8 @@ def fault(message, context):
 
 
 def corrupt(content, kind):
-    arrays, metrics = content["arrays"], content["metrics"]
+    arrays = content["arrays"]
+    metrics = content["metrics"]
     match kind:
         case "nan":
             arrays["w"] = Array(np.full(1000, np.nan, np.float32))

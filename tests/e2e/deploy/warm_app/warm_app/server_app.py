@@ -24,14 +24,16 @@ def main(grid, context):
         for wish in wishes:
             config = ConfigRecord({"do": wish.strip("-")})
             message = Message(RecordDict({"config": config}), node, "train")
-            begun_s = time.monotonic()
-            (number,), replies = grid.push_messages([message]), []
+            start_s = time.monotonic()
+            ids = list(grid.push_messages([message]))
+            replies = []
             while not replies:
-                replies = list(grid.pull_messages([number]))
+                replies = list(grid.pull_messages(ids))
                 time.sleep(0.02)
-            found = {"seconds": time.monotonic() - begun_s, "do": wish}
+            line = {"seconds": time.monotonic() - start_s, "do": wish}
             (reply,) = replies
             if reply.has_error():
-                out.write(json.dumps(found | {"error": reply.error.code}) + "\n")
+                line["error"] = reply.error.code
             else:
-                out.write(json.dumps(found | dict(reply.content["found"])) + "\n")
+                line |= dict(reply.content["found"])
+            out.write(json.dumps(line) + "\n")
