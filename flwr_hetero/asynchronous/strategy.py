@@ -49,12 +49,14 @@ class Rule(Selection):
     ) -> None:
         if concurrency is not None:
             check_count("concurrency", concurrency, 1)
-        self.rng = np.random.default_rng(check_count("seed", seed))
+        self.seed = check_count("seed", seed)
+        self.rng = np.random.default_rng(seed)
         super().__init__(strategy)
         if trains_trees(self.leaf):
             rule = "average models: updates of trees cannot be added to a newer model"
             raise invalid("strategy", type(self.leaf).__name__, rule)
-        self.concurrency, self.version = concurrency, 0
+        self.concurrency = concurrency
+        self.version = 0
         self.turns = algorithm.Turns()
         # idle nodes that were not asked
         self.resting, self._cost = 0, 0.0
@@ -264,6 +266,7 @@ class FedBuff(Rule):
     ) -> None:
         if buffer_size is not None:
             check_count("buffer_size", buffer_size, 1)
+        self.staleness = staleness
         self.exponent = algorithm.staleness_exponent(staleness)
         powers = POWERS[check_choice("weighting", weighting, tuple(POWERS))]
         if rate_correction is not None:
@@ -274,7 +277,9 @@ class FedBuff(Rule):
         if self.rates.undoes_rate:
             name = "weighting" if rate_correction is None else "rate_correction"
             check_unscaled(self, name, weighting if rate_correction is None else rate_correction)
-        self.buffer_size, self.weighting = buffer_size, weighting
+        self.buffer_size = buffer_size
+        self.weighting = weighting
+        self.rate_correction = rate_correction
 
     def due(self, waiting: list[Update], in_flight: int) -> list[Update]:
         """Return the first K updates when there are as many."""

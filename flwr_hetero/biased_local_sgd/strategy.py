@@ -184,8 +184,12 @@ class BiasedLocalSGD(LocalSteps):
             check_number("high_loss_fraction", high_loss_fraction, "(0, 1]", "None switches it off")
         if share is not None:
             check_number("share", share, "(0, 1]")
-        check_count("seed", seed)
-        self.high_loss_fraction, self.share = high_loss_fraction, share
+        self.high_loss_fraction = high_loss_fraction
+        self.share = share
+        self.shared_samples = shared_samples
+        self.batch_size = batch_size
+        self.unified = unified
+        self.seed = check_count("seed", seed)
         self.shared: SharedSamples | None = None
         if shared_samples is not None:
             how = high_loss_fraction, share, unified, seed

@@ -291,7 +291,7 @@ class Recorded(Wrapper):
         resume: bool = False,
         trackers: Sequence[str] = (),
     ) -> None:
-        self.tracker_names = check_trackers(trackers)
+        self.trackers = check_trackers(trackers)
         super().__init__(strategy)
         if isinstance(run_dir, str | Path):
             from flwr_hetero.report.run_dir import RunDirectory
@@ -302,7 +302,8 @@ class Recorded(Wrapper):
         if getattr(run_dir, "resume", resume) != resume:
             raise invalid("resume", resume, "be the same for Recorded and for its RunDirectory")
         self.run_dir, self.resume = run_dir, resume
-        self._begun, self.trackers = False, Trackers()
+        self._begun = False
+        self._trackers = Trackers()
         self.checkpoints: Checkpoints | None = None
 
     def on_start(self, run: Run) -> None:
@@ -313,13 +314,13 @@ class Recorded(Wrapper):
             self.checkpoints.load(run)
             self.run_dir.cut_after(run.round)
             log(INFO, "Resumed after round %d", run.round)
-        self.trackers.open(self.tracker_names, self.run_dir.checkpoint_dir)
+        self._trackers.open(self.trackers, self.run_dir.checkpoint_dir)
         self._begun = True
 
     def on_round_end(self, run: Run, record: dict[str, Any]) -> None:
         """Write the round's line and the checkpoint."""
         self.run_dir.append_round(record)
-        self.trackers.log(record)
+        self._trackers.log(record)
         if self.checkpoints:
             self.checkpoints.save(run)
 
@@ -330,7 +331,7 @@ class Recorded(Wrapper):
                 self.run_dir.save_model({k: v.numpy() for k, v in run.arrays.items()})
                 log(INFO, "Run directory: %s", self.run_dir.finish())
         finally:
-            self.trackers.close()
+            self._trackers.close()
             self.run_dir.close()
             if signal.getsignal(signal.SIGTERM) is _end:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)

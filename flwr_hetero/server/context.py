@@ -284,6 +284,8 @@ class Fleet:
     costs: Costs = field(default_factory=Costs)
     stop_reason: str | None = None
     """Why the run ends after this round."""
+    is_running: bool = False
+    """Whether a call of ``start`` is in progress."""
     late_limit: float | None = LATE_LIMIT
     """After how many of the others' median times a node is late; None: after the time-out."""
     # --- of this round

@@ -144,8 +144,9 @@ class RandomSelection(Selection):
     def __init__(
         self, strategy: Strategy | None = None, clients_per_round: int | None = 5, *, seed: int = 0
     ) -> None:
-        # as Flower draws
-        self.rng = random.Random(check_count("seed", seed))
+        self.seed = check_count("seed", seed)
+        # Flower draws with this generator, too.
+        self.rng = random.Random(seed)
         super().__init__(strategy, clients_per_round)
 
     def select(self, context: Exchange, grid: Grid, online: Set[int]) -> list[int]:

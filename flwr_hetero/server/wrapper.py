@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
-from flwr_hetero._flwr import check_strategy, pull_quickly
+from flwr_hetero._flwr import copy_of, pull_quickly
 from flwr_hetero.errors import invalid
 from flwr_hetero.records import own_records
 from flwr_hetero.server.aggregate import keep_dtypes, settle_evaluations, weight_of
@@ -24,13 +24,14 @@ from flwr_hetero.server.composition import check_composition, name_of
 from flwr_hetero.server.context import Exchange, Fleet, OfFleet
 from flwr_hetero.server.limits import aggregate_parts, check_limit
 from flwr_hetero.server.rounds import Loop, Run, by_node, run_rounds
+from flwr_hetero.settings import FixedSettings, check_assignment, check_hooks
 from flwr_hetero.state_dict import StateDict
 
 TIMEOUT_S = 600.0
 """Seconds that a node has for its reply."""
 
 
-class Wrapper(Strategy):
+class Wrapper(Strategy, metaclass=FixedSettings):
     """Wrap a strategy: same ``start``, any of the hooks below overridden.
 
     The wrapped strategy samples nodes and aggregates; a wrapper changes which nodes it sees, what
@@ -89,7 +90,7 @@ class Wrapper(Strategy):
     """After how many median times a round goes on without a node; None: after the time-out."""
 
     def __init__(self, strategy: Strategy | None = None) -> None:
-        self.inner: Strategy = FedAvg() if strategy is None else check_strategy(strategy)
+        self.inner: Strategy = FedAvg() if strategy is None else copy_of(strategy)
         self.outer: Wrapper | None = None
         self.leaf: Strategy = self.chain()[-1]
         self._weight_key: str | None = getattr(self.leaf, "weighted_by_key", None)
@@ -102,6 +103,16 @@ class Wrapper(Strategy):
         self.fleet = Fleet()
         if isinstance(self.inner, Wrapper):
             self.inner.outer, self.fleet = self, self.inner.fleet
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Check the hooks of a new class."""
+        super().__init_subclass__(**kwargs)
+        check_hooks(cls, Wrapper)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute that is not a setting."""
+        check_assignment(self, name, value)
+        super().__setattr__(name, value)
 
     # --- hooks: override these -------------------------------------------------------
     # The context of a hook is an exchange: its round, the global model, messages and replies.
@@ -332,7 +343,11 @@ class Wrapper(Strategy):
         timeout_s = inf if timeout is None else timeout
         configs = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
         run = Run(self, grid, initial_arrays, num_rounds, timeout_s, *configs, evaluate_fn)
-        return self.loop(run)
+        self.fleet.is_running = True
+        try:
+            return self.loop(run)
+        finally:
+            self.fleet.is_running = False
 
     def __getattr__(self, name: str) -> Any:
         """Look further in for what this wrapper does not have."""

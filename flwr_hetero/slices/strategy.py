@@ -80,11 +80,12 @@ class FedSlice(Wrapper):
         total_rounds: int | None = None,
         seed: int = 0,
     ) -> None:
-        check_count("slice_steps", slice_steps, 1)
+        self.slice_steps = check_count("slice_steps", slice_steps, 1)
         if total_rounds is not None:
             check_count("total_rounds", total_rounds, 1)
-        check_choice("keep_optimizer", keep_optimizer, (True, False))
-        # said before its parts say how they may go
+        self.total_rounds = total_rounds
+        self.keep_optimizer = check_choice("keep_optimizer", keep_optimizer, (True, False))
+        # The errors of the parts would name classes that users do not know.
         for inner in strategy.wrappers() if isinstance(strategy, Wrapper) else ():
             if both := inner.decides & DECIDED:
                 rule = f"leave {' and '.join(sorted(both))} to FedSlice"
@@ -92,7 +93,12 @@ class FedSlice(Wrapper):
         self.steps = SliceSteps(strategy, slice_steps, keep_optimizer)
         self.rule = SliceRule(self.steps, concurrency, rate_correction, total_rounds, seed)
         average = RecentAverage(self.rule, window=window)
-        self.parts, self.decides = (average, self.rule, self.steps), DECIDED
+        self.concurrency = concurrency
+        self.rate_correction = rate_correction
+        self.window = window
+        self.seed = seed
+        self.parts = (average, self.rule, self.steps)
+        self.decides = DECIDED
         super().__init__(average)
         check_number("server_momentum", server_momentum(self), "[0, 1)")
         if concurrency is not None:

@@ -68,6 +68,7 @@ class TiFL(Selection):
 
     name: ClassVar[str] = "tifl"
     client_support = (TIMES,)
+    clients_per_round: int
 
     def __init__(
         self,
@@ -85,12 +86,13 @@ class TiFL(Selection):
         seed: int = 0,
     ) -> None:
         self.named = policy if isinstance(policy, str) else ""
-        self.num_selected = check_count("clients_per_round", clients_per_round, 1)
+        check_count("clients_per_round", clients_per_round, 1)
         self.num_tiers = check_count("num_tiers", 1 if self.named == VANILLA else num_tiers, 1)
         algorithm.check_policy(policy, self.num_tiers)
         self.policy = self.named or [float(p) for p in policy]
         if profile_interval is not None:
             check_count("profile_interval", profile_interval, 1)
+        self.profile_interval = profile_interval
         self.interval = check_count("interval", interval, 1)
         if self.named == PACED and credits is not None:
             raise invalid("credits", credits, "be None, for policy 'paced' has its own")
@@ -98,10 +100,11 @@ class TiFL(Selection):
         if len(each) != self.num_tiers:
             raise invalid("credits", credits, f"have num_tiers={self.num_tiers} entries")
         self.credits = None if credits is None else [check_count("credits", c, 1) for c in each]
-        self.rng = np.random.default_rng(check_count("seed", seed))
-        check_choice("profiling", profiling, ("training", "phase"))
-        check_count("sync_rounds", sync_rounds, 1)
-        check_count("warmup_rounds", warmup_rounds)
+        self.seed = check_count("seed", seed)
+        self.rng = np.random.default_rng(seed)
+        self.profiling = check_choice("profiling", profiling, ("training", "phase"))
+        self.sync_rounds = check_count("sync_rounds", sync_rounds, 1)
+        self.warmup_rounds = check_count("warmup_rounds", warmup_rounds)
         phase = (sync_rounds, warmup_rounds) if profiling == "phase" else None
         if phase is None and (sync_rounds, warmup_rounds) != (3, 1):
             rule = "be left out, for nodes are timed in training"
@@ -118,6 +121,7 @@ class TiFL(Selection):
         self.actual_s = 0.0
         self._new_tiers = False
         self._enough: int | None = None
+        self._online: Set[int] = frozenset()
 
     def on_start(self, run: Run) -> None:
         """Profile the fleet if asked for, or find the nodes of a checkpoint again."""
@@ -167,7 +171,7 @@ class TiFL(Selection):
         while not self.draw.nodes + newcomers and timing.wait(context, grid, online):
             self._set_tiers(timing.update(context, grid, online, self.tiers))
             self._draw()
-        few = len(self.draw.nodes) or min(self.num_selected, len(newcomers))
+        few = len(self.draw.nodes) or min(self.clients_per_round, len(newcomers))
         self._enough = few if newcomers else None
         return self.draw.nodes + newcomers
 
@@ -185,7 +189,7 @@ class TiFL(Selection):
                 state, evaluated = algorithm.steer(state, evaluated, seconds, sizes), None
             self.due = np.minimum(self.due + state.probs, algorithm.MOST_DUE)
             weights = np.maximum(self.due, 0.0)
-        how = (self.tiers.members, self._available(self._online), self.num_selected, self.rng)
+        how = (self.tiers.members, self._available(self._online), self.clients_per_round, self.rng)
         self.draw, self.state = algorithm.select(state, evaluated, *how, weights)
         if self.draw.tier is not None:
             trained = np.arange(len(self.due)) == self.draw.tier

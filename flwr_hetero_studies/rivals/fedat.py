@@ -64,6 +64,7 @@ class FedAT(NodeMemory, Rule):
         self.num_selected = check_count("clients_per_round", clients_per_round, 1)
         self.num_tiers = check_count("num_tiers", num_tiers, 1)
         super().__init__(strategy, seed=seed)
+        self.clients_per_round = clients_per_round
         self.tier: dict[str, int] = {}
         self.slowest_s = [0.0] * num_tiers
         self.counts = [0] * num_tiers

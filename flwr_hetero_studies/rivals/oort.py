@@ -70,7 +70,7 @@ class Oort(node_memory.NeedsLoss, node_memory.NodeMemory, Selection):
     """
 
     name: ClassVar[str] = "oort"
-    facts = "known", "profile_s", "gains", "pace", "new_share"
+    facts = "known", "profile_s", "gains", "quantile", "new_share"
     client_support = (node_memory.loss_support("whose samples count as learnt"),)
 
     def __init__(
@@ -83,9 +83,13 @@ class Oort(node_memory.NeedsLoss, node_memory.NodeMemory, Selection):
         profiling: bool = False,
         seed: int = 0,
     ) -> None:
-        self.rng = np.random.default_rng(check_count("seed", seed))
+        self.seed = check_count("seed", seed)
+        self.rng = np.random.default_rng(seed)
         self.count = check_count("clients_per_round", clients_per_round, 1)
-        self.pace, self.new_share = check_number("pace", pace, "(0, 1]"), FIRST_SHARE
+        self.pace = check_number("pace", pace, "(0, 1]")
+        # the quantile now, which the pacer moves up
+        self.quantile = self.pace
+        self.new_share = FIRST_SHARE
         self.penalty = check_number("penalty", penalty, "[0, inf)")
         self.profiling = profiling
         super().__init__(strategy, clients_per_round)
@@ -111,7 +115,7 @@ class Oort(node_memory.NeedsLoss, node_memory.NodeMemory, Selection):
         """Return the preferred duration T of a round; without limit while nothing is known."""
         known = {node: latency_s for node, (_, latency_s, _) in self.known.items()}
         latency_s = [t for t in (self.profile_s | known).values() if not isnan(t)]
-        return float(np.quantile(latency_s, self.pace)) if latency_s and self.pace < 1 else inf
+        return float(np.quantile(latency_s, self.quantile)) if latency_s and self.quantile < 1 else inf
 
     def _exploit(self, nodes: list[int], count: int, number: int) -> list[int]:
         """Draw by score of those that are at least 95 % of the last one needed (l. 14-16)."""
@@ -147,7 +151,7 @@ class Oort(node_memory.NeedsLoss, node_memory.NodeMemory, Selection):
         self.gains = [*self.gains[1 - 2 * WINDOW :], float(np.mean(gains)) if gains else 0.0]
         is_due = context.round % WINDOW == 0 and len(self.gains) == 2 * WINDOW
         if is_due and sum(self.gains[:WINDOW]) > sum(self.gains[WINDOW:]):
-            self.pace = min(1.0, self.pace + PACE_STEP)
+            self.quantile = min(1.0, self.quantile + PACE_STEP)
 
     def round_info(self) -> dict[str, Any]:
         new, preferred_s = [self.identity(node) for node in self._new], self.preferred_s()

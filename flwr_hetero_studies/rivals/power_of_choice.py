@@ -41,7 +41,8 @@ class PowerOfChoice(node_memory.NeedsLoss, node_memory.NodeMemory, Selection):
         self.count = check_count("clients_per_round", clients_per_round, 1)
         most = 2 * self.count if candidates is None else candidates
         self.candidates = check_count("candidates", most, self.count, "that is clients_per_round")
-        self.rng = np.random.default_rng(check_count("seed", seed))
+        self.seed = check_count("seed", seed)
+        self.rng = np.random.default_rng(seed)
         super().__init__(strategy, clients_per_round)
         self.loss, self.examples = dict[str, float](), dict[str, float]()
 

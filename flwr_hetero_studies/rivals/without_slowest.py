@@ -38,7 +38,8 @@ class WithoutSlowest(NodeMemory, Selection):
         left_out: float = 0.2,
         seed: int = 0,
     ) -> None:
-        self.rng = np.random.default_rng(check_count("seed", seed))
+        self.seed = check_count("seed", seed)
+        self.rng = np.random.default_rng(seed)
         self.left_out = check_number("left_out", left_out, "[0, 1)")
         super().__init__(strategy, clients_per_round)
         self.latency_s: dict[str, float] = {}
