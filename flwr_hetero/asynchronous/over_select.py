@@ -13,6 +13,7 @@ from flwr_hetero.server.composition import check_enough_updates
 from flwr_hetero.server.context import Exchange, Messages
 from flwr_hetero.server.rounds import late_replies, showing
 from flwr_hetero.server.wrapper import Wrapper
+from flwr_hetero.state_dict import StateDict
 
 
 class OverSelect(Wrapper):
@@ -106,6 +107,10 @@ class OverSelect(Wrapper):
             self._in_flight[metadata.message_id] = metadata.dst_node_id, until_s
         self._left_out = [self.identity(m.metadata.dst_node_id) for m in context.surplus]
         return replies
+
+    def state_dict(self) -> StateDict:
+        """Return nothing: after a resume all nodes count as free."""
+        return {}
 
     def round_info(self) -> dict[str, Any]:
         """Return which nodes were not waited for, and how many nodes are in flight."""

@@ -23,7 +23,7 @@ from flwr_hetero.server.limits import votes_from_json, votes_to_json
 from flwr_hetero.server.nodes import online_nodes
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
-from flwr_hetero.state_dict import entries_below, three_numbers
+from flwr_hetero.state_dict import UnsavedState, entries_below, three_numbers
 
 FILE, PREVIOUS, METRICS = "state.npz", "previous.npz", "metrics.jsonl"
 RESULTS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
@@ -40,9 +40,12 @@ class Checkpoints:
         # of each kind, how many are in the file
         self.written = dict.fromkeys(RESULTS, 0)
         self.initial = [settings_of(strategy) for strategy in run.strategy.chain()]
+        self.unsaved = UnsavedState()
 
     def save(self, run: Run) -> None:
         """Add the metrics that are new, then replace the state."""
+        for text in self.unsaved.warnings(run.strategy.wrappers(), Wrapper):
+            log(WARNING, "%s", text)
         fleet = run.fleet
         arrays: dict[str, NDArray[Any]] = {f"model/{k}": v.numpy() for k, v in run.arrays.items()}
         strategies = []
@@ -95,9 +98,8 @@ class Checkpoints:
         # whatever is in a file that someone else has written
         except Exception as error:
             why = f"{error}" if isinstance(error, ValueError) else repr(error)
-            raise ValueError(
-                f"this run cannot go on from {path}: {clean(why, MAX_WHY)}: {HINT}."
-            ) from error
+            text = f"this run cannot go on from {path}: {clean(why, MAX_WHY)}: {HINT}."
+            raise ValueError(text) from error
 
     def _read(self) -> tuple[Path, dict[str, Any], dict[str, NDArray[Any]]]:
         """Read the last checkpoint with its metrics, or the one before if that cannot be read."""
@@ -261,6 +263,10 @@ class Recorded(Wrapper):
     ValueError for a ``run_dir`` that cannot be used, or from ``start`` for a checkpoint that does
     not fit.
 
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     strategy = Recorded(run_dir=f"{folder}/first")
+
     Parameters
     ----------
     strategy : Strategy, optional
@@ -271,12 +277,6 @@ class Recorded(Wrapper):
         Continue from the directory's last checkpoint that can be read.
     trackers : sequence of str
         Where each round's figures go besides: "tensorboard", "mlflow", "wandb".
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     strategy = Recorded(run_dir=f"{folder}/first")
     """
 
     name: ClassVar[str] = "recorded"

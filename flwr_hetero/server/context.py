@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, TypeAlias
@@ -334,19 +334,3 @@ class Fleet:
     def begun(self) -> bool:
         """Whether a reply to training has counted."""
         return self.standstill["training"].begun
-
-
-class OfFleet:
-    """A setting of a wrapper that all around one strategy share; a function checks it."""
-
-    def __init__(self, check: Callable[[Any], Any]) -> None:
-        self.check = check
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, wrapper: Any, owner: type) -> Any:
-        return self if wrapper is None else getattr(wrapper.fleet, self.name)
-
-    def __set__(self, wrapper: Any, value: Any) -> None:
-        setattr(wrapper.fleet, self.name, self.check(value))

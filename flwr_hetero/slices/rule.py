@@ -16,7 +16,7 @@ from flwr_hetero.asynchronous.in_flight import on_clock
 from flwr_hetero.asynchronous.strategy import FedBuff
 from flwr_hetero.biased_local_sgd.node_speeds import Job
 from flwr_hetero.records import arrays_in, metrics_in, read_number
-from flwr_hetero.server.aggregate import with_update
+from flwr_hetero.server.aggregate import replaced, with_update
 from flwr_hetero.server.composition import check_enough_updates
 from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.nodes import online_nodes
@@ -238,17 +238,13 @@ class SliceRule(FedBuff):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message], context: Exchange | None = None
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Aggregate; a step that does not grow with the updates is divided among them."""
-        leaf: Any = self.leaf
-        if not isinstance(leaf, ADAPTIVE):
+        """Aggregate; an adaptive step has the same length for few updates, so it is divided."""
+        if not isinstance(self.leaf, ADAPTIVE):
             return super().aggregate_train(server_round, replies, context)
-        eta = leaf.eta
-        # l. 4: as in FedAvg one whole step for all nodes in flight
-        leaf.eta = eta * min(1.0, len(self.updates) / self._places)
-        try:
+        # l. 4: all nodes in flight make one whole step together, as in a round of FedAvg.
+        eta = self.leaf.eta * min(1.0, len(self.updates) / self._places)
+        with replaced(self.leaf, eta=eta):
             return super().aggregate_train(server_round, replies, context)
-        finally:
-            leaf.eta = eta
 
     def ends_round(self) -> bool:
         """Return whether nodes have trained as much as in a round of FedAvg."""

@@ -31,8 +31,8 @@ from flwr_hetero_studies.race.methods import (
     QUICK,
     RESCALED,
     RINGLEADER,
-    fedavg,
     OverSelectFree,
+    fedavg,
     some,
 )
 from flwr_hetero_studies.race.network import network_of, train_numpy

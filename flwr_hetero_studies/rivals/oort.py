@@ -115,7 +115,9 @@ class Oort(node_memory.NeedsLoss, node_memory.NodeMemory, Selection):
         """Return the preferred duration T of a round; without limit while nothing is known."""
         known = {node: latency_s for node, (_, latency_s, _) in self.known.items()}
         latency_s = [t for t in (self.profile_s | known).values() if not isnan(t)]
-        return float(np.quantile(latency_s, self.quantile)) if latency_s and self.quantile < 1 else inf
+        if not latency_s or self.quantile >= 1:
+            return inf
+        return float(np.quantile(latency_s, self.quantile))
 
     def _exploit(self, nodes: list[int], count: int, number: int) -> list[int]:
         """Draw by score of those that are at least 95 % of the last one needed (l. 14-16)."""
