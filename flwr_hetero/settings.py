@@ -88,10 +88,10 @@ def _check_assignment(strategy: Any, name: str, value: Any) -> None:
         )
     if name in vars(strategy) or hasattr(kind, name) or strategy.fleet.is_running:
         return
-    owner = next((inner for inner in strategy.chain()[1:] if name in vars(inner)), None)
+    owners = [each for each in strategy.chain()[1:] if name in {*dir(type(each)), *vars(each)}]
     close = get_close_matches(name, [*kind.setting_names, *vars(strategy)], n=1)
-    if owner is not None:
-        inside = getattr(owner, "called", "") or type(owner).__name__
+    if owners:
+        inside = getattr(owners[0], "called", "") or type(owners[0]).__name__
         hint = f"It belongs to {inside}: set it there, before that is wrapped."
     elif close:
         hint = f"Did you mean {close[0]}?"

@@ -192,5 +192,5 @@ class SamplerMetrics(Wrapper):
         return self._info
 
     def state_dict(self) -> StateDict:
-        """Return nothing: the means are of one round."""
+        """Return nothing, because the means belong to a single round."""
         return {}

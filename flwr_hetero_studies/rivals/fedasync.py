@@ -35,6 +35,7 @@ class FedAsync(Rule):
         seed: int = 0,
     ) -> None:
         self.mixing = check_number("mixing", mixing, "(0, 1]")
+        self.staleness = staleness
         self.exponent = staleness_exponent(staleness)
         super().__init__(strategy, concurrency=concurrency, seed=seed)
         check_enough_updates(self.leaf, 1, "the number of updates at a time")
