@@ -21,12 +21,12 @@ class DeadlineSelection(NodeMemory, Selection):
     """Train as many nodes as make the deadline of a round, by their measured latencies.
 
     Nishio and Yonetani, "Client Selection for Federated Learning with Heterogeneous Resources in
-    Mobile Edge", ICC 2019. Before the first round all nodes are timed in one of their own. Without
-    a ``deadline_s`` it is what four of five nodes make.
+    Mobile Edge", ICC 2019. All nodes are timed in a round of profiling before the first round.
+    Without a ``deadline_s``, the deadline is a time that four of five nodes meet.
 
-    In the paper nodes send their models one after the other over one channel. Here each has a link
-    of its own, and the paper's greedy set is that of all nodes quick enough; nodes are drawn among
-    these, so that every round has as many as it may. Where none fits the quickest trains.
+    In the paper, nodes send their models one after the other over one channel. Here each node has
+    its own link, so that the paper's greedy set contains all nodes that are fast enough. Nodes are
+    drawn from these up to the number allowed. If no node is fast enough, the fastest one trains.
     """
 
     name: ClassVar[str] = "deadline"
@@ -46,7 +46,7 @@ class DeadlineSelection(NodeMemory, Selection):
             check_number("deadline_s", deadline_s, "(0, inf)")
         super().__init__(strategy, clients_per_round)
         self.deadline_s = deadline_s
-        # the deadline in effect: measured if none was given
+        # The deadline in effect, which is measured if the user gives none.
         self.limit_s = deadline_s
         self.latency_s: dict[str, float] = {}
 
@@ -56,7 +56,7 @@ class DeadlineSelection(NodeMemory, Selection):
         if self.limit_s is None and self.latency_s:
             known_s = sorted(self.latency_s.values())
             self.limit_s = known_s[-(-4 * len(known_s) // 5) - 1]
-        # those that were not timed count as quick until they have trained
+        # Nodes that were not timed count as fast until they have trained.
         times_s = {node: self.latency_s.get(self.identity(node), 0.0) for node in sorted(online)}
         fit = [node for node, time_s in times_s.items() if time_s <= (self.limit_s or inf)]
         fit = fit or [min(times_s, key=lambda node: times_s[node])]

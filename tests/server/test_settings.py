@@ -259,6 +259,15 @@ def test_it_is_another_object_that_aggregates():
     assert ours.FedSlice(own).m_t is None
 
 
+def test_a_privacy_accountant_is_shared():
+    own = private("ServerSideFixedClipping", **FIXED)
+    own.accountant = object()
+    wrapper = ours.Wrapper(own)
+    assert wrapper.leaf.__class__ is wrapper.inner.strategy.__class__ is flower.FedAvg
+    assert wrapper.inner.strategy is not own.strategy
+    assert wrapper.inner.accountant is own.accountant
+
+
 # --- hooks -----------------------------------------------------------------------------------
 MISSPELT = {
     "befor_train": "before_train",
