@@ -39,6 +39,8 @@ class Wrapper(FixedSettings, Strategy):
     error in a hook ends the run. ValueError for an object that is no Flower strategy, is already
     wrapped, or contains a wrapper that cannot be combined with this one.
 
+    >>> wrapper = Wrapper()
+
     Parameters
     ----------
     strategy : Strategy, optional
@@ -62,8 +64,6 @@ class Wrapper(FixedSettings, Strategy):
     A round goes on without a node that takes :attr:`late_limit` (50) times as long as most nodes
     asked, and as the median of the last times: at least 10 s on real nodes. It rests twice as long.
     This needs the times of four other nodes, and emulated devices in Flower's simulation.
-
-    >>> wrapper = Wrapper()
     """
 
     name: ClassVar[str] = "wrapper"
