@@ -54,7 +54,7 @@ GIVEN = {
     "ModelAverage": {"window": 5},
     "OverSelect": {"take": 3},
     "RandomSelection": {"clients_per_round": 3, "seed": 5},
-    "Recorded": {"run_dir": FOLDER, "resume": False, "trackers": ()},
+    "Recorded": {"run_dir": FOLDER, "resume": False, "trackers": []},
     "Resharding": {"share": 0.5, "budget_bytes": 16, "by_importance": False, "seed": 5},
     "SamplerMetrics": {},
     "Selection": {"clients_per_round": 3},
@@ -223,7 +223,7 @@ def test_the_users_strategy_never_changes(name, nest):
     wrapper = NESTS[nest](own)
     seen.append(parts_of(own))
     arrays = ArrayRecord({"w": Array(start()["w"].numpy())}) if name == "QFedAvg" else start()
-    grid = LocalGrid(composition_app(), profiles=FLEET, seed=1)
+    grid = LocalGrid(composition_app(), profiles=[*FLEET, *FLEET], seed=1)
     if "client" not in name:
         wrapper.start(grid, arrays, 2, evaluate_fn=lambda *_: seen.append(parts_of(own)))
         assert len(seen) == 4
