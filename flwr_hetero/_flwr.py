@@ -10,6 +10,7 @@ import time
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from importlib import import_module
 from math import nan
 from pathlib import Path
@@ -161,6 +162,28 @@ def read_older(content: RecordDict, category: str) -> OlderReply:
 
 
 # --- strategies ------------------------------------------------------------------------------
+def copy_of(strategy: Any) -> Strategy:
+    """Copy a strategy of Flower's, and the one inside it, so that the user's never changes.
+
+    Lists, dictionaries and sets are copied too. Other values are shared, such as a privacy
+    accountant, which the user reads after the run. A wrapper of this package is not copied. An
+    object that is not a strategy is refused, with the new name of a strategy of the older API.
+    """
+    given = check_strategy(strategy)
+    if hasattr(given, "wrappers"):
+        return given
+    copied = copy(given)
+    for name, value in vars(copied).items():
+        if isinstance(value, dict | list | set):
+            vars(copied)[name] = copy(value)
+        elif isinstance(value, Strategy):
+            vars(copied)[name] = copy_of(value)
+        elif getattr(value, "__self__", None) is given:
+            # A method of the strategy, given as a function such as train_metrics_aggr_fn.
+            vars(copied)[name] = value.__func__.__get__(copied)
+    return copied
+
+
 def check_strategy(strategy: Any) -> Strategy:
     """Refuse what is no strategy; say of one of the older API what it is called today."""
     if isinstance(strategy, Strategy):

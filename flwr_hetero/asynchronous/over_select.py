@@ -13,31 +13,32 @@ from flwr_hetero.server.composition import check_enough_updates
 from flwr_hetero.server.context import Exchange, Messages
 from flwr_hetero.server.rounds import late_replies, showing
 from flwr_hetero.server.wrapper import Wrapper
+from flwr_hetero.state_dict import StateDict
 
 
 class OverSelect(Wrapper):
-    """End a round of training when enough nodes have answered; it goes outside a selection.
+    """End a round of training when enough nodes have replied; put it around a selection.
 
-    To take 5 of 7 nodes, write ``OverSelect(RandomSelection(clients_per_round=7), take=5)``. A
-    node that is not waited for has not failed. It is left out of training and evaluation until
-    it has answered, or until the time-out of its round is over. Bonawitz et al., "Towards Federated
-    Learning at Scale: System Design", MLSys 2019, asks 130 % of the devices needed. ValueError for
-    a setting out of range, or a strategy inside that times nodes while they train.
+    To take 5 of 7 nodes, write ``OverSelect(RandomSelection(clients_per_round=7), take=5)``. A node
+    that the round does not wait for has not failed. It neither trains nor evaluates until it has
+    replied, or until the time-out of its round has passed. Bonawitz et al., "Towards Federated
+    Learning at Scale: System Design", MLSys 2019, select 130 % of the devices needed. ValueError
+    for a setting out of range, or a strategy inside that times nodes while they train.
 
     >>> strategy = OverSelect(take=5)
 
     Parameters
     ----------
     strategy : Strategy, optional
-        What selects and aggregates; FedAvg if left out.
+        The strategy that selects and aggregates; FedAvg if left out.
     take : int
-        Replies to wait for; those with an error do not count.
+        Number of replies to wait for. A reply with an error does not count.
 
     Notes
     -----
-    The first to answer are the fast ones: on a fleet of unequal devices their data count more,
-    but not within a tier of TiFL. Nodes that are mostly in flight are hardly ever evaluated. After
-    a resume all nodes count as free: it goes on, but not with the same numbers.
+    Fast nodes reply first, so that their data count more on a fleet of unequal devices, but not
+    within a tier of TiFL. Slow nodes are in flight most of the time and hardly ever evaluate. After
+    a resume all nodes count as free, so that the run continues with other numbers.
     """
 
     name: ClassVar[str] = "over_select"
@@ -52,14 +53,14 @@ class OverSelect(Wrapper):
                 raise invalid("strategy", type(inner).__name__, rule, "give it profiling='phase'")
         super().__init__(strategy)
         check_enough_updates(self.leaf, take, "take")
-        # by message: node, until when
+        # By message: the node, and the time at which it is given up.
         self._in_flight: dict[str, tuple[int, float]] = {}
         self._left_out: list[str] = []
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, *more: Any
     ) -> Messages:
-        """Hide nodes in flight since an earlier round; wait for one if there is no other."""
+        """Hide nodes in flight since an earlier round; if all are, wait for one of them."""
         if self._in_flight:
             replies = list(grid.pull_messages(list(self._in_flight)))
             self.fleet.costs.answered(replies, self.fleet.clock.virtual_s)
@@ -100,13 +101,17 @@ class OverSelect(Wrapper):
         return messages
 
     def on_replies(self, context: Exchange, replies: Messages) -> Messages:
-        """Note which nodes are still in flight; evaluation waits for all that are asked."""
+        """Note which nodes are still in flight; evaluation waits for all nodes that it asks."""
         until_s = self.fleet.clock.virtual_s - context.virtual_s + context.timeout_s
         for metadata in (message.metadata for message in context.surplus):
             self._in_flight[metadata.message_id] = metadata.dst_node_id, until_s
         self._left_out = [self.identity(m.metadata.dst_node_id) for m in context.surplus]
         return replies
 
+    def state_dict(self) -> StateDict:
+        """Return nothing, because all nodes count as free after a resume."""
+        return {}
+
     def round_info(self) -> dict[str, Any]:
-        """Return which nodes were not waited for, and how many nodes are in flight."""
+        """Return the nodes that the round did not wait for, and the number of nodes in flight."""
         return {"not_waited_for": self._left_out, "in_flight": len(self._in_flight)}

@@ -1,4 +1,4 @@
-"""Strategies without rounds: the rule that each of them is, and FedBuff."""
+"""Strategies without rounds: their common base class, and FedBuff."""
 
 from logging import WARNING
 from math import inf
@@ -25,23 +25,24 @@ from flwr_hetero.server.selection import Selection
 from flwr_hetero.state_dict import StateDict, rng_from_str, rng_to_str
 
 POWERS = {"fair": (1.0, 1.0), "sqrt": (0.5, 0.5), "examples": (1.0, 0.0), "equal": (0.0, 0.0)}
-"""Powers of the wrapped strategy's weight and of the interval between replies."""
+"""By weighting: the powers of the wrapped strategy's weight and of the interval between replies."""
 KNOWN = 3
-"""Replies of a node by which its rate is known: the first ones tell more of the run's start."""
+"""Replies after which a node's rate is known: the first replies depend on the start of the run."""
 
 
 class Rule(Selection):
-    """Keep nodes in flight; a rule says which to ask, when to update the model, by what weight."""
+    """Keep nodes in flight; a rule decides which nodes to ask and when to update the model."""
 
-    name: ClassVar[str] = "fedbuff"  # of all rules: reports show the same of them
+    name: ClassVar[str] = "fedbuff"  # Reports show the same information for all rules.
     decides = frozenset({"selection", "loop", "waiting"})
     count_argument = "concurrency"
     outside_of = frozenset({"steps"})
-    # what a round is called in the log
+    # The name of a round in the log.
     unit = "server update"
-    # whether nodes evaluate every round's model; else in a tenth of the time at most
+    # Whether nodes evaluate the model of every round. If not, they spend a tenth of the time on it.
     evaluates_each_round = False
-    # largest share of a node in all updates, in even shares, and one in a server update; None: any
+    # Largest share of one node in all updates, in even shares. None: no limit, and a server update
+    # may have several updates of a node.
     node_limit: float | None = algorithm.NODE_LIMIT
 
     def __init__(
@@ -49,21 +50,24 @@ class Rule(Selection):
     ) -> None:
         if concurrency is not None:
             check_count("concurrency", concurrency, 1)
-        self.rng = np.random.default_rng(check_count("seed", seed))
+        self.seed = check_count("seed", seed)
+        self.rng = np.random.default_rng(seed)
         super().__init__(strategy)
         if trains_trees(self.leaf):
             rule = "average models: updates of trees cannot be added to a newer model"
             raise invalid("strategy", type(self.leaf).__name__, rule)
-        self.concurrency, self.version = concurrency, 0
+        self.concurrency = concurrency
+        self.version = 0
         self.turns = algorithm.Turns()
-        # idle nodes that were not asked
-        self.resting, self._cost = 0, 0.0
-        # whether messages wait for the workers of a simulation, and nodes that are asked later
+        # Number of idle nodes that were not asked, and the turns that an instruction costs.
+        self.resting = 0
+        self._cost = 0.0
+        # Whether messages wait for the workers of a simulation, and the nodes to be asked later.
         self.shares_workers = False
         self.unsent: list[int] = []
-        # of this server update, by message
+        # The updates of this server update, by message.
         self.updates: dict[str, Update] = {}
-        # of the last run, which may go on
+        # The engine of the last run, which the next run may continue.
         self.engine: Engine | None = None
         self.chosen: list[int] = []
         self._factors: dict[str, float] | None = None
@@ -73,23 +77,22 @@ class Rule(Selection):
     # --- the rule: override these ----------------------------------------------
 
     def next_nodes(self, idle: list[int], in_flight: int, waiting: list[Update]) -> list[int]:
-        """Return the idle nodes that start now: drawn uniformly, for as many as there is room.
+        """Return the idle nodes that start now, drawn uniformly until there is no room.
 
         A node rests while an update of it waits, and while it is ahead of its share.
         """
-        there = len(idle)
-        room = self.room(there, in_flight)
-        # turns that an instruction costs
-        cost = min(self.concurrency or inf, in_flight + there) / (self.node_limit or inf)
+        num_idle = len(idle)
+        room = self.room(num_idle, in_flight)
+        cost = min(self.concurrency or inf, in_flight + num_idle) / (self.node_limit or inf)
         self._cost = cost
-        # if nobody else is there, all go on
+        # If no other node is in flight, none of these has to rest.
         if in_flight and self.node_limit:
             held = {update.pending.node_id for update in waiting}
             free = [node for node in idle if node not in held]
             idle = [node for node in free if self.turns.may_go(self.identity(node), cost)]
         chosen = self.draw(idle, room)
         self.turns.take([self.identity(node) for node in chosen], cost)
-        self.resting = there - len(chosen)
+        self.resting = num_idle - len(chosen)
         return chosen
 
     def room(self, num_idle: int, in_flight: int) -> int:
@@ -97,15 +100,15 @@ class Rule(Selection):
         return num_idle if self.concurrency is None else max(0, self.concurrency - in_flight)
 
     def draw(self, idle: list[int], room: int) -> list[int]:
-        """Draw as many of the nodes that may start as there is room for."""
+        """Draw nodes from those that may start, until there is no room."""
         return algorithm.draw_nodes(idle, room, self.rng)
 
     def due(self, waiting: list[Update], in_flight: int) -> list[Update]:
-        """Return the updates that are added to the model now; empty: none yet."""
+        """Return the updates that are added to the model now, or an empty list."""
         raise NotImplementedError
 
     def weigh(self, updates: list[Update], weights: list[float]) -> Shares:
-        """Return what updates count; ``weights`` are those that the wrapped strategy gives."""
+        """Return the shares of updates; ``weights`` are those of the wrapped strategy."""
         raise NotImplementedError
 
     def moved(self, context: Exchange, update: Update, reply: Message, scale: float) -> Message:
@@ -116,15 +119,15 @@ class Rule(Selection):
         return with_update(reply, start, context.arrays, scale)
 
     def knows_rates(self, updates: list[Update]) -> bool:
-        """Return whether the nodes of updates have replied often enough to know how often."""
+        """Return whether the nodes of updates have replied often enough to know their rates."""
         return True
 
     def ends_round(self) -> bool:
-        """Return whether the server update that was just made is the last one of its round."""
+        """Return whether the latest server update is the last one of its round."""
         return True
 
     def arrived(self, update: Update) -> None:
-        """Learn that a node has a good reply."""
+        """Learn that a node has sent a good reply."""
 
     def failed(self, node_id: int) -> None:
         """Learn that a node that was to train has no reply that counts."""
@@ -132,25 +135,26 @@ class Rule(Selection):
 
     @property
     def wake_s(self) -> float:
-        """Until when to wait for the next reply at most, on the fleet's clock."""
+        """Time on the fleet's clock until which the next reply is waited for at most."""
         return inf
 
     # --- what the engine asks --------------------------------------------------
 
     @property
     def loop(self) -> Loop:
-        """Without rounds."""
+        """The loop without rounds."""
         if self.node_limit is not None:
             check_number("node_limit", self.node_limit, "[1, inf)", "or None, for no limit")
         return lambda run: run_asynchronously(run, self)
 
     def begin(self, due: list[Update], version: int) -> None:
         """Prepare a server update of the model of a version."""
-        self.updates, self.version = {u.pending.message_id: u for u in due}, version
+        self.updates = {update.pending.message_id: update for update in due}
+        self.version = version
         self._info = {}
 
     def before_train(self, context: Exchange, grid: Grid) -> Grid:
-        """Show the nodes that were chosen."""
+        """Show the chosen nodes."""
         return GridView(grid, self.chosen)
 
     def before_evaluate(self, context: Exchange, grid: Grid) -> Grid:
@@ -158,7 +162,7 @@ class Rule(Selection):
         return GridView(grid, sorted(online_nodes(grid)) if self._inner_evaluates else [])
 
     def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
-        """Add each update to the present model, as if all nodes had just trained on it."""
+        """Add each update to the present model, as if its node had started from that model."""
         if not replies:
             return replies
         ids = [reply.metadata.reply_to_message_id for reply in replies]
@@ -179,24 +183,24 @@ class Rule(Selection):
             "staleness": [self.version - update.pending.version for update in added],
             "age_s": [update.arrived_s - update.pending.sent_s for update in added],
             "step": shares.step,
-            # a round of FedSlice has several server updates
+            # These are lists, because a round of FedSlice has several server updates.
             "clipped_share": [shares.clipped_share],
             "bounded_share": [shares.bounded_share],
         }
         return [self.moved(context, *each) for each in zip(updates, replies, scales, strict=True)]
 
     def weights(self, context: Exchange, replies: list[Message]) -> list[float]:
-        """Return by what the updates are weighted in their mean."""
+        """Return the weights of the updates in their mean."""
         if self._factors is None:
             return [1.0] * len(replies)
         weights = zip(replies, super().weights(context, replies), strict=True)
         return [w * self._factors[reply.metadata.reply_to_message_id] for reply, w in weights]
 
     def on_train_end(self, context: Exchange, good: list[str], failed: list[str]) -> None:
-        """Learn nothing of rounds."""
+        """Do nothing, because there are no rounds to learn from."""
 
     def round_info(self) -> dict[str, Any]:
-        """Return the updates that were added in order of arrival, with staleness and age."""
+        """Return the added updates in order of arrival, with their staleness and age."""
         return self._info
 
     def state_dict(self) -> StateDict:
@@ -214,41 +218,44 @@ class FedBuff(Rule):
     .. math:: w \leftarrow w + \frac{1}{K} \sum_{i \in buffer} \frac{v_i}{\bar v} \,
               \frac{w_i - w_{start}}{\sqrt{1 + s_i}}
 
-    No round waits for its slowest node; ``num_rounds`` of ``start`` counts server updates. Nguyen
-    et al., "Federated Learning with Buffered Asynchronous Aggregation", AISTATS 2022. ValueError
-    for a setting out of range, or a strategy that selects nodes, trains trees or needs rounds.
+    No round waits for its slowest node, and ``num_rounds`` of ``start`` is the number of server
+    updates. Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation", AISTATS
+    2022. ValueError for a setting out of range, or a strategy that selects nodes, trains trees or
+    needs rounds.
 
     >>> paper = FedBuff(concurrency=100, buffer_size=10, weighting="equal")
 
     Parameters
     ----------
     strategy : Strategy, optional
-        What averages the updates: any that derives from FedAvg, or a wrapper; FedAvg if left out.
-    concurrency, buffer_size : int, optional
-        Nodes in flight, drawn uniformly from the idle ones; None: all online. Updates K in a
-        server update; None: half of the nodes in flight, at least 3.
+        The strategy that averages: a wrapper, or one that derives from FedAvg; FedAvg if left out.
+    concurrency : int, optional
+        Number of nodes in flight, drawn uniformly from the idle nodes. None: all nodes.
+    buffer_size : int, optional
+        Number K of updates in a server update. None: half of the nodes in flight, at least 3.
     staleness : {"sqrt", "none"} or float
-        Weight of an update that started s server updates ago: 1 / sqrt(1 + s), 1, or with the
-        exponent of 1 / (1 + s).
+        Weight of an update that started s server updates ago: 1 / sqrt(1 + s), 1, or the power of
+        1 / (1 + s) with this exponent.
     weighting : {"fair", "sqrt", "examples", "equal"}
-        ``fair``: as the wrapped strategy weights (by examples), times the node's mean seconds
-        between two replies. ``sqrt``: the root of that. ``examples``: as the wrapped strategy
-        weights. ``equal``: the paper's rule.
+        ``fair``: the weight of the wrapped strategy (by examples), times the node's mean seconds
+        between two replies. ``sqrt``: the root of that. ``examples``: the weight of the wrapped
+        strategy. ``equal``: the paper's.
     rate_correction : float, optional
-        Power in [0, 1] with which a node's reporting rate is undone, in place of ``weighting``'s.
-        Where it is, no update counts more than twice what a tenth of the nodes reach.
+        Power in [0, 1] by which differences in reporting rates are undone, instead of the power of
+        ``weighting``. No update then counts more than twice what a tenth of the nodes reach.
     seed : int
-        Of the draw of nodes.
+        Seed of the draw of nodes.
 
     Notes
     -----
-    A server update has one update of a node at most, and of five and more nodes it waits for all
-    but one at most, so that none can hold it up. No node sends more than :attr:`node_limit`
-    (1.5) even shares of all updates: it rests meanwhile. None is the paper's rule, without a limit.
+    A server update has one update of a node at most. With five or more nodes, it waits for all but
+    one of them at most, so that no single node can delay it. No node sends more than
+    :attr:`node_limit` (1.5) times an even share of all updates; None, the paper's rule, lifts it.
 
-    A node whose reply is bad or does not come is backed off, longer each time; a run ends when all
-    have failed six times in a row. Nodes evaluate when they are idle next, in a tenth of the time
-    at most, and at the end. After a resume what was in flight is asked with the newest model.
+    A node is backed off if its reply is bad or missing, for longer each time. A run ends when all
+    nodes have failed six times in a row. A node evaluates when it is idle, for a tenth of the time
+    at most, and at the end of the run. After a resume, the nodes that were in flight are asked
+    again, with the newest model.
     """
 
     def __init__(
@@ -264,6 +271,7 @@ class FedBuff(Rule):
     ) -> None:
         if buffer_size is not None:
             check_count("buffer_size", buffer_size, 1)
+        self.staleness = staleness
         self.exponent = algorithm.staleness_exponent(staleness)
         powers = POWERS[check_choice("weighting", weighting, tuple(POWERS))]
         if rate_correction is not None:
@@ -274,26 +282,28 @@ class FedBuff(Rule):
         if self.rates.undoes_rate:
             name = "weighting" if rate_correction is None else "rate_correction"
             check_unscaled(self, name, weighting if rate_correction is None else rate_correction)
-        self.buffer_size, self.weighting = buffer_size, weighting
+        self.buffer_size = buffer_size
+        self.weighting = weighting
+        self.rate_correction = rate_correction
 
     def due(self, waiting: list[Update], in_flight: int) -> list[Update]:
-        """Return the first K updates when there are as many."""
-        there = in_flight + self.resting
-        # others evaluate
-        size = self.size_of(there)
+        """Return the first K updates as soon as there are K."""
+        # The remaining nodes evaluate.
+        num_training = in_flight + self.resting
+        size = self.size_of(num_training)
         if self.node_limit is None:
             return algorithm.full_buffer(waiting, size)
-        # one of each node
+        # Only the first update of each node is taken.
         first = {update.pending.node_id: update for update in reversed(waiting)}
         ready = [update for update in waiting if first[update.pending.node_id] is update]
-        return algorithm.full_buffer(ready, max(1, min(size, most_at_once(there))))
+        return algorithm.full_buffer(ready, max(1, min(size, most_at_once(num_training))))
 
     def size_of(self, nodes: int) -> int:
-        """Return K for so many nodes."""
+        """Return K for a number of nodes."""
         return self.buffer_size or self.default_size(min(self.concurrency or nodes, nodes))
 
     def check_nodes(self, nodes: int) -> None:
-        """Refuse too few nodes, or else too small a buffer, for a strategy that distrusts some."""
+        """Refuse too few nodes, or too small a buffer, for a strategy that distrusts updates."""
         if self.node_limit is not None:
             name = "the number of nodes"
             check_enough_updates(self.leaf, nodes, name, most_at_once, ": start more nodes")
@@ -302,11 +312,11 @@ class FedBuff(Rule):
         check_enough_updates(self.leaf, size, "buffer_size", hint=hint)
 
     def default_size(self, in_flight: int) -> int:
-        """Return K where it is not given."""
+        """Return K if the user has not set it."""
         return algorithm.default_buffer(in_flight)
 
     def weigh(self, updates: list[Update], weights: list[float]) -> Shares:
-        """Weigh stale updates down, and by default let no node count by its speed."""
+        """Discount stale updates, and by default undo differences in reporting rates."""
         started = [update.pending.version for update in updates]
         discounts = algorithm.staleness_weights(started, self.version, self.exponent)
         if self.rates.powers == POWERS["equal"]:
@@ -319,14 +329,14 @@ class FedBuff(Rule):
         return self.rates.weigh(nodes, weights, discounts)
 
     def knows_rates(self, updates: list[Update]) -> bool:
-        """Return whether the nodes of updates have replied often enough to know how often."""
+        """Return whether the nodes of updates have replied often enough to know their rates."""
         nodes = [self.identity(update.pending.node_id) for update in updates]
         return all(
             self.rates.means[node].count >= KNOWN for node in nodes if node in self.rates.means
         )
 
     def state_dict(self) -> StateDict:
-        """Return the generator's state, and what is known of the nodes' replies."""
+        """Return the state of the generator, and the statistics of the nodes' replies."""
         return super().state_dict() | {"rates": self.rates.to_str()}
 
     def load_state_dict(self, state: StateDict) -> None:
@@ -336,5 +346,5 @@ class FedBuff(Rule):
 
 
 def most_at_once(nodes: int) -> int:
-    """Return of how many nodes a server update may be: of five and more one is not waited for."""
+    """Return the largest number of nodes in a server update: of five or more, all but one."""
     return min(nodes, max(4, nodes - 1))

@@ -1,4 +1,4 @@
-"""Local steps by speed; biased local SGD: models by steps, high losses on fast nodes; FedNova."""
+"""Local steps by speed, biased local SGD and FedNova."""
 
 from collections.abc import Sequence
 from math import nan
@@ -21,7 +21,7 @@ from flwr_hetero.server.context import Exchange, Messages
 from flwr_hetero.state_dict import StateDict, entries_below
 
 TRAFFIC = 0.5
-"""Largest share of transfers in a node's slice."""
+"""Largest share of a node's slice that its transfers may take."""
 
 
 class LocalSteps(MeasuredSteps):
@@ -29,40 +29,42 @@ class LocalSteps(MeasuredSteps):
 
     .. math:: \tau_i = \lfloor \gamma_i \tau_F \rfloor
 
-    The number is ``num-steps`` in the node's own config. Of what it reports as ``num-steps`` in its
-    metrics, at most the number assigned counts. Lim et al., "Biased Local SGD for Efficient Deep
-    Learning on Heterogeneous Systems", section 4.1. ValueError for a setting out of range or not of
-    the kind of budget; MissingClientSupportError in the first round, if no node reports its steps.
+    The number is ``num-steps`` in the config of the node's instruction. The node reports its steps
+    as ``num-steps`` in its metrics, and at most the assigned number counts. Lim et al., "Biased
+    Local SGD for Efficient Deep Learning on Heterogeneous Systems", section 4.1. ValueError for a
+    setting out of range, or of another kind of budget. MissingClientSupportError in the first round
+    if no node reports its steps.
 
     >>> strategy = LocalSteps(fast_steps=32, budget="deadline", deadline_s=60.0)
 
     Parameters
     ----------
     strategy : Strategy, optional
-        What aggregates; FedAvg if left out.
+        The strategy that aggregates; FedAvg if left out. It is copied: see :class:`Wrapper`.
     fast_steps : int
-        Steps tau_F of a fast node per round.
+        Number tau_F of steps that a fast node takes in a round.
     budget : {"two-class", "deadline", "slice"}
-        ``two-class``, the paper's: tau_F or gamma tau_F. ``deadline``: what fits into
-        ``deadline_s``, transfers included. ``slice``, for FedBuff: longer for a node whose
-        transfers would take more than half of that.
+        ``two-class``, the paper's: tau_F or gamma tau_F. ``deadline``: the steps that fit into
+        ``deadline_s``, including transfers. ``slice``, for FedBuff: a longer time for a node whose
+        transfers would take more than half of it.
     gamma : float, optional
         For two classes: tau_S / tau_F in (0, 1]. None: measured.
     deadline_s : float, optional
-        Seconds of a round. None: what a fast node needs for ``fast_steps``, the second or the one
-        that 10 % are faster than, and at least half of what the fastest third needs.
+        Seconds of a round. None: the time in which a fast node takes ``fast_steps``. This is the
+        second fastest node, or the one that 10 % are faster than. The deadline is at least half of
+        the time that the fastest third needs.
     max_steps : int, optional
-        Most steps of a node: ``fast_steps`` if left out, and twice that for slices.
+        Largest number of steps of a node. None: ``fast_steps``, or twice as many for slices.
     step_correction : float
         Power q in [0, 1] of its steps that is undone: updates are scaled by
-        :math:`(\bar\tau / \tau_i)^q`. 0: a node's data count by its steps. 1: as in FedAvg, but
-        few steps are magnified, with their noise.
+        :math:`(\bar\tau / \tau_i)^q`. 0: a node's data count by its steps. 1: as in FedAvg, but an
+        update of few steps is magnified together with its noise.
 
     Notes
     -----
-    A node that was never measured gets one step: the first round of a new fleet is its profiling.
-    Less than a third of the nodes cannot move a measured gamma, or a default deadline by more than
-    2: give gamma where fewer are fast.
+    A node that was never measured gets one step, so that the first round of a new fleet measures
+    it. Fewer than a third of the nodes cannot change a measured gamma, or a default deadline by
+    more than a factor of 2. Set gamma if fewer nodes are fast.
     """
 
     name: ClassVar[str] = "local_steps"
@@ -103,7 +105,7 @@ class LocalSteps(MeasuredSteps):
         fast, measured = self.speeds.classes()
         slow_gamma = measured if self.gamma is None else self.gamma
         gammas = np.array([1.0 if node in fast else slow_gamma for node in nodes])
-        # balanced steps need no time
+        # Balanced steps do not depend on times.
         if self.gamma != 1:
             gammas[np.isnan(step_s)] = nan
         # Alg. 1, l. 1
@@ -115,14 +117,14 @@ class LocalSteps(MeasuredSteps):
 
 
 class BiasedLocalSGD(LocalSteps):
-    r"""Let fast nodes take more steps, weigh more and train on samples of higher loss.
+    r"""Let fast nodes take more steps, count more and train on samples with higher losses.
 
     .. math:: x_{t+1} = \sum_i \frac{\tau_i}{\sum_k \tau_k} x_t^i \quad \text{(weigh_by_steps)}
 
-    Nodes choose their samples with a :class:`~flwr_hetero.sampler.TopLossSampler`. Strategies that
-    do not weight (median, trimmed mean, Krum) get the steps only. Lim et al., "Biased Local SGD for
-    Efficient Deep Learning on Heterogeneous Systems", Algorithm 1. ValueError for a setting out of
-    range, or a strategy that cannot weight by steps.
+    Nodes choose their samples with a :class:`~flwr_hetero.sampler.TopLossSampler`. Strategies
+    without weights (median, trimmed mean, Krum) use the steps only. Lim et al., "Biased Local SGD
+    for Efficient Deep Learning on Heterogeneous Systems", Algorithm 1. ValueError for a setting out
+    of range, or a strategy that cannot weight by steps.
 
     >>> strategy = BiasedLocalSGD(fast_steps=32, high_loss_fraction=0.3)
 
@@ -131,21 +133,24 @@ class BiasedLocalSGD(LocalSteps):
     strategy, fast_steps, **budget
         As for :class:`LocalSteps`.
     weigh_by_steps : bool, optional
-        The paper's bias in aggregation, Eq. (4). None: for shared data only, as the paper has
-        them. It would weigh a node's private data by about the square of its steps.
+        The paper's bias in aggregation, Eq. (4). None: for shared data only, as in the paper. With
+        private data, it would weight a node's data by about the square of its steps.
     step_correction : float, optional
-        As for LocalSteps. None: 0.5, or 0 where models are weighted by steps.
+        As for LocalSteps. None: 0.5, or 0 if models are weighted by steps.
     high_loss_fraction : float, optional
         The bias in sampling: lambda in (0, 1]. None: all nodes sample uniformly.
     share : float, optional
-        Size of the fast nodes' allocation as a part of the samples, in (0, 1]. None: the
-        paper's, tau_F P_F / (tau_F P_F + tau_S P_S). The closer to 1, the weaker the bias.
+        Part of the samples that is allocated to fast nodes, in (0, 1]. None: the paper's,
+        tau_F P_F / (tau_F P_F + tau_S P_S). The bias is weaker if it is closer to 1.
     shared_samples : int, optional
-        Size N of a data set that all nodes see (the paper's setting): the server collects losses
-        and assigns indices. None: each node ranks its own samples, and nothing of one leaves it.
-    batch_size, unified, seed
-        For shared data: examples per step; whether slow nodes get what the fast ones left
-        (Table 6); of the server's generator.
+        Size N of a data set that all nodes have (the paper's setting): the server collects losses
+        and assigns indices. None: each node ranks its own samples and sends nothing about them.
+    batch_size : int
+        For shared data: examples in a step.
+    unified : bool
+        For shared data: whether slow nodes get the samples that the fast nodes left (Table 6).
+    seed : int
+        For shared data: seed of the server's generator.
     """
 
     name: ClassVar[str] = "biased_local_sgd"
@@ -184,8 +189,12 @@ class BiasedLocalSGD(LocalSteps):
             check_number("high_loss_fraction", high_loss_fraction, "(0, 1]", "None switches it off")
         if share is not None:
             check_number("share", share, "(0, 1]")
-        check_count("seed", seed)
-        self.high_loss_fraction, self.share = high_loss_fraction, share
+        self.high_loss_fraction = high_loss_fraction
+        self.share = share
+        self.shared_samples = shared_samples
+        self.batch_size = batch_size
+        self.unified = unified
+        self.seed = check_count("seed", seed)
         self.shared: SharedSamples | None = None
         if shared_samples is not None:
             how = high_loss_fraction, share, unified, seed
@@ -206,7 +215,7 @@ class BiasedLocalSGD(LocalSteps):
         sort_key, fast_nodes = context.fleet.nodes.sort_key, self.fast_nodes()
         asked = sorted(messages, key=lambda message: sort_key(message.metadata.dst_node_id))
         if self.shared is not None:
-            # a node that was never measured chooses its first samples
+            # A node that was never measured chooses its first samples by itself.
             known = self.speeds.step_s
             asked = [m for m in asked if self.identity(m.metadata.dst_node_id) in known]
         steps = [assigned_steps(message) for message in asked]
@@ -224,7 +233,7 @@ class BiasedLocalSGD(LocalSteps):
         return messages
 
     def why_bad(self, context: Exchange, reply: Message) -> str | None:
-        """Refuse nonsense of steps and, with shared data, of losses."""
+        """Refuse steps and, with shared data, losses that make no sense."""
         reason = super().why_bad(context, reply)
         return reason or (self.shared.why_bad(reply) if self.shared else None)
 
@@ -236,7 +245,7 @@ class BiasedLocalSGD(LocalSteps):
         return super().on_replies(context, replies)
 
     def weights(self, context: Exchange, replies: Messages) -> list[float]:
-        """Weight models by their steps: the fewest for those that report none."""
+        """Weight models by their steps; a model without steps gets the smallest weight."""
         if not self.weigh_by_steps:
             return super().weights(context, replies)
         # l. 15: average the models by steps, Eq. (4)
@@ -245,7 +254,7 @@ class BiasedLocalSGD(LocalSteps):
         return [float(count or fewest) for count in steps]
 
     def state_dict(self) -> StateDict:
-        """Return the measured times and, with shared data, losses and pools."""
+        """Return the measured times and, with shared data, the losses and pools."""
         shared = {} if self.shared is None else self.shared.state_dict()
         return super().state_dict() | {f"shared.{key}": value for key, value in shared.items()}
 
@@ -257,11 +266,11 @@ class BiasedLocalSGD(LocalSteps):
 
 
 class FedNova(LocalSteps):
-    r"""Unbalanced local steps of plain SGD whose updates are averaged per step.
+    r"""Unbalanced local steps of plain SGD, with updates that are averaged per step.
 
     .. math:: x_{t+1} - x_t = \sum_i p_i s_i (x_i - x_t), \qquad s_i = \sum_k p_k \tau_k / \tau_i
 
-    Its settings are those of :class:`LocalSteps`, but for ``step_correction``. Wang et al.,
+    It has the settings of :class:`LocalSteps` except ``step_correction``. Wang et al.,
     "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization",
     NeurIPS 2020.
 
@@ -279,6 +288,6 @@ class FedNova(LocalSteps):
         super().__init__(strategy, fast_steps, step_correction=1.0, **budget)
 
     def scales(self, replies: Messages, steps: Indices, weights: list[float]) -> Floats:
-        """Return the scales: by the mean steps of the round's nodes, not of all seen."""
+        """Return the scales, by the mean steps of the round's nodes instead of all nodes."""
         mean_steps = float(normalised(weights) @ steps)
         return algorithm.correction_scales(steps, mean_steps, self.step_correction)

@@ -240,8 +240,12 @@ class CDGraB(Wrapper):
             self.decides = self.decides | {"steps"}
             self.client_support = ORDERS, STEPS
         super().__init__(strategy)
+        self.mode = mode
+        self.sketch_size = sketch_size
+        self.num_units = num_units
+        self.seed = check_count("seed", seed)
         self.server = OrderServer(exact=exact)
-        self.terms = Terms(0, size, check_count("seed", seed), units)
+        self.terms = Terms(0, size, seed, units)
         # by node, from when its reply is judged
         self._reports: dict[int, Report] = {}
         self._balance = Balance()

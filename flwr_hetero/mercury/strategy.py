@@ -212,7 +212,8 @@ class Resharding(Wrapper):
     ) -> None:
         self.share = check_number("share", share, "(0, 1]")
         self.budget_bytes = check_count("budget_bytes", budget_bytes, 1)
-        self.rng = np.random.default_rng(check_count("seed", seed))
+        self.seed = check_count("seed", seed)
+        self.rng = np.random.default_rng(seed)
         super().__init__(strategy)
         self.by_importance = by_importance
         self.table = SwapTable()

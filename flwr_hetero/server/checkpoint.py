@@ -23,12 +23,12 @@ from flwr_hetero.server.limits import votes_from_json, votes_to_json
 from flwr_hetero.server.nodes import online_nodes
 from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
-from flwr_hetero.state_dict import entries_below, three_numbers
+from flwr_hetero.state_dict import UnsavedState, entries_below, three_numbers
 
 FILE, PREVIOUS, METRICS = "state.npz", "previous.npz", "metrics.jsonl"
 RESULTS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
 MAX_WHY = 500
-"""Characters of why a checkpoint is refused."""
+"""Largest number of characters of the reason why a checkpoint is refused."""
 HINT = "resume the run as it was started, or start another one in a folder of its own"
 
 
@@ -37,12 +37,15 @@ class Checkpoints:
 
     def __init__(self, folder: Path, run: Run) -> None:
         self.folder, self.metrics = folder, GrowingFile(folder / METRICS)
-        # of each kind, how many are in the file
+        # By kind: the number of entries in the file of metrics.
         self.written = dict.fromkeys(RESULTS, 0)
         self.initial = [settings_of(strategy) for strategy in run.strategy.chain()]
+        self.unsaved = UnsavedState()
 
     def save(self, run: Run) -> None:
         """Add the metrics that are new, then replace the state."""
+        for text in self.unsaved.warnings(run.strategy.wrappers(), Wrapper):
+            log(WARNING, "%s", text)
         fleet = run.fleet
         arrays: dict[str, NDArray[Any]] = {f"model/{k}": v.numpy() for k, v in run.arrays.items()}
         strategies = []
@@ -51,8 +54,8 @@ class Checkpoints:
             state: Mapping[str, Any] = strategy.state_dict() if is_ours else flower_state(strategy)
             scalars = {key: v for key, v in state.items() if not isinstance(v, np.ndarray)}
             arrays |= {f"{number}/{key}": v for key, v in state.items() if key not in scalars}
-            own = {"type": type(strategy).__name__, "initial": self.initial[number]}
-            strategies.append(own | {"scalars": scalars})
+            kept = {"type": type(strategy).__name__, "initial": self.initial[number]}
+            strategies.append(kept | {"scalars": scalars})
         self.metrics.append(self._new_metrics(run))
         meta = {
             "round": run.round,
@@ -72,12 +75,12 @@ class Checkpoints:
             "strategies": strategies,
         }
         arrays["meta"] = np.frombuffer(json.dumps(meta).encode(), np.uint8)
-        # the one before is kept, in case that this one cannot be read
+        # The last checkpoint is kept, in case this one cannot be read.
         with drafted(self.folder / FILE, self.folder / PREVIOUS) as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
 
     def _new_metrics(self, run: Run) -> list[str]:
-        """Write what the results have got since the last checkpoint."""
+        """Return the lines of the metrics that are newer than the last checkpoint."""
         lines = []
         for kind in RESULTS:
             entries: dict[int, MetricRecord] = getattr(run.result, kind)
@@ -87,36 +90,35 @@ class Checkpoints:
         return lines
 
     def load(self, run: Run) -> None:
-        """Continue from the last checkpoint that can be read; ValueError if this run cannot."""
+        """Continue from the last readable checkpoint; ValueError if it does not fit this run."""
         path, meta, arrays = self._read()
         try:
             _check_fit(meta, arrays, run)
             self._restore(meta, arrays, run)
-        # whatever is in a file that someone else has written
+        # A file that someone else has written may contain anything.
         except Exception as error:
             why = f"{error}" if isinstance(error, ValueError) else repr(error)
-            raise ValueError(
-                f"this run cannot go on from {path}: {clean(why, MAX_WHY)}: {HINT}."
-            ) from error
+            text = f"this run cannot go on from {path}: {clean(why, MAX_WHY)}: {HINT}."
+            raise ValueError(text) from error
 
     def _read(self) -> tuple[Path, dict[str, Any], dict[str, NDArray[Any]]]:
-        """Read the last checkpoint with its metrics, or the one before if that cannot be read."""
+        """Read the last checkpoint with its metrics, or the previous one if that fails."""
         reasons = []
         for path in (self.folder / FILE, self.folder / PREVIOUS):
             try:
                 with path.open("rb") as file, np.load(file, allow_pickle=False) as entries:
                     arrays = {name: entries[name] for name in entries.files}
-                found = arrays.pop("meta")
-                # older versions wrote it as text, with the metrics of all rounds
-                old = found.dtype.kind == "U"
-                meta = dict(json.loads(str(found) if old else found.tobytes()))
+                written = arrays.pop("meta")
+                # Older versions wrote it as text, with the metrics of all rounds.
+                old = written.dtype.kind == "U"
+                meta = dict(json.loads(str(written) if old else written.tobytes()))
                 if "results" not in meta:
                     meta["results"] = {kind: {} for kind in RESULTS}
                     for line in self.metrics.read(*meta["metrics"]):
                         kind, number, metrics = json.loads(line)
                         meta["results"][kind][number] = metrics
                 return path, meta, arrays
-            # a damaged file may raise anything
+            # A damaged file may raise any error.
             except Exception as error:
                 reasons.append(f"{path.name}: {clean(str(error))}")
                 log(WARNING, "Checkpoint %s cannot be read: %s", path, clean(str(error)))
@@ -166,13 +168,13 @@ class Checkpoints:
 
 
 def _check_fit(meta: dict[str, Any], arrays: dict[str, NDArray[Any]], run: Run) -> None:
-    """Refuse a checkpoint of other strategies or of another model, or with a model of NaN."""
+    """Refuse a checkpoint of other strategies or of another model, or a model with NaN."""
     chain = run.strategy.chain()
     saved, now = [s["type"] for s in meta["strategies"]], [type(s).__name__ for s in chain]
     if saved != now:
         raise ValueError(f"it is of {' > '.join(saved)}, this run is {' > '.join(now)}")
     model = entries_below("model/", arrays)
-    # trees grow
+    # Trees grow, so that their arrays have no fixed shape.
     if not trains_trees(chain[-1]):
         mine = {key: (tuple(array.shape), array.dtype) for key, array in run.arrays.items()}
         theirs = {key: (array.shape, str(array.dtype)) for key, array in model.items()}
@@ -192,7 +194,7 @@ KINDS = {
 
 
 def flower_state(strategy: Strategy) -> dict[str, Any]:
-    """Collect the numbers and arrays of a strategy: moments, last model, clipping norm, ..."""
+    """Return the numbers and arrays of a strategy, such as moments and the clipping norm."""
     state: dict[str, Any] = {}
     for name, value in vars(strategy).items():
         if isinstance(value, ArrayRecord):
@@ -207,7 +209,7 @@ def flower_state(strategy: Strategy) -> dict[str, Any]:
 
 
 def settings_of(strategy: Strategy) -> dict[str, float]:
-    """Return the numbers of a strategy of Flower's as the user gave them, before a run."""
+    """Return the numbers in a strategy of Flower's before a run, as the user set them."""
     if isinstance(strategy, Wrapper):
         return {}
     return {name: value for name, value in vars(strategy).items() if isinstance(value, int | float)}
@@ -216,10 +218,10 @@ def settings_of(strategy: Strategy) -> dict[str, float]:
 def load_flower_state(
     strategy: Strategy, state: Mapping[str, Any], initial: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Give a Flower strategy back what :func:`flower_state` collected.
+    """Restore in a Flower strategy what :func:`flower_state` returned.
 
-    ``initial`` is what numbers were before the run. One that has not changed since is a setting:
-    that of today is taken. The others go on. What they all were at first is returned.
+    ``initial`` are the numbers before the run. A number that has not changed since is a setting, of
+    which the value of today is used. The others are restored. The first values are returned.
     """
     owner, began = type(strategy).__name__, dict[str, Any]()
     for kind, name in dict.fromkeys(tuple(entry.split("/")[:2]) for entry in state):
@@ -254,29 +256,27 @@ def _are_arrays(values: Collection[object]) -> bool:
 
 
 class Recorded(Wrapper):
-    """Record every round in a run directory; it goes outside all other wrappers.
+    """Record every round in a run directory; put it around all other wrappers.
 
-    A run that is killed continues from the last whole checkpoint. Nodes with other ids than before
-    are asked for their names. SIGTERM ends a run as Ctrl-C does, with a report, exit code 143.
+    A run that was killed continues from the last whole checkpoint. Nodes with other ids than before
+    are asked for their names. SIGTERM ends a run as Ctrl-C does, with a report and exit code 143.
     ValueError for a ``run_dir`` that cannot be used, or from ``start`` for a checkpoint that does
     not fit.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     strategy = Recorded(run_dir=f"{folder}/first")
 
     Parameters
     ----------
     strategy : Strategy, optional
-        What runs; FedAvg if left out.
+        The strategy that runs; FedAvg if left out.
     run_dir : str, Path or RunDirectory
         Absolute path, or for instance ``flwr_hetero.report.RunDirectory("/data/first", config)``.
     resume : bool
-        Continue from the directory's last checkpoint that can be read.
+        Whether to continue from the last readable checkpoint in the directory.
     trackers : sequence of str
-        Where each round's figures go besides: "tensorboard", "mlflow", "wandb".
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     strategy = Recorded(run_dir=f"{folder}/first")
+        Other places for the figures of each round: "tensorboard", "mlflow", "wandb".
     """
 
     name: ClassVar[str] = "recorded"
@@ -291,7 +291,7 @@ class Recorded(Wrapper):
         resume: bool = False,
         trackers: Sequence[str] = (),
     ) -> None:
-        self.tracker_names = check_trackers(trackers)
+        self.trackers = check_trackers(trackers)
         super().__init__(strategy)
         if isinstance(run_dir, str | Path):
             from flwr_hetero.report.run_dir import RunDirectory
@@ -302,24 +302,25 @@ class Recorded(Wrapper):
         if getattr(run_dir, "resume", resume) != resume:
             raise invalid("resume", resume, "be the same for Recorded and for its RunDirectory")
         self.run_dir, self.resume = run_dir, resume
-        self._begun, self.trackers = False, Trackers()
+        self._begun = False
+        self._trackers = Trackers()
         self.checkpoints: Checkpoints | None = None
 
     def on_start(self, run: Run) -> None:
-        """Continue from the checkpoint if that is wanted; a refused one changes nothing."""
+        """Continue from the checkpoint if ``resume`` is set; a refused one changes nothing."""
         _catch_sigterm()
         self.checkpoints = Checkpoints(self.run_dir.checkpoint_dir, run)
         if self.resume:
             self.checkpoints.load(run)
             self.run_dir.cut_after(run.round)
             log(INFO, "Resumed after round %d", run.round)
-        self.trackers.open(self.tracker_names, self.run_dir.checkpoint_dir)
+        self._trackers.open(self.trackers, self.run_dir.checkpoint_dir)
         self._begun = True
 
     def on_round_end(self, run: Run, record: dict[str, Any]) -> None:
-        """Write the round's line and the checkpoint."""
+        """Write the line of the round and the checkpoint."""
         self.run_dir.append_round(record)
-        self.trackers.log(record)
+        self._trackers.log(record)
         if self.checkpoints:
             self.checkpoints.save(run)
 
@@ -330,20 +331,20 @@ class Recorded(Wrapper):
                 self.run_dir.save_model({k: v.numpy() for k, v in run.arrays.items()})
                 log(INFO, "Run directory: %s", self.run_dir.finish())
         finally:
-            self.trackers.close()
+            self._trackers.close()
             self.run_dir.close()
             if signal.getsignal(signal.SIGTERM) is _end:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _catch_sigterm() -> None:
-    """Let SIGTERM end the run in order, unless the program has a handler of its own."""
+    """Let SIGTERM end the run in order, unless the program has its own handler."""
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _end)
 
 
 def _end(number: int, frame: object) -> None:
-    # a second one ends the process at once
+    # A second signal ends the process at once.
     signal.signal(number, signal.SIG_DFL)
     raise SystemExit(128 + number)

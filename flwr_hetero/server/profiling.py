@@ -21,6 +21,7 @@ from flwr_hetero.server.checks import Expected, Verdicts, accept, reported_parti
 from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.nodes import NodeBook
 from flwr_hetero.server.wrapper import Wrapper
+from flwr_hetero.state_dict import StateDict
 
 MAX_TEXT, MAX_METRICS = 80, 100
 """Characters of the name of a sampler's statistic, and statistics of a node that are read."""
@@ -189,3 +190,7 @@ class SamplerMetrics(Wrapper):
     def round_info(self) -> dict[str, Any]:
         """Return the means of this round."""
         return self._info
+
+    def state_dict(self) -> StateDict:
+        """Return nothing, because the means belong to a single round."""
+        return {}

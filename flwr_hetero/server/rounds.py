@@ -115,6 +115,7 @@ def opened(run: Run, unit: str = "round") -> Iterator[None]:
     strategy, fleet = run.strategy, run.fleet
     log(INFO, "Starting %s", " > ".join(dict.fromkeys(map(name_of, strategy.chain()))))
     fleet.begin_round()
+    fleet.is_running = True
     run.unit = unit
     with quiet_strategies():
         strategy.summary()
@@ -127,6 +128,7 @@ def opened(run: Run, unit: str = "round") -> Iterator[None]:
         finally:
             for wrapper in reversed(strategy.wrappers()):
                 wrapper.on_finish(run)
+            fleet.is_running = False
 
 
 @contextmanager

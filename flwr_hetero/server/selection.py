@@ -1,4 +1,4 @@
-"""The seam for selection: which nodes train and evaluate in a round."""
+"""Rules of selection: which nodes train and evaluate in a round."""
 
 import json
 import random
@@ -20,7 +20,7 @@ from flwr_hetero.state_dict import StateDict, check_state
 
 
 class Outcome(NamedTuple):
-    """What a selected node delivered: its latency and its metrics."""
+    """The latency and the metrics of a selected node."""
 
     latency_s: float
     metrics: Mapping[str, Any]
@@ -29,23 +29,23 @@ class Outcome(NamedTuple):
 class Selection(Wrapper):
     """Select the nodes of each round; a rule of selection overrides ``select``.
 
-    The wrapped strategy trains all nodes that it is shown, and is shown the selected ones only.
-    ValueError for one with a selection of its own, or that would wait for nodes it is not shown.
+    The wrapped strategy is shown the selected nodes only, and trains all of them. ValueError for a
+    strategy that selects nodes itself, or that would wait for nodes that it is not shown.
 
     Parameters
     ----------
     strategy : Strategy, optional
-        What aggregates; FedAvg if left out.
+        The strategy that aggregates; FedAvg if left out. It is copied: see :class:`Wrapper`.
     clients_per_round : int, optional
-        Nodes that train in a round; None: all.
+        Number of nodes that train in a round. None: all nodes.
     """
 
     name: ClassVar[str] = "selection"
     decides = frozenset({"selection"})
     count_argument: ClassVar[str] = "clients_per_round"
-    """Argument that says how many nodes train, for hints."""
+    """Name of the argument for the number of nodes, which hints mention."""
     evaluates = False
-    """Whether nodes evaluate even if the wrapped strategy does not ask for it."""
+    """Whether nodes evaluate even if the wrapped strategy does not evaluate."""
 
     def __init__(
         self, strategy: Strategy | None = None, clients_per_round: int | None = None
@@ -60,7 +60,7 @@ class Selection(Wrapper):
 
     # --- override these ----------------------------------------------------------------
     def select(self, context: Exchange, grid: Grid, online: Set[int]) -> list[int]:
-        """Return the ids of the nodes that train; nodes may be sent messages before."""
+        """Return the ids of the nodes that train; the rule may send messages to nodes first."""
         raise NotImplementedError
 
     def select_for_evaluation(self, context: Exchange, grid: Grid) -> list[int]:
@@ -68,21 +68,21 @@ class Selection(Wrapper):
         return self.selected if self._inner_evaluates else []
 
     def on_outcome(self, context: Exchange, good: dict[str, Outcome], failed: list[str]) -> None:
-        """Learn from a round of training; nodes are named by their identity."""
+        """Learn from a round of training, in which each node has its identity as its name."""
 
     # --- hooks of the wrapper ------------------------------------------------------------
     def before_train(self, context: Exchange, grid: Grid) -> Grid:
-        """Wait for a node and show the selected ones."""
+        """Wait until a node is online, and show the selected nodes."""
         self.selected = self.select(context, grid, wait_for_nodes(grid, 1))
         return GridView(grid, self.selected)
 
     def before_evaluate(self, context: Exchange, grid: Grid) -> Grid:
-        """Show the nodes that evaluate, of those that are shown to this wrapper."""
+        """Show the nodes that evaluate, if they are shown to this wrapper."""
         selected, online = self.select_for_evaluation(context, grid), online_nodes(grid)
         return GridView(grid, [node_id for node_id in selected if node_id in online])
 
     def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
-        """Note latency and metrics; wrapped strategies may still drop replies."""
+        """Keep latencies and metrics, because wrapped strategies may still drop replies."""
         self._outcomes = {}
         for reply in replies:
             (metrics,) = metrics_in(reply.content).values()
@@ -91,11 +91,11 @@ class Selection(Wrapper):
         return replies
 
     def on_train_end(self, context: Exchange, good: list[str], failed: list[str]) -> None:
-        """Pass on what the nodes delivered whose replies counted."""
+        """Pass on the outcomes of the nodes whose replies counted."""
         self.on_outcome(context, {node: self._outcomes[node] for node in good}, failed)
 
     def _open_inner_selection(self) -> None:
-        """Let the innermost strategy train all nodes shown; note whether it evaluates."""
+        """Let the copy of the user's strategy train all nodes that it is shown."""
         leaf: Any = self.leaf
         me, kind, count = name_of(self), type(leaf).__name__, self.clients_per_round
         if not isinstance(leaf, FedAvg) or chooses_one_node(leaf):
@@ -103,14 +103,14 @@ class Selection(Wrapper):
         if leaf.fraction_train != 1.0:
             rule, hint = f"be 1.0 inside {me}", f"set {self.count_argument} of {me} instead"
             raise invalid(f"{kind}.fraction_train", leaf.fraction_train, rule, hint)
-        # Flower's sample_nodes waits indefinitely for nodes that a view hides; its own minimum is 2
+        # Flower's sample_nodes would wait indefinitely for nodes that are hidden. Its default is 2.
         most = max(count or 0, 2)
         for minimum in (name for name in MINIMA if getattr(leaf, name) > most):
             rule = f"be at most {most} inside {me}, whose nodes it is shown"
             hint = f"leave it out: {self.count_argument} says how many nodes train"
             raise invalid(f"{kind}.{minimum}", getattr(leaf, minimum), rule, hint)
         check_enough_updates(leaf, count, self.count_argument)
-        # an accountant asks for rounds of one size
+        # A privacy accountant assumes that all rounds have the same size.
         for strategy in self.chain()[len(self.wrappers()) :]:
             if getattr(strategy, "accountant", None):
                 rule = f"be without a privacy accountant inside {me}, whose rounds vary in size"
@@ -123,20 +123,18 @@ class Selection(Wrapper):
 
 
 class RandomSelection(Selection):
-    """Train nodes drawn uniformly without replacement each round; they evaluate too.
+    """Draw the nodes of each round uniformly without replacement; the same nodes evaluate.
+
+    >>> strategy = RandomSelection(clients_per_round=5, seed=1)
 
     Parameters
     ----------
     strategy : Strategy, optional
-        What aggregates; FedAvg if left out.
+        The strategy that aggregates; FedAvg if left out.
     clients_per_round : int, optional
-        Nodes that train in a round, fewer if fewer are online; None: all.
+        Number of nodes that train in a round, if as many are online. None: all nodes.
     seed : int
-        Of the selection.
-
-    Examples
-    --------
-    >>> strategy = RandomSelection(clients_per_round=5, seed=1)
+        Seed of the selection.
     """
 
     name: ClassVar[str] = "random"
@@ -144,8 +142,9 @@ class RandomSelection(Selection):
     def __init__(
         self, strategy: Strategy | None = None, clients_per_round: int | None = 5, *, seed: int = 0
     ) -> None:
-        # as Flower draws
-        self.rng = random.Random(check_count("seed", seed))
+        self.seed = check_count("seed", seed)
+        # Flower draws its nodes with a generator of this kind.
+        self.rng = random.Random(seed)
         super().__init__(strategy, clients_per_round)
 
     def select(self, context: Exchange, grid: Grid, online: Set[int]) -> list[int]:

@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
-from flwr_hetero._flwr import check_strategy, pull_quickly
+from flwr_hetero._flwr import copy_of, pull_quickly
 from flwr_hetero.errors import invalid
 from flwr_hetero.records import own_records
 from flwr_hetero.server.aggregate import keep_dtypes, settle_evaluations, weight_of
@@ -21,79 +21,77 @@ from flwr_hetero.server.client_support import (
     holds,
 )
 from flwr_hetero.server.composition import check_composition, name_of
-from flwr_hetero.server.context import Exchange, Fleet, OfFleet
+from flwr_hetero.server.context import Exchange, Fleet
 from flwr_hetero.server.limits import aggregate_parts, check_limit
 from flwr_hetero.server.rounds import Loop, Run, by_node, run_rounds
+from flwr_hetero.settings import FixedSettings, FleetSetting
 from flwr_hetero.state_dict import StateDict
 
 TIMEOUT_S = 600.0
 """Seconds that a node has for its reply."""
 
 
-class Wrapper(Strategy):
-    """Wrap a strategy: same ``start``, any of the hooks below overridden.
+class Wrapper(FixedSettings, Strategy):
+    """Wrap a strategy: same ``start``, with hooks that a subclass overrides.
 
-    The wrapped strategy samples nodes and aggregates; a wrapper changes which nodes it sees, what
-    the instructions say and what it takes from the replies. Bad replies are dropped with a reason;
-    an error in a hook ends the run. ValueError for what is no Flower strategy, is already wrapped,
-    or holds what this one does not go with.
+    The wrapped strategy samples nodes and aggregates. A wrapper decides which nodes it sees, what
+    the instructions say and which replies it gets. A bad reply is dropped with a reason, and an
+    error in a hook ends the run. ValueError for an object that is no Flower strategy, is already
+    wrapped, or contains a wrapper that cannot be combined with this one.
+
+    >>> wrapper = Wrapper()
 
     Parameters
     ----------
     strategy : Strategy, optional
-        Any Flower strategy or another wrapper; FedAvg if left out.
+        Any Flower strategy, or another wrapper; FedAvg if left out. A Flower strategy is copied and
+        never changes. What a run leaves in the copy is read from the wrapper: ``wrapper.m_t``.
 
     Notes
     -----
-    An update longer than :attr:`update_limit` (4) medians of the nodes' last norms, and than the
-    longest median of the run, counts less: at ten times that limit, as a tenth of it. At 100 times
-    it is dropped. The limit of a node with more assigned steps is longer, by their root, and
-    shorter for one that claims over four medians of examples. Until three nodes are known, the
-    model's norm, or 1, stands for the median. Until half of the nodes asked have answered, it is at
-    most twice the lower quartile.
-    Integers, trees, fleets of two and strategies with differential privacy have no limit.
+    To set an argument of the constructor later raises AttributeError; only the two limits below may
+    be set until ``start``.
 
-    So that no node sets a mean, an accuracy lies in [0, 1] if the median does; another metric lies
-    in [0, 1], or within ten medians, or ten median distances, of the median. A value that is not
-    finite counts as the median. One or two replies are compared with the last ones of other nodes.
+    An update is shortened if its norm exceeds :attr:`update_limit` (4) times the median norm of the
+    nodes' last updates, and dropped at 100 times the limit (``flwr_hetero/server/limits.py``).
+    Until three nodes are known, the norm of the model, or 1, replaces the median. Integers, trees,
+    fleets of two nodes and strategies with differential privacy have no limit.
 
-    A round goes on without a node that takes 50 times (:attr:`late_limit`) as long as most of the
-    nodes asked, and as the median of the last times; it rests twice as long. That needs the times
-    of four others, and real nodes have 10 s. In Flower's simulation it needs emulated devices.
+    No single node can set a mean. An accuracy is limited to [0, 1] if the median lies there, and
+    another metric to [0, 1], to ten medians or to ten median distances from the median. A value
+    that is not finite counts as the median. One or two replies are compared with earlier ones.
 
-    Examples
-    --------
-    >>> from flwr.serverapp.strategy import FedAdam
-    >>> wrapper = Wrapper(Wrapper(FedAdam()))
-    >>> [type(strategy).__name__ for strategy in wrapper.chain()]
-    ['Wrapper', 'Wrapper', 'FedAdam']
+    A round goes on without a node that takes :attr:`late_limit` (50) times as long as most nodes
+    asked, and as the median of the last times: at least 10 s on real nodes. It rests twice as long.
+    This needs the times of four other nodes, and emulated devices in Flower's simulation.
     """
 
     name: ClassVar[str] = "wrapper"
     """Key of this wrapper's information in the history."""
     called: ClassVar[str] = ""
-    """What users know this one by, if not by its class."""
+    """Name that is shown to users; the name of the class if empty."""
     decides: frozenset[str] = frozenset()
-    """What this wrapper decides for the whole composition, so that no other one may."""
+    """Aspects of training that this wrapper decides: only one wrapper may decide each."""
     outside_of: ClassVar[frozenset[str]] = frozenset()
-    """Decisions that must be made further in."""
+    """Aspects that a wrapper inside this one must decide, if any does."""
     outermost: ClassVar[bool] = False
-    """Whether nothing may be wrapped around this one."""
+    """Whether no other wrapper may be put around this one."""
     only_rounds = ""
     """Why this wrapper works in synchronous rounds only; empty if it works in any loop."""
     client_support: tuple[ClientSupport, ...] = ()
     """What nodes must do for this wrapper to have an effect."""
-    update_limit = OfFleet(check_limit)
-    """Norm above which an update counts less, in medians of the nodes; None: no limit."""
-    late_limit = OfFleet(check_late_limit)
-    """After how many median times a round goes on without a node; None: after the time-out."""
+    update_limit = FleetSetting(check_limit)
+    """Norm, in medians of the nodes, above which an update is shortened; None: no limit."""
+    late_limit = FleetSetting(check_late_limit)
+    """Number of median times after which a round goes on without a node; None: the time-out."""
 
     def __init__(self, strategy: Strategy | None = None) -> None:
-        self.inner: Strategy = FedAvg() if strategy is None else check_strategy(strategy)
+        self.inner: Strategy = FedAvg() if strategy is None else copy_of(strategy)
+        self.strategy = self.inner
         self.outer: Wrapper | None = None
         self.leaf: Strategy = self.chain()[-1]
         self._weight_key: str | None = getattr(self.leaf, "weighted_by_key", None)
-        # client support: which nodes lack it, by its key, and what is clear
+        # By key of client support: the nodes known to lack it, and the keys that are decided.
         self.lacking: dict[str, dict[int, str]] = {}
         self.clear: set[str] = set()
         if isinstance(self.inner, Wrapper) and self.inner.outer is not None:
@@ -101,7 +99,8 @@ class Wrapper(Strategy):
         check_composition(self)
         self.fleet = Fleet()
         if isinstance(self.inner, Wrapper):
-            self.inner.outer, self.fleet = self, self.inner.fleet
+            self.inner.outer = self
+            self.fleet = self.inner.fleet
 
     # --- hooks: override these -------------------------------------------------------
     # The context of a hook is an exchange: its round, the global model, messages and replies.
@@ -117,11 +116,11 @@ class Wrapper(Strategy):
     def on_instructions(
         self, context: Exchange, messages: list[Message], grid: Grid
     ) -> list[Message]:
-        """Change the training instructions; each has records of its own."""
+        """Change the training instructions, which share no records with each other."""
         return messages
 
     def why_bad(self, context: Exchange, reply: Message) -> str | None:
-        """Return what is wrong with a reply to training, which no wrapper then sees; or None."""
+        """Return why a reply to training is dropped before any wrapper sees it, or None."""
         return None
 
     def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
@@ -129,14 +128,14 @@ class Wrapper(Strategy):
         return replies
 
     def weights(self, context: Exchange, replies: list[Message]) -> list[float]:
-        """Return by what the model of each reply is weighted; ask the :attr:`top` wrapper."""
+        """Return the weight of each reply's model; only the weights of :attr:`top` take effect."""
         if isinstance(self.inner, Wrapper):
             return self.inner.weights(context, replies)
         key = self._weight_key
         return [1.0 if key is None else weight_of(reply, key) for reply in replies]
 
     def has_support(self, context: Exchange, reply: Message, support: ClientSupport) -> bool | None:
-        """Return whether a node does its part, by its reply; None if that does not tell."""
+        """Return whether a reply shows that its node gives the support; None if unknown."""
         return holds(reply, support.key)
 
     def on_train_end(self, context: Exchange, good: list[str], failed: list[str]) -> None:
@@ -162,7 +161,7 @@ class Wrapper(Strategy):
         """End a run; called by ``start``, also when a round raised."""
 
     def round_info(self) -> dict[str, Any]:
-        """Return what this round's line in the history says of this wrapper, JSON-able."""
+        """Return what the history says of this wrapper and round, as JSON values."""
         return {}
 
     def state_dict(self) -> StateDict:
@@ -179,9 +178,9 @@ class Wrapper(Strategy):
         following: Any = self
         while isinstance(following, Strategy):
             chain.append(following)
-            # Flower's own wrappers call the next one ``strategy``
-            own = vars(following)
-            following = own.get("inner", own.get("strategy"))
+            # Flower's own wrappers call the wrapped strategy ``strategy``.
+            attributes = vars(following)
+            following = attributes.get("inner", attributes.get("strategy"))
         return tuple(chain)
 
     def wrappers(self) -> tuple["Wrapper", ...]:
@@ -213,22 +212,23 @@ class Wrapper(Strategy):
     ) -> list[Message]:
         """Configure a round of training; see the hooks."""
         context = self.given(context)
-        how = server_round, arrays, config, self.before_train(context, grid)
-        messages = self._ask(self.inner.configure_train, how, context, grid)
-        own = self.on_instructions(context, messages, grid)
+        arguments = server_round, arrays, config, self.before_train(context, grid)
+        messages = self._ask(self.inner.configure_train, arguments, context, grid)
+        messages = self.on_instructions(context, messages, grid)
         if self.outer is None:
-            context.ask(own, grid, judge_of(self, context))
-        return own
+            context.ask(messages, grid, judge_of(self, context))
+        return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message], context: Exchange | None = None
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check the replies, learn from them, and let the wrapped strategy aggregate them."""
-        context, good = self.given(context), list(replies)
-        # the outermost judges replies, for all, before any hook sees them
+        context = self.given(context)
+        good = list(replies)
+        # The outermost wrapper judges the replies for all, before any hook sees them.
         if self.outer is None:
             good = accept(context, good, judge_of(self, context))
-        if any(each.key not in self.clear for each in self.client_support):
+        if any(support.key not in self.clear for support in self.client_support):
             check_client_support(self, context, good)
         good = self.on_replies(context, good)
         if isinstance(self.inner, Wrapper):
@@ -236,12 +236,12 @@ class Wrapper(Strategy):
         else:
             good = count(context, good, self._weight_key)
             weights = self.top.weights(context, good)
-            # a server update may hold several replies of a node
+            # A server update may contain several replies of a node.
             for identity, weight in zip(context.counted, weights, strict=True):
                 context.weights[identity] = weight + context.weights.get(identity, 0.0)
             arrays, metrics = aggregate_parts(self.inner, self.leaf, context, good, weights)
         if self.outer is None:
-            # Flower's FedAdam gives float64
+            # Flower's FedAdam returns float64.
             if arrays is not None and context.arrays:
                 arrays = keep_dtypes(arrays, context.arrays)
             for wrapper in self.wrappers():
@@ -259,17 +259,18 @@ class Wrapper(Strategy):
     ) -> list[Message]:
         """Configure a round of evaluation; see the hooks."""
         context = self.given(context)
-        how = server_round, arrays, config, self.before_evaluate(context, grid)
-        own = self._ask(self.inner.configure_evaluate, how, context, grid)
+        arguments = server_round, arrays, config, self.before_evaluate(context, grid)
+        messages = self._ask(self.inner.configure_evaluate, arguments, context, grid)
         if self.outer is None:
-            context.ask(own, grid, judge_of(self, context, trains=False))
-        return own
+            context.ask(messages, grid, judge_of(self, context, trains=False))
+        return messages
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message], context: Exchange | None = None
     ) -> MetricRecord | None:
         """Check the replies, learn from them, and let the wrapped strategy aggregate them."""
-        context, good = self.given(context), list(replies)
+        context = self.given(context)
+        good = list(replies)
         if self.outer is None:
             good = accept(context, good, judge_of(self, context, trains=False))
             settle_evaluations(context, good, self._weight_key)
@@ -287,23 +288,23 @@ class Wrapper(Strategy):
         return metrics
 
     def _ask(
-        self, ask: Callable[..., Any], how: tuple[Any, ...], context: Exchange, grid: Grid
+        self, ask: Callable[..., Any], arguments: tuple[Any, ...], context: Exchange, grid: Grid
     ) -> list[Message]:
         """Let the wrapped strategy write instructions for the nodes that it is shown."""
-        view = how[-1]
-        # Flower's sampling waits indefinitely for one
+        view = arguments[-1]
+        # Flower's sampling would wait indefinitely for a node.
         if view is not grid and not any(True for _ in view.get_node_ids()):
             return []
         if isinstance(self.inner, Wrapper):
-            return list(ask(*how, context))
-        messages: list[Message] = list(ask(*how))
-        # Flower's strategies share one among all messages
+            return list(ask(*arguments, context))
+        messages: list[Message] = list(ask(*arguments))
+        # Flower's strategies put the same records into all messages.
         for message in messages:
             message.content = own_records(message.content)
         return messages
 
     def given(self, context: Exchange | None) -> Exchange:
-        """Return the context that our loops give; a strategy of Flower's around this has none."""
+        """Return the context, which loops of this package pass and Flower's strategies do not."""
         if context is None:
             name = name_of(self)
             text = f"{name} works in its own start, not inside a strategy of Flower's"
@@ -311,7 +312,7 @@ class Wrapper(Strategy):
         return context
 
     def summary(self) -> None:
-        """Log the wrapped strategy's settings; wrappers with settings add their own."""
+        """Log the settings of the wrapped strategy."""
         self.inner.summary()
 
     def start(
@@ -335,7 +336,7 @@ class Wrapper(Strategy):
         return self.loop(run)
 
     def __getattr__(self, name: str) -> Any:
-        """Look further in for what this wrapper does not have."""
+        """Return an attribute of a strategy inside, if this wrapper has none of that name."""
         if "inner" not in vars(self) or name.startswith("__"):
             raise AttributeError(name)
         for strategy in self.chain()[1:]:
@@ -344,6 +345,6 @@ class Wrapper(Strategy):
         names = " > ".join(type(strategy).__name__ for strategy in self.chain())
         text = f"{name!r} is no attribute of any strategy in {names}"
         if name == "initialize_parameters":
-            # what ServerApp(server_fn=...) asks for first
+            # ServerApp(server_fn=...) asks for this method first.
             text += ": call its start(grid, arrays) in a function with @app.main()"
         raise AttributeError(text)

@@ -1,4 +1,4 @@
-"""FedSlice's rule for nodes, server updates and rounds."""
+"""How FedSlice draws nodes, makes server updates and ends rounds."""
 
 from collections.abc import Iterable
 from math import inf
@@ -16,7 +16,7 @@ from flwr_hetero.asynchronous.in_flight import on_clock
 from flwr_hetero.asynchronous.strategy import FedBuff
 from flwr_hetero.biased_local_sgd.node_speeds import Job
 from flwr_hetero.records import arrays_in, metrics_in, read_number
-from flwr_hetero.server.aggregate import with_update
+from flwr_hetero.server.aggregate import replaced, with_update
 from flwr_hetero.server.composition import check_enough_updates
 from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.nodes import online_nodes
@@ -42,22 +42,23 @@ from flwr_hetero.slices.workers import FIRST_PLACES, Workers
 from flwr_hetero.state_dict import StateDict
 
 QUARTER = ", a server update has a quarter of these; FedBuff(buffer_size={}) needs fewer nodes"
-"""Why a strategy that distrusts some gets too few updates, and what is the way out."""
+"""Hint for a strategy such as Krum that gets too few updates."""
 MOST_TRAIN = 0.75
-"""Part of the nodes that train at the same time, from which on slices stay of equal time."""
+"""If this part of the nodes trains at the same time, slices do not become equal in steps."""
 ALL_TRAIN = (
     "FedSlice: nearly all nodes train at the same time, so that fast nodes, which take more steps, "
-    "count more to the end. With a concurrency of at most a quarter of the nodes it ends at "
-    "FedAvg's objective"
+    "count more until the end. With a concurrency of at most a quarter of the nodes, the run ends "
+    "at FedAvg's objective"
 )
 
 
 class SliceRule(FedBuff):
-    """FedBuff with a buffer of its own size, a bound on the step, and rounds of equal work."""
+    """FedBuff with small buffers, a bound on the server's step, and rounds of equal work."""
 
     called = "FedSlice"
-    unit, evaluates_each_round = "round", True
-    # its buffers are small, and nodes of equal pace reply unevenly
+    unit = "round"
+    evaluates_each_round = True
+    # Buffers are small, so that even equally fast nodes have unequal shares of the updates.
     node_limit: float | None = 2.0
 
     def __init__(
@@ -68,43 +69,52 @@ class SliceRule(FedBuff):
         total_rounds: int | None,
         seed: int,
     ) -> None:
-        how: dict[str, Any] = {"weighting": "examples", "rate_correction": rate_correction}
-        super().__init__(strategy, concurrency=concurrency, seed=seed, **how)
-        self.steps, self.workers = strategy, Workers()
-        # nodes that a round is of, and messages in flight: fewer where nodes share workers
-        self._training = self._places = 1
-        # whether all nodes are at work and alike, and until when their replies are waited for
-        self.alike, self._wake_s = False, inf
-        # by node: how many instructions there were when it was asked last, and since when it trains
+        super().__init__(
+            strategy,
+            concurrency=concurrency,
+            weighting="examples",
+            rate_correction=rate_correction,
+            seed=seed,
+        )
+        self.steps = strategy
+        self.workers = Workers()
+        # Nodes that train in a round, and messages in flight: fewer if nodes share workers.
+        self._training = 1
+        self._places = 1
+        # Whether all nodes train and are equally fast, and until when their replies are awaited.
+        self.alike = False
+        self._wake_s = inf
+        # By node: the number of instructions before its last one, and the time of its last one.
         self._last_turns: dict[int, int] = {}
         self._sent_s: dict[int, float] = {}
         self._online = frozenset[int]()
-        # examples trained on and server updates, of this round
-        self.examples, self.count = 0.0, 0
+        # Examples trained on and server updates in this round.
+        self.examples = 0.0
+        self.count = 0
         self.round_facts: dict[str, Any] = {}
         self.progress = Progress(total_rounds)
 
     def on_start(self, run: Run) -> None:
-        """Learn how long the run is."""
+        """Learn the length of the run."""
         super().on_start(run)
         self.progress.begin(run)
 
     def _ending(self) -> Ending:
-        """Return how far the run has gone over to equal steps; alike nodes take these anyway."""
+        """Return how equal slices are in steps by now; equally fast nodes need no change."""
         is_even = self.shares_workers and self._are_similar()
         if not self.progress.rounds or self.alike or is_even or self._is_private():
             return Ending()
         share = min(1.0, self._training / max(1, len(self._online)))
         is_late = self.progress.done >= ENDING_FROM
-        # Where nodes share workers their speeds differ by chance.
+        # If nodes share workers, their speeds differ by chance.
         if share >= MOST_TRAIN and is_late and not self.shares_workers:
             self.progress.say_once(ALL_TRAIN)
         return ending(self.progress.done, self.progress.rounds * share, share)
 
     def next_nodes(self, idle: list[int], in_flight: int, waiting: list[Update]) -> list[int]:
-        """Return the nodes that start now; the first of a simulation tell how many it trains."""
+        """Return the nodes that start now; the first replies tell the number of workers."""
         if self.unsent and not self.shares_workers:
-            # Their devices are emulated, and each has a processor of its own.
+            # The devices are emulated, so that each node has a processor of its own.
             chosen, self.unsent = self.unsent, []
             self.resting -= len(chosen)
             return chosen
@@ -120,13 +130,13 @@ class SliceRule(FedBuff):
         return chosen
 
     def arrived(self, update: Update) -> None:
-        """Learn that a node is idle, and which worker of a simulation has answered."""
+        """Learn that a node is idle, and which worker of a simulation replied."""
         self._sent_s.pop(update.pending.node_id, None)
         if self.shares_workers:
             self.workers.learn(update.reply, 2 * self._training)
 
     def room(self, num_idle: int, in_flight: int) -> int:
-        """Return how many idle nodes may start: no message is to wait for a worker for long."""
+        """Return how many idle nodes may start, so that no message waits long for a worker."""
         self.steps.ending = self._ending()
         room = super().room(num_idle, in_flight)
         is_even = self.shares_workers and self._are_similar()
@@ -135,7 +145,7 @@ class SliceRule(FedBuff):
         return min(room, max(0, self.places(in_flight + room) - in_flight))
 
     def places(self, in_flight: int) -> int:
-        """Return for how many of the nodes that are asked there are workers."""
+        """Return how many messages may be in flight, given the number of workers."""
         is_limited = self.shares_workers and not self._is_private()
         return self.workers.places(in_flight) if is_limited else in_flight
 
@@ -148,7 +158,7 @@ class SliceRule(FedBuff):
         return are_alike(list(self.steps.speeds.step_s.values()), ALIKE_SHARED)
 
     def _are_alike(self, idle: list[int]) -> bool:
-        """Return whether all nodes are asked, known, and of about the same pace."""
+        """Return whether all nodes are asked, measured and about equally fast."""
         nodes = {self.identity(node) for node in {*idle, *self.fleet.nodes.in_flight}}
         step_s = self.steps.speeds.step_s
         if not nodes <= step_s.keys() or len(nodes) > (self.concurrency or inf):
@@ -157,32 +167,34 @@ class SliceRule(FedBuff):
         return not self._is_private() and are_alike([step_s[node] for node in nodes], ratio)
 
     def _is_private(self) -> bool:
-        # The noise of differential privacy is right for one number of updates, set in advance.
+        # The noise of differential privacy fits one number of updates, which is set in advance.
         return any(map(is_private, self.chain()))
 
     def draw(self, idle: list[int], room: int) -> list[int]:
-        """Draw nodes; where there are more than places, long slices seldom get one."""
+        """Draw nodes; if there are more than places, those with long slices seldom get one."""
         if self.shares_workers and 0 < room < len(idle) and self._are_similar():
-            # In turn, as in FedAvg's rounds: by chance some would train twice and others not.
+            # Nodes take turns as in FedAvg's rounds: a draw would leave some of them out.
             shuffled = [idle[i] for i in self.rng.permutation(len(idle))]
             return sorted(shuffled, key=lambda node: self._last_turns.get(node, -1))[:room]
         if 0 < room < len(idle):
             each, every = [self.identity(node) for node in idle], list(self.steps.speeds.step_s)
             slices_s = self.steps.slices_s(each), self.steps.slices_s(every)
             chances = draw_chances(*slices_s, self.steps.ending.equal)
-            # l. 0: whose turn does not count is left out, if enough others are idle
+            # l. 0: keep the `room` nodes with the largest chance / uniform draw, so that a slow
+            # node is skipped if enough others are idle.
             turns = (chances / self.rng.random(len(idle))).tolist()
             least = min(1.0, sorted(turns)[-room])
             idle = [node for node, turn in zip(idle, turns, strict=True) if turn >= least]
         return super().draw(idle, room)
 
     def due(self, waiting: list[Update], in_flight: int) -> list[Update]:
-        """Return a buffer of updates; of alike nodes all that come at about the same time."""
-        found, self._wake_s = super().due(waiting, in_flight), inf
-        # Where nodes share workers, replies come one by one: to wait would cost server updates.
+        """Return a buffer of updates, or all updates that equally fast nodes send together."""
+        found = super().due(waiting, in_flight)
+        self._wake_s = inf
+        # Replies of nodes that share workers come one by one: waiting would cost server updates.
         if not found or not self.alike or self.shares_workers:
             return found
-        # l. 3: whoever was sent its instruction before the buffer was full is about to reply
+        # l. 3: a node that got its instruction before the buffer was full will reply soon.
         full_s = found[-1].arrived_s
         until_s = on_clock(full_s + self._usual_trip_s())
         if (
@@ -195,29 +207,30 @@ class SliceRule(FedBuff):
 
     @property
     def wake_s(self) -> float:
-        """Until when to wait for the next reply at most, on the fleet's clock."""
+        """Time on the fleet's clock until which the next reply is waited for at most."""
         return self._wake_s
 
     def _usual_trip_s(self) -> float:
-        """Return how long a message of alike nodes usually takes."""
+        """Return the usual time of a message if nodes are equally fast, in seconds."""
         return float(np.median(self.steps.slices_s(list(self.steps.speeds.step_s))))
 
     def default_size(self, in_flight: int) -> int:
         """Return the number of updates of a server update."""
-        self._training, self._places = in_flight, self.places(in_flight)
-        # l. 3; a strategy that distrusts some updates needs others beside them
+        self._training = in_flight
+        self._places = self.places(in_flight)
+        # l. 3; a strategy such as Krum needs more updates.
         size = max(buffer_size(self._places), updates_needed(self.leaf))
         return min(size, buffer_size(in_flight))
 
     def check_nodes(self, nodes: int) -> None:
-        """Refuse too few nodes for a strategy that distrusts some."""
+        """Refuse too few nodes for a strategy such as Krum."""
         check_enough_updates(self.leaf, nodes, "the number of nodes", buffer_size, QUARTER)
 
     def weigh(self, updates: list[Update], weights: list[float]) -> Shares:
         """Weigh as FedBuff does, and bound how far the model moves."""
-        # the fleet forgets those of most nodes
+        # `fleet.norms` keeps recent nodes only, so the norms of all nodes are copied.
         self.rates.lengths |= {node: norm for node, (norm, *_) in self.fleet.norms.items()}
-        # l. 7: what may be too long are single steps of great weight; equal steps have equal ones
+        # l. 7: a few steps of great weight may be too long. Equal steps have equal weights.
         self.rates.bounds_lengths = self.steps.ending.equal < 1
         self.rates.remembers = not self.fleet.is_early(len(self.rates.means), MessageType.TRAIN)
         # Where even nodes share workers they are drawn in turn. The first replies took as long as
@@ -227,9 +240,9 @@ class SliceRule(FedBuff):
         in_flight = max(len(updates), self._places)
         steps = self.steps.num_steps(list(speeds.step_s))
         limit = largest_step(steps, len(updates), in_flight, server_momentum(self))
-        # l. 7: as much as the longer slices allow, and less and less towards the end
+        # l. 7: longer slices allow a longer step, which becomes shorter towards the end.
         limit *= self.steps.ending.step**self.steps.ending.equal
-        # l. 4: b, so that all updates in flight move the model by one slice
+        # l. 4: b, with which all updates in flight together move the model by one slice.
         bound = min(1.0, limit / self.rates.mean_discount())
         return shares._replace(scales=shares.scales * bound)
 
@@ -241,44 +254,42 @@ class SliceRule(FedBuff):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message], context: Exchange | None = None
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Aggregate; a step that does not grow with the updates is divided among them."""
-        leaf: Any = self.leaf
-        if not isinstance(leaf, ADAPTIVE):
+        """Aggregate; an adaptive step has the same length for few updates, so it is divided."""
+        if not isinstance(self.leaf, ADAPTIVE):
             return super().aggregate_train(server_round, replies, context)
-        eta = leaf.eta
-        # l. 4: as in FedAvg one whole step for all nodes in flight
-        leaf.eta = eta * min(1.0, len(self.updates) / self._places)
-        try:
+        # l. 4: all nodes in flight make one whole step together, as in a round of FedAvg.
+        eta = self.leaf.eta * min(1.0, len(self.updates) / self._places)
+        with replaced(self.leaf, eta=eta):
             return super().aggregate_train(server_round, replies, context)
-        finally:
-            leaf.eta = eta
 
     def ends_round(self) -> bool:
-        """Return whether nodes have trained as much as in a round of FedAvg."""
+        """Return whether nodes have trained on as many examples as in a round of FedAvg."""
         jobs = self._believed_jobs()
         known = [job.examples for job in jobs.values() if job.examples > 0]
         wanted = self._training * (sum(known) / len(known) if known else 0.0)
         self.count += 1
         self.examples += sum(self._examples_of(update, jobs) for update in self.updates.values())
-        # l. 6: a round is over; not before a job is known, or it might end before help is missed
+        # l. 6: the round is over. It does not end before a job is known, because missing client
+        # support must raise its error first.
         if not jobs or self.examples < wanted:
             self.progress.part = self.examples / wanted if wanted else 0.0
             return False
         facts = {"updates": self.count, "examples": self.examples, "examples_wanted": wanted}
         self.round_facts = facts
-        self.examples, self.count = max(0.0, self.examples - wanted), 0
+        self.examples = max(0.0, self.examples - wanted)
+        self.count = 0
         self.progress.ends_round(min(1.0, self.examples / wanted) if wanted else 0.0)
         return True
 
     def before_train(self, context: Exchange, grid: Grid) -> Grid:
-        """Show the nodes that were chosen, and note which there are."""
+        """Show the chosen nodes, and note which nodes are online."""
         self._online = frozenset(online_nodes(grid))
         return super().before_train(context, grid)
 
     def _believed_jobs(self) -> dict[str, Job]:
-        """Return the jobs of the nodes that there are, as far as they are believed."""
+        """Return the jobs of the nodes online, limited to what most nodes report."""
         every = self.steps.speeds.jobs
-        # Right after a resume no node may be known by its name.
+        # Right after a resume, no node may have been identified yet.
         there = set(map(self.identity, self._online))
         names = [name for name in every if name in there] or list(every)
         if not names:
@@ -295,18 +306,18 @@ class SliceRule(FedBuff):
         return {name: Job(*row) for name, row in zip(names, rows, strict=True)}
 
     def _examples_of(self, update: Update, jobs: dict[str, Job]) -> float:
-        """Return on how many examples a node trained; of its whole job if it does not say."""
+        """Return the number of examples that a node trained on; its whole job if unknown."""
         (metrics,) = metrics_in(update.reply.content).values()
         examples = max(0.0, read_number(metrics, self.steps.speeds.weight_key, 1.0))
         job = jobs.get(self.identity(update.pending.node_id))
         steps = read_number(metrics, keys.NUM_STEPS, 0.0)
         if job is None or not steps or job.steps == inf:
             return examples
-        # Both are bounded: steps by those that were asked for, jobs by what most nodes report.
+        # Both are bounded: steps by the instruction, and jobs by what most nodes report.
         return examples * job.passes * (steps / job.steps)
 
     def state_dict(self) -> StateDict:
-        """Return FedBuff's state, and what was trained on in this round."""
+        """Return FedBuff's state, and the examples of this round."""
         return super().state_dict() | {
             "trained": self.examples,
             "rounds": self.progress.rounds_done,
@@ -316,5 +327,5 @@ class SliceRule(FedBuff):
         """Continue from ``state_dict``."""
         super().load_state_dict(state)
         self.examples = float(str(state["trained"]))
-        # Version 0.1 has none.
+        # Checkpoints of version 0.1 have no such entry.
         self.progress.rounds_done = int(str(state.get("rounds", 0)))

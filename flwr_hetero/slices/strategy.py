@@ -1,4 +1,4 @@
-"""FedSlice, the composition that is recommended."""
+"""FedSlice, the recommended strategy: three wrappers in one."""
 
 from typing import Any, ClassVar
 
@@ -16,54 +16,58 @@ from flwr_hetero.slices.steps import SliceSteps
 class FedSlice(Wrapper):
     r"""Train in slices of time instead of rounds, and return the average of recent models.
 
-    Each node takes the steps that fit a slice, in which a fast node takes ``slice_steps``. The
-    server updates the model whenever a quarter of the nodes in flight have replied. A round ends
-    when they have trained on as many examples as in a round of FedAvg, and has one evaluation.
-    ValueError for a setting out of range, or a strategy that selects nodes, sets steps or trains
-    trees; MissingClientSupportError in the first round, if no node takes the steps it is asked for.
+    Each node takes the steps that fit into a slice of time, in which a fast node takes
+    ``slice_steps``. The server updates the model whenever a quarter of the nodes in flight have
+    replied. A round ends when the nodes have trained on as many examples as in a round of FedAvg,
+    and then the model is evaluated once. ValueError for a setting out of range, or a strategy that
+    selects nodes, sets steps or trains trees. MissingClientSupportError in the first round if no
+    node takes the steps that it is asked for.
 
-    >>> strategy = FedSlice(concurrency=5)
+    >>> FedSlice(concurrency=5, window=8).window
+    8
 
     Parameters
     ----------
     strategy : Strategy, optional
-        What aggregates, as for :class:`FedBuff`; FedAvg if left out.
+        The strategy that aggregates, as for :class:`FedBuff`; FedAvg if left out. It is copied: see
+        :class:`Wrapper`.
     concurrency : int, optional
-        Nodes in flight. None: all that are online.
+        Number of nodes in flight. None: all nodes that are online.
     slice_steps : int
-        Least steps that a fast node takes in a slice. Where a message has a fixed cost, a slice
-        takes at least four times as long, but never longer than the node's job in FedAvg.
+        Smallest number of steps that a fast node takes in a slice. If a message has a fixed cost, a
+        slice takes at least four times as long, but never longer than the node's job in FedAvg.
     rate_correction : float
-        Power in [0, 1] with which a node's reporting rate is undone. 1: to reply more often buys no
-        influence. 0: a node that replies twice as often counts twice as much.
+        Power in [0, 1] by which differences in reporting rates are undone. 1: a node gains no
+        influence by replying more often. 0: a node that replies twice as often counts twice.
     window : int
         Largest number of models in the average that is evaluated and returned. After t server
-        updates it is of about the last sqrt(2t). Late in a run it grows.
+        updates it contains about the last sqrt(2t) models. Late in a run it grows.
     keep_optimizer : bool
-        Nodes' torch optimizers continue from slice to slice: no momentum is lost. Each node keeps a
-        state as large as the model, or twice that for Adam; a simulation keeps those of all.
+        Whether the torch optimizers of nodes continue from slice to slice, so that no momentum is
+        lost. Each node keeps a state as large as the model, or twice that for Adam. A simulation
+        keeps the states of all nodes.
     total_rounds : int, optional
-        Rounds of the whole training, where ``start`` is called for a few of them at a time. None:
-        those of one ``start``.
+        Rounds of the whole training, if ``start`` is called for a few rounds at a time. None: the
+        rounds of one ``start``.
     seed : int
-        Of the draw of nodes.
+        Seed of the draw of nodes.
 
     Notes
     -----
-    A node counts by its examples and its steps. Late in a run slices become equal in steps, so that
-    it ends at FedAvg's objective: in full where at most a quarter of the nodes train at the same
-    time, in part up to three quarters.
+    A node counts by its examples and its steps. Late in a run, slices become equal in steps, so
+    that the run ends at FedAvg's objective: in full if at most a quarter of the nodes train at the
+    same time, and in part if up to three quarters do.
 
-    All updates in flight move the model no further than a slice of a fast node would, so that
-    FedAvg's learning rate fits. The momentum of ``FedAvgM`` repeats updates, which are smaller for
-    it. A weighted update longer than five medians of all is cut to that. The ``eta`` of ``FedAdam``
-    is divided among the nodes in flight. Nodes of which a slice takes longer are drawn as much less
-    often, so that all have the same share of the places in flight. In Flower's simulation, unless
-    devices are emulated, no more messages are in flight than its workers need. Where all nodes
-    train at the same time and are about equally fast, a server update takes all replies that come
-    at about the same time. A node that has evaluated for a tenth of the time is left out but for
-    the last time. ``start`` with the arrays that the last one returned, on the same grid, goes on
-    with what is in flight.
+    Together, all updates in flight move the model no further than one slice of a fast node, so that
+    FedAvg's learning rate fits. Updates are smaller for ``FedAvgM``, whose momentum repeats them,
+    and the ``eta`` of ``FedAdam`` is divided among the nodes in flight. A weighted update longer
+    than five medians is shortened to that length. A node is drawn less often the longer its slice
+    takes, so that all nodes are in flight for equally long. In Flower's simulation without emulated
+    devices, no more messages are in flight than its workers need. If all nodes train at the same
+    time and are about equally fast, a server update takes all replies that arrive at about the same
+    time. A node that has spent a tenth of the time on evaluation evaluates only the last model.
+    ``start`` continues with the messages in flight if it gets the arrays that the last ``start``
+    returned, and the same grid.
     """
 
     name: ClassVar[str] = "fedslice"
@@ -80,11 +84,12 @@ class FedSlice(Wrapper):
         total_rounds: int | None = None,
         seed: int = 0,
     ) -> None:
-        check_count("slice_steps", slice_steps, 1)
+        self.slice_steps = check_count("slice_steps", slice_steps, 1)
         if total_rounds is not None:
             check_count("total_rounds", total_rounds, 1)
-        check_choice("keep_optimizer", keep_optimizer, (True, False))
-        # said before its parts say how they may go
+        self.total_rounds = total_rounds
+        self.keep_optimizer = check_choice("keep_optimizer", keep_optimizer, (True, False))
+        # Conflicts are refused here: the errors of the parts would name SliceSteps or SliceRule.
         for inner in strategy.wrappers() if isinstance(strategy, Wrapper) else ():
             if both := inner.decides & DECIDED:
                 rule = f"leave {' and '.join(sorted(both))} to FedSlice"
@@ -92,15 +97,21 @@ class FedSlice(Wrapper):
         self.steps = SliceSteps(strategy, slice_steps, keep_optimizer)
         self.rule = SliceRule(self.steps, concurrency, rate_correction, total_rounds, seed)
         average = RecentAverage(self.rule, window=window)
-        self.parts, self.decides = (average, self.rule, self.steps), DECIDED
+        self.concurrency = concurrency
+        self.rate_correction = rate_correction
+        self.window = window
+        self.seed = seed
+        self.parts = (average, self.rule, self.steps)
+        self.decides = DECIDED
         super().__init__(average)
+        self.strategy = self.steps.inner
         check_number("server_momentum", server_momentum(self), "[0, 1)")
         if concurrency is not None:
             check_enough_updates(self.leaf, concurrency, "concurrency", buffer_size, QUARTER)
 
     @property
     def node_limit(self) -> float | None:
-        """Largest share of a node in all updates, in even shares; None: any."""
+        """Largest share of all updates from one node, in even shares; None: no limit."""
         return self.rule.node_limit
 
     @node_limit.setter
@@ -108,9 +119,9 @@ class FedSlice(Wrapper):
         self.rule.node_limit = limit
 
     def round_info(self) -> dict[str, Any]:
-        """Return the round's server updates, and examples trained on of those wanted."""
+        """Return the round's server updates, and its examples beside those that were wanted."""
         return self.rule.round_facts
 
 
 DECIDED = SliceSteps.decides | SliceRule.decides | RecentAverage.decides
-"""What FedSlice decides."""
+"""Aspects of training that FedSlice decides."""

@@ -32,42 +32,48 @@ STATE = {**dict.fromkeys((*HELD, "rng"), str), **TIMES_STATE}
 
 
 class TiFL(Selection):
-    """Group nodes into tiers by latency and let one tier train each round.
+    """Group nodes into tiers by latency, and train the nodes of one tier in each round.
 
-    The tier is drawn from fixed probabilities or ones that favour low accuracy and speed. Nodes
-    are timed while they train: round 1 asks all and goes on with the first replies. Chai et al.,
-    "TiFL: A Tier-based Federated Learning System", HPDC 2020; "adaptive" and "paced" are our own.
-    ValueError for a setting out of range, or a wrapped strategy that selects nodes itself.
+    The tier is drawn with fixed probabilities, or with probabilities that favour low accuracy and
+    speed. Nodes are timed while they train: round 1 asks all nodes and goes on with the first
+    replies. Chai et al., "TiFL: A Tier-based Federated Learning System", HPDC 2020. The policies
+    "adaptive" and "paced" are our own. ValueError for a setting out of range, or a wrapped strategy
+    that selects nodes itself.
 
     >>> strategy = TiFL(clients_per_round=5, policy="fast1")
 
     Parameters
     ----------
     strategy : Strategy, optional
-        What aggregates, with ``fraction_train`` 1; FedAvg if left out.
-    clients_per_round, num_tiers : int
-        Nodes |C| that train each round; tiers wanted, fewer if there are fewer latencies.
+        The strategy that aggregates, with ``fraction_train`` 1; FedAvg if left out. It is copied,
+        and the copy evaluates if the policy needs accuracies: see :class:`Wrapper`.
+    clients_per_round : int
+        Number |C| of nodes that train in a round.
+    num_tiers : int
+        Largest number of tiers. There are fewer if there are fewer latencies.
     policy : str or sequence of float
         ``adaptive`` (by error and latency), ``algorithm-2`` (the paper's adaptive rule),
-        ``paced`` (by latency), ``vanilla`` (no tiers), ``slow``, ``uniform``, ``random``,
-        ``fast``, ``fast1``, ``fast2``, ``fast3``, or one probability per tier, fastest first.
+        ``paced`` (by latency), ``vanilla`` (no tiers), ``slow``, ``uniform``, ``random``, ``fast``,
+        ``fast1``, ``fast2``, ``fast3``, or one probability for each tier, the fastest first.
     profiling : {"training", "phase"}
-        Time nodes while they train, or as in the paper before the first round.
+        Time nodes while they train, or before the first round, as in the paper.
     sync_rounds, warmup_rounds : int
-        Rounds of the phase that count, and those before them that do not.
+        Number of rounds in the phase that are timed, and of the rounds before them that are not.
     profile_interval : int, optional
-        Form the tiers again every so many rounds, of the latencies measured in training (None:
-        every 10) or of a new phase (None: never); nodes that kept failing then try again.
+        Number of rounds after which tiers are formed again, from the latencies measured in training
+        (None: 10 rounds) or in a new phase (None: never). Excluded nodes are then tried again.
     interval : int
-        Rounds between two evaluations of all tiers (adaptive, algorithm-2).
+        Number of rounds between two evaluations of all tiers (adaptive, algorithm-2).
     credits : int or sequence of int, optional
-        Most rounds of each tier in the run, one for all or one per tier; not with ``paced``.
+        Largest number of rounds of each tier in the run: one number for all tiers, or one for each
+        tier. Not with ``paced``.
     seed : int
-        Of tier and node selection.
+        Seed of the selection of tiers and nodes.
     """
 
     name: ClassVar[str] = "tifl"
     client_support = (TIMES,)
+    clients_per_round: int
 
     def __init__(
         self,
@@ -85,12 +91,13 @@ class TiFL(Selection):
         seed: int = 0,
     ) -> None:
         self.named = policy if isinstance(policy, str) else ""
-        self.num_selected = check_count("clients_per_round", clients_per_round, 1)
+        check_count("clients_per_round", clients_per_round, 1)
         self.num_tiers = check_count("num_tiers", 1 if self.named == VANILLA else num_tiers, 1)
         algorithm.check_policy(policy, self.num_tiers)
         self.policy = self.named or [float(p) for p in policy]
         if profile_interval is not None:
             check_count("profile_interval", profile_interval, 1)
+        self.profile_interval = profile_interval
         self.interval = check_count("interval", interval, 1)
         if self.named == PACED and credits is not None:
             raise invalid("credits", credits, "be None, for policy 'paced' has its own")
@@ -98,10 +105,11 @@ class TiFL(Selection):
         if len(each) != self.num_tiers:
             raise invalid("credits", credits, f"have num_tiers={self.num_tiers} entries")
         self.credits = None if credits is None else [check_count("credits", c, 1) for c in each]
-        self.rng = np.random.default_rng(check_count("seed", seed))
-        check_choice("profiling", profiling, ("training", "phase"))
-        check_count("sync_rounds", sync_rounds, 1)
-        check_count("warmup_rounds", warmup_rounds)
+        self.seed = check_count("seed", seed)
+        self.rng = np.random.default_rng(seed)
+        self.profiling = check_choice("profiling", profiling, ("training", "phase"))
+        self.sync_rounds = check_count("sync_rounds", sync_rounds, 1)
+        self.warmup_rounds = check_count("warmup_rounds", warmup_rounds)
         phase = (sync_rounds, warmup_rounds) if profiling == "phase" else None
         if phase is None and (sync_rounds, warmup_rounds) != (3, 1):
             rule = "be left out, for nodes are timed in training"
@@ -112,15 +120,16 @@ class TiFL(Selection):
         self.timing = Latencies(self, self.num_tiers, profile_interval, phase)
         self.tiers, self.state = Tiers({}, {}), algorithm.first_state("uniform", 1, None, 1)
         self.due, self.draw = np.zeros(1), Draw(None, [], np.zeros(0))
-        # accuracies that the next round's draw goes by
+        # The accuracies on which the next draw depends.
         self.evaluated: Floats | None = None
-        # how long rounds of tiers have taken
+        # The total time of the rounds of tiers, in seconds.
         self.actual_s = 0.0
         self._new_tiers = False
         self._enough: int | None = None
+        self._online: Set[int] = frozenset()
 
     def on_start(self, run: Run) -> None:
-        """Profile the fleet if asked for, or find the nodes of a checkpoint again."""
+        """Profile the fleet if there is a phase, or identify the nodes of a checkpoint."""
         online = wait_for_nodes(run.grid, self.num_tiers, WAIT_S)
         if run.round > 0 or self.tiers.latency:
             identify_nodes(self, run.exchange(run.round + 1), run.grid, T_MAX)
@@ -135,15 +144,15 @@ class TiFL(Selection):
             self._set_tiers(self.timing.update(run.exchange(0), run.grid, online, self.tiers))
 
     def _set_tiers(self, tiers: Tiers | None) -> None:
-        """Take new tiers; as many as before go on with their accuracies and credits."""
+        """Take new tiers, which keep accuracies and credits if their number is the same."""
         if tiers is None:
             return
         count = len(tiers.seconds)
-        # l. 1, for the tiers that there are
+        # l. 1, for the tiers that exist.
         credits = algorithm.paced_credits(tiers.seconds) if self.named == PACED else self.credits
         state = algorithm.first_state(self.policy, self.num_tiers, credits, count)
         if self.tiers.latency and count == len(self.state.probs):
-            # while nodes get their first tier, tiers without a node save their credits
+            # While nodes get their first tier, the credits of tiers without nodes are kept.
             goes_on = not self.timing.first
             state = algorithm.carry_over(self.state, state, self.named, with_credits=goes_on)
         else:
@@ -158,8 +167,9 @@ class TiFL(Selection):
         self.tiers, self.state = tiers, state
 
     def select(self, context: Exchange, grid: Grid, online: Set[int]) -> list[int]:
-        """Form tiers if it is due, draw one and nodes of it, and add nodes to be timed."""
-        self._online, timing = online, self.timing
+        """Form tiers if they are due, draw a tier and its nodes, and add nodes to be timed."""
+        self._online = online
+        timing = self.timing
         # 4.2: profiling and tiering can be conducted periodically
         self._set_tiers(timing.update(context, grid, online, self.tiers))
         newcomers = timing.newcomers(context, grid, online, self.rng)
@@ -167,38 +177,38 @@ class TiFL(Selection):
         while not self.draw.nodes + newcomers and timing.wait(context, grid, online):
             self._set_tiers(timing.update(context, grid, online, self.tiers))
             self._draw()
-        few = len(self.draw.nodes) or min(self.num_selected, len(newcomers))
+        few = len(self.draw.nodes) or min(self.clients_per_round, len(newcomers))
         self._enough = few if newcomers else None
         return self.draw.nodes + newcomers
 
     def _draw(self) -> None:
-        """Draw a tier and nodes by Algorithm 2; two policies have weights of their own."""
+        """Draw a tier and nodes by Algorithm 2; two policies use other weights."""
         state, evaluated, weights = self.state, self.evaluated, None
         self.evaluated = None
         if self.named == PACED:
-            # by the credits left, so that a period is a random permutation
+            # Remaining credits are the weights, so that a period is a random permutation.
             weights = state.credits if state.credits.any() else state.full_credits
         if self.named == ADAPTIVE:
-            # in turn, by what each tier is due: as often as its probability says, within a round
+            # Weighted round-robin: each tier accumulates its probability until it is drawn.
             if evaluated is not None:
                 seconds, sizes = self.tiers.seconds, self.tiers.sizes
                 state, evaluated = algorithm.steer(state, evaluated, seconds, sizes), None
             self.due = np.minimum(self.due + state.probs, algorithm.MOST_DUE)
             weights = np.maximum(self.due, 0.0)
-        how = (self.tiers.members, self._available(self._online), self.num_selected, self.rng)
+        how = (self.tiers.members, self._available(self._online), self.clients_per_round, self.rng)
         self.draw, self.state = algorithm.select(state, evaluated, *how, weights)
         if self.draw.tier is not None:
             trained = np.arange(len(self.due)) == self.draw.tier
             self.due = np.maximum(self.due - trained, -algorithm.MOST_DUE)
 
     def on_instructions(self, context: Exchange, messages: Messages, grid: Grid) -> Messages:
-        """Set how many replies are enough; Flower's simulation can only wait for all."""
+        """Set how many replies are enough; Flower's simulation always waits for all."""
         if self._enough is not None and not is_simulation_grid(whole_grid(grid)):
             context.enough = self._enough
         return messages
 
     def _free(self, online: Set[int]) -> Callable[[int | None], bool]:
-        """Return a function that says whether a node may be asked."""
+        """Return a function that tells whether a node may be asked."""
         nodes = self.fleet.nodes
         busy = nodes.in_flight.keys() | {nodes.find(name) for name in self.timing.blocked}
         return lambda node_id: node_id in online and node_id not in busy
@@ -208,33 +218,33 @@ class TiFL(Selection):
         return lambda identity: node_id if free(node_id := find(identity)) else None
 
     def has_support(self, context: Exchange, reply: Message, support: ClientSupport) -> bool | None:
-        """Return whether a node of a simulation says how long it took; elsewhere it need not."""
+        """Return whether a node of a simulation reports its time; other nodes need not."""
         latency = context.latency_of(reply)
         if self.num_tiers == 1 or latency is None or not context.simulated or context.same_clock:
             return None
         return latency.source != "observed"
 
     def on_replies(self, context: Exchange, replies: Messages) -> Messages:
-        """Learn the latencies; go on with the first replies where that is enough."""
-        # l. 17-18 are over for these nodes; l. 19-20 are the wrapped strategy's
+        """Learn the latencies, and pass on the first replies if these are enough."""
+        # These nodes have done l. 17-18, and the wrapped strategy does l. 19-20.
         counted = self.timing.take(context, replies, self._enough, self._online)
         return super().on_replies(context, counted)
 
     def on_outcome(self, context: Exchange, good: dict[str, Outcome], failed: list[str]) -> None:
-        """Add up the time; a tier of which no reply counts gets its credit back."""
+        """Add up the time; a tier without a good reply gets its credit back."""
         if self.draw.tier is not None:
             self.actual_s += context.virtual_s
-            # the paper is silent on rounds without a reply
+            # The paper does not discuss rounds without a reply.
             self.state = self.state if good else algorithm.refund(self.state)
         self.timing.count(list(good), failed)
 
     def select_for_evaluation(self, context: Exchange, grid: Grid) -> list[int]:
-        """Return all free nodes; where only TiFL needs figures, the same of every tier."""
+        """Return all free nodes; if only TiFL evaluates, the same ones of each tier."""
         online = online_nodes(grid)
         if not self._inner_evaluates:
             return self.tiers.panel(self._available(online)) if self._is_due(context.round) else []
         free = list(filter(self._free(online), online))
-        # as many as it would ask alone, if so many are free
+        # The wrapped strategy would wait indefinitely for more nodes than are free.
         leaf: Any = self.leaf
         leaf.min_evaluate_nodes = min(self._min_evaluate_nodes, len(free))
         return free
@@ -258,12 +268,12 @@ class TiFL(Selection):
         return replies
 
     def on_round_end(self, run: Run, record: dict[str, Any]) -> None:
-        """Leave out of the nodes that trained those that are only timed."""
+        """Remove the nodes that were only timed from the nodes that trained."""
         others = {self.identity(node_id) for node_id in self.timing.left_out}
         record["selected"] = [node for node in record["selected"] if node not in others]
 
     def round_info(self) -> dict[str, Any]:
-        """Return tier, the chances of its draw, the rule's, credits; new tiers in full."""
+        """Return the tier, its probabilities and credits, and all tiers if they are new."""
         known = self.state.accuracy if self.evaluated is None else self.evaluated
         rows = {"credits": self.state.credits, "tier_accuracy": known}
         info = {
@@ -281,7 +291,7 @@ class TiFL(Selection):
         return info
 
     def state_dict(self) -> StateDict:
-        """Return tiers, the state of Algorithm 2, and generator."""
+        """Return the tiers, the state of Algorithm 2 and the state of the generator."""
         held = {
             "tiers": {name: getattr(self.tiers, name) for name in TIERS},
             "state": self.state._asdict(),
@@ -293,7 +303,7 @@ class TiFL(Selection):
         return rows | self.timing.state_dict() | {"rng": rng_to_str(self.rng)}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Continue from ``state_dict``; nodes are found again by their identity."""
+        """Continue from ``state_dict``; nodes are recognised by their identity."""
         check_state(state, STATE, "TiFL")
         held = {name: json.loads(str(state[name])) for name in HELD}
         self.tiers, self.actual_s = Tiers(**held["tiers"]), held["actual_s"]

@@ -51,33 +51,38 @@ def some(strategy: Strategy, count: int, seed: int) -> ours.Wrapper:
     return ours.RandomSelection(strategy, count, seed=seed)
 
 
-class Free(ours.RandomSelection):
-    """Draw as many nodes as are not still at work on an earlier round, so that no more ever are."""
-
-    over: ours.OverSelect
-    share: float
+class FreeNodes(ours.RandomSelection):
+    """Draw as many nodes as may train beside those that still train for an earlier round."""
 
     def select(self, context: Any, grid: Any, online: Any) -> list[int]:
-        count = max(1, (self.clients_per_round or 1) - self.over.round_info()["in_flight"])
-        self.over.take = max(1, round(self.share * count))
+        over: Any = self.outer
+        count = max(1, (self.clients_per_round or 1) - over.round_info()["in_flight"])
+        over.wanted = max(1, round(over.share * count))
         return self.rng.sample(sorted(online), min(count, len(online)))
 
 
-def over_selected(strategy: Strategy, count: int, seed: int, share: float) -> ours.Wrapper:
-    """Over-selection with no more nodes at work than are allowed, those not waited for included."""
-    selection = Free(strategy, count, seed=seed)
-    selection.over, selection.share = ours.OverSelect(selection, count), share
-    return selection.over
+class OverSelectFree(ours.OverSelect):
+    """Over-selection in which nodes that are no longer waited for still occupy their places."""
+
+    def __init__(self, strategy: Strategy, count: int, seed: int, share: float) -> None:
+        super().__init__(FreeNodes(strategy, count, seed=seed), count)
+        self.share = share
+        # the replies to wait for in this round
+        self.wanted = count
+
+    def on_instructions(self, context: Any, messages: Any, grid: Any) -> Any:
+        context.enough = self.wanted
+        return messages
 
 
 def over_select(count: int, seed: int, share: float, _: None) -> ours.Wrapper:
-    return over_selected(fedavg(), count, seed, share)
+    return OverSelectFree(fedavg(), count, seed, share)
 
 
 def composed(count: int, seed: int, steps: int, share: float) -> ours.Wrapper:
     """Over-selection of nodes that do what fits the time of so many steps of a quick one."""
     inner = ours.LocalSteps(fedavg(), steps, budget="deadline", step_correction=0.0)
-    return over_selected(inner, count, seed, share)
+    return OverSelectFree(inner, count, seed, share)
 
 
 def tifl(count: int, seed: int, policy: str, tiers: int) -> ours.Wrapper:

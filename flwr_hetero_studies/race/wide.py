@@ -30,8 +30,8 @@ from flwr_hetero_studies.race.methods import (
     QUICK,
     RESCALED,
     RINGLEADER,
+    OverSelectFree,
     fedavg,
-    over_selected,
     some,
 )
 from flwr_hetero_studies.race.node import NORMED, Learning
@@ -165,11 +165,11 @@ def slices(base: Base, seed: int) -> ours.Wrapper:
 METHODS: dict[str, Callable[[Base, int], ours.Wrapper]] = {
     BASE: lambda base, seed: some(base(), AT_WORK, seed),
     OURS: slices,
-    COMPOSED: lambda base, seed: over_selected(steps_in(base), AT_WORK, seed, 0.8),
+    COMPOSED: lambda base, seed: OverSelectFree(steps_in(base), AT_WORK, seed, 0.8),
     "FedCompass": compass,
     EAGER: lambda base, seed: fedbuff(1, base, seed),
     "FedProx, partial work": partial_work,
-    "over-selection": lambda base, seed: over_selected(base(), AT_WORK, seed, 0.6),
+    "over-selection": lambda base, seed: OverSelectFree(base(), AT_WORK, seed, 0.6),
     "FedBuff, server momentum": lambda base, seed: fedbuff(1, damped, seed),
     RINGLEADER: ringleader,
     RESCALED: rescaled,

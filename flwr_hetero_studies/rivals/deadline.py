@@ -21,16 +21,16 @@ class DeadlineSelection(NodeMemory, Selection):
     """Train as many nodes as make the deadline of a round, by their measured latencies.
 
     Nishio and Yonetani, "Client Selection for Federated Learning with Heterogeneous Resources in
-    Mobile Edge", ICC 2019. Before the first round all nodes are timed in one of their own. Without
-    a ``deadline_s`` it is what four of five nodes make.
+    Mobile Edge", ICC 2019. All nodes are timed in a round of profiling before the first round.
+    Without a ``deadline_s``, the deadline is a time that four of five nodes meet.
 
-    In the paper nodes send their models one after the other over one channel. Here each has a link
-    of its own, and the paper's greedy set is that of all nodes quick enough; nodes are drawn among
-    these, so that every round has as many as it may. Where none fits the quickest trains.
+    In the paper, nodes send their models one after the other over one channel. Here each node has
+    its own link, so that the paper's greedy set contains all nodes that are fast enough. Nodes are
+    drawn from these up to the number allowed. If no node is fast enough, the fastest one trains.
     """
 
     name: ClassVar[str] = "deadline"
-    facts = "latency_s", "deadline_s"
+    facts = "latency_s", "limit_s"
 
     def __init__(
         self,
@@ -40,22 +40,25 @@ class DeadlineSelection(NodeMemory, Selection):
         deadline_s: float | None = None,
         seed: int = 0,
     ) -> None:
-        self.rng = np.random.default_rng(check_count("seed", seed))
+        self.seed = check_count("seed", seed)
+        self.rng = np.random.default_rng(seed)
         if deadline_s is not None:
             check_number("deadline_s", deadline_s, "(0, inf)")
         super().__init__(strategy, clients_per_round)
         self.deadline_s = deadline_s
+        # The deadline in effect, which is measured if the user gives none.
+        self.limit_s = deadline_s
         self.latency_s: dict[str, float] = {}
 
     def select(self, context: Exchange, grid: Grid, online: Set[int]) -> list[int]:
         if not self.latency_s:
             self.latency_s = time_nodes(self, context, grid, list(online), context.timeout_s)
-        if self.deadline_s is None and self.latency_s:
+        if self.limit_s is None and self.latency_s:
             known_s = sorted(self.latency_s.values())
-            self.deadline_s = known_s[-(-4 * len(known_s) // 5) - 1]
-        # those that were not timed count as quick until they have trained
+            self.limit_s = known_s[-(-4 * len(known_s) // 5) - 1]
+        # Nodes that were not timed count as fast until they have trained.
         times_s = {node: self.latency_s.get(self.identity(node), 0.0) for node in sorted(online)}
-        fit = [node for node, time_s in times_s.items() if time_s <= (self.deadline_s or inf)]
+        fit = [node for node, time_s in times_s.items() if time_s <= (self.limit_s or inf)]
         fit = fit or [min(times_s, key=lambda node: times_s[node])]
         count = min(self.clients_per_round or len(fit), len(fit))
         return [fit[i] for i in sorted(self.rng.choice(len(fit), count, replace=False).tolist())]
@@ -65,6 +68,6 @@ class DeadlineSelection(NodeMemory, Selection):
             self.latency_s[node] = now_s + SMOOTHING * (self.latency_s.get(node, now_s) - now_s)
 
     def round_info(self) -> dict[str, Any]:
-        limit_s = self.deadline_s or inf
+        limit_s = self.limit_s or inf
         late = [node for node, latency_s in self.latency_s.items() if latency_s > limit_s]
-        return {"deadline_s": self.deadline_s, "left_out": late}
+        return {"deadline_s": self.limit_s, "left_out": late}

@@ -1,4 +1,4 @@
-"""FedAsync: every model that arrives is mixed into the global one at once."""
+"""FedAsync: every model is mixed into the global model as soon as it arrives."""
 
 from flwr.app import Message
 from flwr.serverapp.strategy import Strategy
@@ -13,16 +13,16 @@ from flwr_hetero.server.context import Exchange
 
 
 class FedAsync(Rule):
-    r"""Mix each node's model into the global one when it arrives, less the staler it is.
+    r"""Mix each node's model into the global model when it arrives; a stale one counts less.
 
     .. math:: w \leftarrow (1 - \alpha_s) w + \alpha_s w_i, \qquad \alpha_s = \alpha (1 + s)^{-a}
 
     Xie, Koyejo and Gupta, "Asynchronous Federated Optimization", OPT 2020. Unlike
-    ``FedBuff(buffer_size=1)`` it pulls the newest model back to where the node started. All floats
-    are mixed, running statistics as well. Give ``FedProx`` inside for the proximal term.
+    ``FedBuff(buffer_size=1)``, it pulls the newest model back to where the node started. All floats
+    are mixed, including running statistics. Wrap ``FedProx`` for the paper's proximal term.
     """
 
-    # as published
+    # The paper has no limit.
     node_limit = None
 
     def __init__(
@@ -35,6 +35,7 @@ class FedAsync(Rule):
         seed: int = 0,
     ) -> None:
         self.mixing = check_number("mixing", mixing, "(0, 1]")
+        self.staleness = staleness
         self.exponent = staleness_exponent(staleness)
         super().__init__(strategy, concurrency=concurrency, seed=seed)
         check_enough_updates(self.leaf, 1, "the number of updates at a time")

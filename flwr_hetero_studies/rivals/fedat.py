@@ -1,4 +1,4 @@
-"""FedAT: tiers of equally fast nodes, each of which trains at its own pace."""
+"""FedAT: tiers of about equally fast nodes, which train asynchronously to each other."""
 
 from typing import Any
 
@@ -21,11 +21,12 @@ from flwr_hetero_studies.rivals.node_memory import NodeMemory
 
 
 def mirrored_weights(counts: ArrayLike) -> NDArray[np.float64]:
-    r"""Weigh each tier by the updates of its mirror: the slowest by those of the quickest.
+    r"""Weight each tier by the updates of its mirror: the slowest by those of the fastest.
 
     .. math:: w = \sum_{m=1}^{M} \frac{T_{M+1-m}}{\sum_k T_k} w_m
 
-    over the tiers that have a model: by the letter the initial one would stay until all have.
+    over the tiers that have a model. In the paper's formula, the initial model would stay until all
+    tiers have one.
 
     >>> mirrored_weights([6, 3, 1]), mirrored_weights([4, 0, 0])
     (array([0.1, 0.3, 0.6]), array([1., 0., 0.]))
@@ -37,21 +38,22 @@ def mirrored_weights(counts: ArrayLike) -> NDArray[np.float64]:
 
 
 class FedAT(NodeMemory, Rule):
-    r"""Train in tiers: in step within a tier, asynchronously across tiers.
+    r"""Train in tiers: synchronously within a tier, asynchronously across tiers.
 
     Chai et al., "FedAT: A High-Performance and Communication-Efficient Federated Learning System
-    with Asynchronous Tiers", SC 2021. A tier asks ``clients_per_round`` of its nodes; when all
-    have answered or failed, the mean of their models is the tier's, and the global one the mean of
-    the ``num_tiers`` tiers' by :func:`mirrored_weights`.
+    with Asynchronous Tiers", SC 2021. A tier asks ``clients_per_round`` of its nodes. When all of
+    these have replied or failed, the mean of their models is the model of the tier. The global
+    model is the mean of the models of ``num_tiers`` tiers, by :func:`mirrored_weights`.
 
-    The paper times the nodes before training. Here all begin at once and fill the tiers in the
-    order of their first replies; one that joins later goes to the first tier that has a node as
-    slow. Give ``FedProx`` inside for its proximal term; its compression is left out.
+    The paper times the nodes before training. Here all nodes begin at once and fill the tiers in
+    the order of their first replies. A node that joins later goes to the first tier with a node as
+    slow. Wrap ``FedProx`` for the paper's proximal term. Its compression is not implemented.
     """
 
     facts = "tier", "slowest_s", "counts", "num_first"
     decides = Rule.decides | {"the global model"}
     count_argument = "clients_per_round"
+    clients_per_round: int
 
     def __init__(
         self,
@@ -61,9 +63,10 @@ class FedAT(NodeMemory, Rule):
         *,
         seed: int = 0,
     ) -> None:
-        self.num_selected = check_count("clients_per_round", clients_per_round, 1)
+        check_count("clients_per_round", clients_per_round, 1)
         self.num_tiers = check_count("num_tiers", num_tiers, 1)
         super().__init__(strategy, seed=seed)
+        self.clients_per_round = clients_per_round
         self.tier: dict[str, int] = {}
         self.slowest_s = [0.0] * num_tiers
         self.counts = [0] * num_tiers
@@ -78,7 +81,7 @@ class FedAT(NodeMemory, Rule):
         for tier in range(self.num_tiers):
             free = [node for node in idle if tiers[node] == tier]
             if free and not self._is_open(tier):
-                count = min(self.num_selected, len(free))
+                count = min(self.clients_per_round, len(free))
                 drawn = self.rng.choice(len(free), count, replace=False).tolist()
                 chosen |= {free[i] for i in drawn}
         return sorted(chosen)
@@ -111,7 +114,7 @@ class FedAT(NodeMemory, Rule):
         return tier in tiers or (None in tiers and self._filling() == tier)
 
     def _filling(self) -> int:
-        """Return the tier of the next node to answer for the first time; none when all are full."""
+        """Return the tier of the next node that replies for the first time, if one is not full."""
         return len(self.tier) * self.num_tiers // max(1, self.num_first)
 
     def _add(self, name: str, latency_s: float) -> None:
@@ -131,7 +134,8 @@ class FedAT(NodeMemory, Rule):
         self, server_round: int, replies: Any, context: Exchange | None = None
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         context = self.given(context)
-        if self.updates:  # wrappers further in see the model from which the tier started
+        if self.updates:
+            # Wrappers inside this one see the model from which the tier started.
             first = next(iter(self.updates.values())).pending.instruction
             context.arrays = next(iter(first.content.array_records.values()))
         arrays, metrics = super().aggregate_train(server_round, replies, context)
@@ -145,7 +149,7 @@ class FedAT(NodeMemory, Rule):
         return with_left_out(mean, context), metrics
 
     def on_start(self, run: Run) -> None:
-        """Begin without models of tiers; after a resume find out which nodes are in which tier."""
+        """Begin without models of tiers; after a resume, identify the nodes of each tier."""
         if run.round < 0:
             self.models, self.counts = {}, [0] * self.num_tiers
         super().on_start(run)

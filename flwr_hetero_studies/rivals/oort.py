@@ -53,24 +53,24 @@ def scores(
 
 
 class Oort(node_memory.NeedsLoss, node_memory.NodeMemory, Selection):
-    r"""Select nodes by what their samples teach and how long they take; try new ones meanwhile.
+    r"""Select nodes by the utility of their samples and by their speed, and explore new nodes.
 
     .. math:: U_i = n_i \sqrt{\frac{1}{n_i} \sum_{k} l_k^2} \cdot (T / t_i)^{\alpha [t_i > T]}
 
     Lai et al., "Oort: Efficient Federated Learning via Guided Participant Selection", OSDI 2021.
-    ``pace``: quantile of the nodes' latencies that is the preferred duration T at first;
-    ``penalty``: alpha; ``profiling``: time nodes in a round of their own before the first one, so
-    that quick ones are tried first.
+    ``pace`` is the quantile of the nodes' latencies that is the first preferred duration T, and
+    ``penalty`` is alpha. With ``profiling``, nodes are timed in a round of their own before the
+    first round, so that fast nodes are tried first.
 
-    As in the authors' code losses are those in training (their mean where the root mean square is
-    not reported), T is a quantile, which moves up by 5 % when the utility of the last 20 rounds is
-    below that of the 20 before, utilities are scaled to [0, 1], and the number of new nodes is
-    rounded down. No node is barred. The paper asks 1.3 times the nodes that it needs: wrap in
-    ``OverSelect``.
+    The authors' code is followed in these points. Losses are those in training: their mean if nodes
+    do not report the root mean square. T is a quantile, which moves up by 5 % if the utility of the
+    last 20 rounds is below that of the 20 rounds before. Utilities are scaled to [0, 1], and the
+    number of new nodes is rounded down. No node is excluded. The paper selects 1.3 times as many
+    nodes as it needs: put ``OverSelect`` around it.
     """
 
     name: ClassVar[str] = "oort"
-    facts = "known", "profile_s", "gains", "pace", "new_share"
+    facts = "known", "profile_s", "gains", "quantile", "new_share"
     client_support = (node_memory.loss_support("whose samples count as learnt"),)
 
     def __init__(
@@ -83,13 +83,17 @@ class Oort(node_memory.NeedsLoss, node_memory.NodeMemory, Selection):
         profiling: bool = False,
         seed: int = 0,
     ) -> None:
-        self.rng = np.random.default_rng(check_count("seed", seed))
+        self.seed = check_count("seed", seed)
+        self.rng = np.random.default_rng(seed)
         self.count = check_count("clients_per_round", clients_per_round, 1)
-        self.pace, self.new_share = check_number("pace", pace, "(0, 1]"), FIRST_SHARE
+        self.pace = check_number("pace", pace, "(0, 1]")
+        # The quantile of T, which the pacer moves up.
+        self.quantile = self.pace
+        self.new_share = FIRST_SHARE
         self.penalty = check_number("penalty", penalty, "[0, inf)")
         self.profiling = profiling
         super().__init__(strategy, clients_per_round)
-        # by node: utility and latency when it last trained, and in which round that was
+        # By node: the utility, latency and number of the round in which it last trained.
         self.known: dict[str, tuple[float, float, int]] = {}
         self.profile_s: dict[str, float] = {}
         self.gains: list[float] = []
@@ -108,13 +112,15 @@ class Oort(node_memory.NeedsLoss, node_memory.NodeMemory, Selection):
         return self._new + self._exploit(old, count - num_new, context.round)
 
     def preferred_s(self) -> float:
-        """Return the preferred duration T of a round; without limit while nothing is known."""
+        """Return the preferred duration T of a round; infinity if no latency is known."""
         known = {node: latency_s for node, (_, latency_s, _) in self.known.items()}
         latency_s = [t for t in (self.profile_s | known).values() if not isnan(t)]
-        return float(np.quantile(latency_s, self.pace)) if latency_s and self.pace < 1 else inf
+        if not latency_s or self.quantile >= 1:
+            return inf
+        return float(np.quantile(latency_s, self.quantile))
 
     def _exploit(self, nodes: list[int], count: int, number: int) -> list[int]:
-        """Draw by score of those that are at least 95 % of the last one needed (l. 14-16)."""
+        """Draw by score from nodes with 95 % of the last score needed or more (l. 14-16)."""
         if not count:
             return []
         utility, latency_s, last = zip(*(self.known[self.identity(n)] for n in nodes), strict=True)
@@ -136,7 +142,7 @@ class Oort(node_memory.NeedsLoss, node_memory.NodeMemory, Selection):
         return [nodes[i] for i in drawn.tolist()]
 
     def on_outcome(self, context: Exchange, good: dict[str, Outcome], failed: list[str]) -> None:
-        """Learn utilities and latencies, and let the pacer look at what was gained (l. 5-8)."""
+        """Learn utilities and latencies, and let the pacer compare utilities (l. 5-8)."""
         new, weight_key = {self.identity(node) for node in self._new}, self._weight_key or ""
         for node, (latency_s, metrics) in good.items():
             square = read_number(metrics, keys.LOSS_RMS)
@@ -147,7 +153,7 @@ class Oort(node_memory.NeedsLoss, node_memory.NodeMemory, Selection):
         self.gains = [*self.gains[1 - 2 * WINDOW :], float(np.mean(gains)) if gains else 0.0]
         is_due = context.round % WINDOW == 0 and len(self.gains) == 2 * WINDOW
         if is_due and sum(self.gains[:WINDOW]) > sum(self.gains[WINDOW:]):
-            self.pace = min(1.0, self.pace + PACE_STEP)
+            self.quantile = min(1.0, self.quantile + PACE_STEP)
 
     def round_info(self) -> dict[str, Any]:
         new, preferred_s = [self.identity(node) for node in self._new], self.preferred_s()

@@ -19,11 +19,12 @@ class PowerOfChoice(node_memory.NeedsLoss, node_memory.NodeMemory, Selection):
     """Draw candidates by their examples, and train those whose last known loss is largest.
 
     Cho, Wang and Joshi, "Towards Understanding Biased Client Selection in Federated Learning",
-    AISTATS 2022. Without ``candidates``, d, they are twice as many as ``clients_per_round``, m.
+    AISTATS 2022. By default, there are twice as many ``candidates`` (d) as ``clients_per_round``
+    (m).
 
-    This is the paper's rpow-d, which asks the candidates nothing: a node's loss is the mean of its
-    last training, and a node that has not trained comes before all others. Nodes whose examples
-    are not known yet, of which the paper is silent, count as the mean of the others.
+    This is the paper's rpow-d, which sends no message to the candidates: a node's loss is the mean
+    of its last training, and nodes that have not trained come first. The paper does not say how a
+    node with an unknown number of examples counts. Here it counts as the mean of the others.
     """
 
     name: ClassVar[str] = "power_of_choice"
@@ -41,7 +42,8 @@ class PowerOfChoice(node_memory.NeedsLoss, node_memory.NodeMemory, Selection):
         self.count = check_count("clients_per_round", clients_per_round, 1)
         most = 2 * self.count if candidates is None else candidates
         self.candidates = check_count("candidates", most, self.count, "that is clients_per_round")
-        self.rng = np.random.default_rng(check_count("seed", seed))
+        self.seed = check_count("seed", seed)
+        self.rng = np.random.default_rng(seed)
         super().__init__(strategy, clients_per_round)
         self.loss, self.examples = dict[str, float](), dict[str, float]()
 

@@ -1,4 +1,4 @@
-"""FedAvg without the slowest nodes: they are timed once, and then never train."""
+"""FedAvg without the slowest nodes, which are timed once and never train."""
 
 from collections.abc import Set
 from typing import Any, ClassVar
@@ -14,17 +14,16 @@ from flwr_hetero_studies.rivals.node_memory import NodeMemory, time_nodes
 
 
 class WithoutSlowest(NodeMemory, Selection):
-    """Train nodes drawn uniformly each round from all but the slowest.
+    """Draw the nodes of each round uniformly from all nodes except the slowest.
 
-    What many do who do not want to wait, and the simplest method to be ahead of. ``left_out`` is
-    the share of the nodes that never train; their data are lost.
+    This is a common way to avoid waiting, and the simplest baseline. ``left_out`` is the share of
+    the nodes that never train, whose data are lost.
 
     Notes
     -----
-    Before the first round all nodes are timed in one of their own, which takes time of the clock.
-    They are not timed again: unlike ``DeadlineSelection`` it leaves out a number of nodes, not what
-    misses a deadline, and times that vary do not make it leave out ever more. A node that was not
-    timed counts as quick.
+    All nodes are timed once, in a round of profiling before the first round, which takes time of
+    the clock. Unlike ``DeadlineSelection``, this method excludes a fixed number of nodes, so that
+    varying times do not exclude more and more nodes. A node that was not timed counts as fast.
     """
 
     name: ClassVar[str] = "without_slowest"
@@ -38,7 +37,8 @@ class WithoutSlowest(NodeMemory, Selection):
         left_out: float = 0.2,
         seed: int = 0,
     ) -> None:
-        self.rng = np.random.default_rng(check_count("seed", seed))
+        self.seed = check_count("seed", seed)
+        self.rng = np.random.default_rng(seed)
         self.left_out = check_number("left_out", left_out, "[0, 1)")
         super().__init__(strategy, clients_per_round)
         self.latency_s: dict[str, float] = {}
@@ -48,7 +48,7 @@ class WithoutSlowest(NodeMemory, Selection):
             self.latency_s = time_nodes(self, context, grid, list(online), context.timeout_s)
         slowest = self.slowest()
         quick = [node for node in sorted(online) if self.identity(node) not in slowest]
-        # if only slow ones are online, they train
+        # If only slow nodes are online, they train.
         quick = quick or sorted(online)
         count = min(self.clients_per_round or len(quick), len(quick))
         return [
@@ -56,7 +56,7 @@ class WithoutSlowest(NodeMemory, Selection):
         ]
 
     def slowest(self) -> set[str]:
-        """Return the nodes that are left out."""
+        """Return the nodes that never train."""
         by_time = sorted(self.latency_s, key=lambda node: (self.latency_s[node], node))
         count = min(round(self.left_out * len(by_time)), len(by_time) - 1)
         return set(by_time[len(by_time) - count :])

@@ -348,7 +348,6 @@ def test_a_resumed_run_compares_with_the_same_nodes(tmp_path):
     def recorded(name, rounds, resume=False):
         history = History(fedavg())
         own = ours.Recorded(history, run_dir=tmp_path / name, resume=resume)
-        own.records = history.records
         return run(own, -20.0, rounds=rounds)[1][-1]
 
     whole = recorded("whole", 4)

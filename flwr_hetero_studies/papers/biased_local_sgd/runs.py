@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -150,7 +151,7 @@ def _train(options: Options, case: Case, seed: int) -> dict[str, list[Any]]:
 class KnownSpeeds(BiasedLocalSGD):
     """The gamma of each node is known, as in the paper."""
 
-    gammas: Mapping[str, float]
+    gammas: Mapping[str, float] = MappingProxyType({})
 
     def num_steps(self, nodes: Sequence[str]) -> NDArray[np.int64]:
         gammas = [self.gammas[node] for node in nodes]

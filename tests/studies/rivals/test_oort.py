@@ -82,7 +82,7 @@ def test_pacer_relaxes_when_less_is_gained(last, pace):
         loss = 2.0 if number <= WINDOW else last
         outcome = Outcome(1.0, {"num-examples": 10, "train-loss": loss})
         strategy.on_outcome(Exchange(strategy.fleet, number), {"node-0": outcome}, [])
-        assert strategy.pace == (pace if number == 2 * WINDOW else 0.3)
+        assert strategy.quantile == (pace if number == 2 * WINDOW else 0.3)
     assert strategy.gains == [20.0] * WINDOW + [10.0 * last] * WINDOW
 
 
