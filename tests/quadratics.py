@@ -86,8 +86,8 @@ class Watched(LocalGrid):
         self.most = max(self.most, len(self.training & self.at_work.keys()))
         return ids
 
-    def _collect(self, ids, until_s):
-        replies = super()._collect(ids, until_s)
+    def _collect(self, ids):
+        replies = super()._collect(ids)
         for reply in replies:
             self.at_work.pop(reply.metadata.reply_to_message_id, None)
             self.received.append((self.virtual_time_s, reply.metadata.src_node_id - 1000))

@@ -48,7 +48,10 @@ class InMemoryGrid:
             self.clock.sleep(self.poll_s)
         ids = set(message_ids)
         again = ids & self.collected
-        replies = self.hidden._collect(ids, self.clock.monotonic() if self.clock else 1e9)
+        began_s = self.hidden.virtual_time_s
+        self.hidden.virtual_time_s = self.clock.monotonic() if self.clock else 1e9
+        replies = self.hidden._collect(ids)
+        self.hidden.virtual_time_s = began_s
         self.collected |= {reply.metadata.reply_to_message_id for reply in replies}
         self.asked_again += again
         for reply in replies if self.clock else []:

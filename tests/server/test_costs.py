@@ -85,8 +85,8 @@ class Counted(LocalGrid):
             self.work[message_id] = self.virtual_time_s, self.pending[message_id].arrival_s
         return ids
 
-    def _collect(self, ids, until_s):
-        replies = super()._collect(ids, until_s)
+    def _collect(self, ids):
+        replies = super()._collect(ids)
         self.up += sum(payload_bytes(reply.content) for reply in replies if reply.has_content())
         return replies
 
