@@ -1,4 +1,4 @@
-"""An app on emulated nodes in this process, without its ServerApp."""
+"""The app of a study on emulated nodes in this process, without its ServerApp."""
 
 import importlib
 import random
@@ -10,24 +10,28 @@ from recording import History
 
 from flwr_hetero import keys
 from flwr_hetero.fleet import LocalGrid, named_fleet
+from flwr_hetero_studies.papers.biased_local_sgd import app as biased_local_sgd
+from flwr_hetero_studies.papers.mercury import app as mercury
 from flwr_hetero_studies.tasks.run import central_evaluate, initial_arrays
 
-APPS = Path(__file__).parents[1] / "apps"
+FLEET_APP = Path(__file__).parents[1] / "apps" / "fleet"
 SETTINGS = {
-    "biased-local-sgd": ("biased_app", "BiasedSettings"),
-    "cd-grab": ("cd_grab_app", "OrderSettings"),
-    "fleet": ("fleet_app", "FleetSettings"),
-    "mercury": ("mercury_app", "MercurySettings"),
-    "pgd": ("pgd_app", "PGDSettings"),
+    "biased-local-sgd": biased_local_sgd.BiasedSettings,
+    "mercury": mercury.MercurySettings,
 }
+CLIENTS = {"biased-local-sgd": biased_local_sgd.app, "mercury": mercury.app}
+
+
+def fleet_module(name):
+    """Import a module of the fleet app."""
+    if (folder := str(FLEET_APP)) not in sys.path:
+        sys.path.insert(0, folder)
+    return importlib.import_module(f"fleet_app.{name}")
 
 
 def settings_of(name):
-    """Return the class of an app's settings; from then on its modules can be imported."""
-    if (folder := str(APPS / name)) not in sys.path:
-        sys.path.insert(0, folder)
-    module, kind = SETTINGS[name]
-    return getattr(importlib.import_module(f"{module}.task"), kind)
+    """Return the class of an app's settings."""
+    return fleet_module("task").FleetSettings if name == "fleet" else SETTINGS[name]
 
 
 class AppRun:
@@ -38,7 +42,7 @@ class AppRun:
         if isinstance(profiles, int):
             profiles = named_fleet(self.settings.fleet, profiles)
         config = {key.replace("_", "-"): value for key, value in vars(self.settings).items()}
-        client = importlib.import_module(f"{SETTINGS[name][0]}.client_app").app
+        client = fleet_module("client_app").app if name == "fleet" else CLIENTS[name]
         self.grid = LocalGrid(client, profiles, run_config=config)
         of_fleet = (len(profiles),) if name == "fleet" else ()
         self.history = History(self.settings.strategy(*of_fleet))

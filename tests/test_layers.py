@@ -44,6 +44,8 @@ UNWANTED = {
     "*/*sampler.py": r"flwr\b",
 }
 """Files, and which packages from outside they must not import (standard library apart)."""
+COPIED = [path for path in sorted((PACKAGE.parent / "apps").iterdir()) if path.name != "fleet"]
+"""Apps that people copy; ``fleet`` is the studies' own, with every method as a key."""
 MODULE = '"flwr_hetero_studies'
 """How a string would name a module of the studies."""
 
@@ -98,6 +100,26 @@ def test_package_does_not_import_its_studies():
     assert not {name for name, targets in ARROWS.items() if any("studies" in t for t in targets)}
     texts = {path: path.read_text(encoding="utf-8") for path in MODULES.values()}
     assert not [path for path, text in texts.items() if MODULE in text]
+
+
+@pytest.mark.parametrize("app", COPIED, ids=lambda app: app.name)
+def test_app_can_be_copied(app):
+    texts = [path.read_text(encoding="utf-8") for path in app.rglob("*.py")]
+    assert len(texts) == 4
+    assert sum(text.count("\n") for text in texts) <= 250
+    assert not [text for text in texts if "flwr_hetero_studies" in text]
+
+
+def test_apps_share_their_code():
+    """Apps are copied one by one, so that they repeat code; what has one name is the same."""
+    found = {}
+    for app in COPIED:
+        [path] = app.rglob("task.py")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef) and node.name not in ("divide", "load_partition"):
+                found.setdefault(node.name, set()).add(ast.unparse(node))
+    assert len(found) > 5
+    assert not [name for name, versions in found.items() if len(versions) > 1]
 
 
 def test_every_paper_has_an_algorithm():

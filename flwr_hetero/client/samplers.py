@@ -53,7 +53,16 @@ def load_state(context: Context, name: str) -> StateDict | None:
 
 
 def restore(sampler: Any, context: Context, name: str) -> bool:
-    """Continue a sampler where an earlier round left it; False, logged, if that does not fit."""
+    """Continue a sampler where an earlier round left it; False, logged, if that does not fit.
+
+    Examples
+    --------
+    >>> from flwr.app import RecordDict
+    >>> from flwr_hetero.sampler import UniformSampler
+    >>> context = Context(1, 1, {}, RecordDict(), {})
+    >>> restore(UniformSampler(10, 5), context, "sampler")  # nothing has been saved
+    False
+    """
     if (state := load_state(context, name)) is None:
         return False
     try:

@@ -24,7 +24,12 @@ from flwr_hetero.records import configs_in, read_number
 def timing(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Report how long the ClientApp worked on a message, by the monotonic clock.
 
-    The mod of ``ClientApp(mods=[timing])``: its ConfigRecord is ignored by Flower's strategies.
+    Its ConfigRecord is ignored by Flower's strategies.
+
+    Examples
+    --------
+    >>> from flwr.clientapp import ClientApp
+    >>> app = ClientApp(mods=[timing])
     """
     start_s = time.monotonic()
     reply = call_app(message, context, call_next)

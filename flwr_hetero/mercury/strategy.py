@@ -29,13 +29,15 @@ SAMPLES = ClientSupport(
     "    if shard := NodeShard.open(msg, context):  # before training: others' samples\n"
     '        slots, content = list(shard.held), b"".join(shard.held.values())\n'
     "        inputs[slots], targets[slots] = unpack(content, inputs.shape[1:], num_classes)\n"
-    "    if shard:  # after training: SAMPLES LEAVE THE NODE; choose as in apps/mercury\n"
+    "    if shard:  # after training: SAMPLES LEAVE THE NODE\n"
+    "        # choose() is as in flwr_hetero_studies/papers/mercury/app.py\n"
     "        slots = shard.offers(len(targets), 4 * inputs[0].size + 8, choose)\n"
     "        shard.close(reply, context, slots, pack(inputs[slots], targets[slots]))",
     "which exchange none",
 )
-"""What nodes must do: see ``apps/mercury``."""
-MOST = 2.0  # a node may offer this times as many samples as the median node
+"""What nodes must do; ``flwr_hetero_studies/papers/mercury/app.py`` does it."""
+MOST = 2.0
+"""A node may offer as many samples as this times the median node."""
 Swap = tuple[tuple[str, int], tuple[str, int]]
 """Two slots, each as (node, slot), that exchange what they hold."""
 

@@ -62,7 +62,8 @@ def training(fleet: RealFleet, dataset: str, name: str, out: Path) -> dict[str, 
     _, model, batch = name.split(", ")
     settings = {"dataset": dataset, "partition": "iid", "model": model, "fleet": "real"}
     settings |= {"num_server_rounds": 1, "clients_per_round": 1, "batch_size": int(batch[6:])}
-    run = FleetRun(fleet, out, APPS / "tifl", **settings).start()
+    settings |= {"engine": "rounds", "selection": "tifl", "steps": "epochs"}
+    run = FleetRun(fleet, out, APPS / "fleet", **settings).start()
     highest: dict[str, float] = {}
     while not run.is_over():
         for pid in run.client_app("node-0"):

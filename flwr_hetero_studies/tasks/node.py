@@ -157,18 +157,17 @@ def examples_in(num_steps: int, num_examples: int, batch_size: int) -> int:
 
 
 def lifelong_order(
-    node: NodeTask,
-    settings: Settings,
-    context: Context,
-    method: str,
-    *,
-    num_units: int,
-    unit: str = "batch",
+    node: NodeTask, settings: Settings, context: Context, method: str, *, num_units: int
 ) -> OrderedSampler:
     """Make the sampler of a node's order, with a seed of the node's own that never changes."""
-    partition_id, count = int(context.node_config[keys.PARTITION_ID]), len(node.examples)
+    partition_id = int(context.node_config[keys.PARTITION_ID])
+    count = len(node.examples)
     # the same in all rounds: an order is learnt over the whole run
     words = np.random.SeedSequence([settings.seed, partition_id]).generate_state(1)
-    how: dict[str, Any] = {"method": method, "unit": unit, "seed": int(words[0])}
-    units = min(num_units, count) or None
-    return OrderedSampler(count, settings.batch_size, num_units=units, **how)
+    return OrderedSampler(
+        count,
+        settings.batch_size,
+        num_units=min(num_units, count) or None,
+        method=method,
+        seed=int(words[0]),
+    )

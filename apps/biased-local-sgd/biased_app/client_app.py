@@ -1,39 +1,29 @@
-"""What a node does: its assigned number of steps, on the samples of its class."""
+"""The node: as many steps as the server asks for, on samples of higher loss where it is fast."""
 
-from dataclasses import replace
-
-from flwr.app import Context, Message
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from torch.utils.data import DataLoader
 
-from biased_app.task import BiasedSettings, all_examples
-from flwr_hetero import keys
-from flwr_hetero.biased_local_sgd.shared_data import read_samples, samples_record
-from flwr_hetero.mod import emulated_device, follow
+from biased_app import task
+from flwr_hetero.mod import emulated_device, hetero
 from flwr_hetero.sampler import TopLossSampler
-from flwr_hetero_studies.tasks.node import evaluate_node, open_node, profile_node
 
-STATE = "top-loss"
-
-app = ClientApp(mods=[emulated_device])
-app.train("profile")(profile_node)
-app.evaluate()(evaluate_node)
+# hetero is the node's part of the method. emulated_device gives each node a device of its own.
+app = ClientApp(mods=[emulated_device, hetero])
 
 
 @app.train()
-def train(message: Message, context: Context) -> Message:
-    """Take the steps, record the losses, keep them until the next round."""
-    settings = BiasedSettings.from_run_config(context.run_config)
-    node = open_node(message, context)
-    if settings.shared_data:
-        node = replace(node, examples=all_examples(settings))
-    sampler = TopLossSampler(len(node.examples), settings.batch_size, seed=node.seed, fast=False)
-    samples = message.content.config_records.get(keys.SAMPLES)
-    if not settings.shared_data:
-        follow(sampler, message, context, name=STATE)
-    elif samples is not None:
-        sampler.assign(read_samples(samples)[0])
-    model = node.model()
-    reply = node.reply(model, node.train(model, sampler))
-    if samples is not None:
-        reply.content[keys.SAMPLES] = samples_record(*sampler.take_losses())
-    return reply
+def train(msg: Message, context: Context) -> Message:
+    """Train the model on this node's images."""
+    config = context.run_config
+    partition = context.node_config["partition-id"], context.node_config["num-partitions"]
+    train_set = task.load_partition(*partition, config["dataset"])
+    model = task.make_model(train_set)
+    model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
+    loader = DataLoader(train_set, batch_size=config["batch-size"], shuffle=True)
+    loader = hetero.batches(loader, msg, sampler=TopLossSampler)
+    criterion = loader.criterion()
+    loss = task.train(model, loader, criterion, 1, config["learning-rate"])
+    metrics = MetricRecord({"train-loss": loss, "num-examples": len(train_set)})
+    content = {"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}
+    return Message(RecordDict(content), reply_to=msg)

@@ -1,91 +1,103 @@
-"""Settings of this app, and the strategy of each algorithm."""
+"""The model, the data, and how a model is trained and tested."""
 
-from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from flwr.serverapp.strategy import Strategy
+import numpy as np
+import torch
+from datasets import ClassLabel, Dataset, Features, Image, disable_progress_bars
+from flwr_datasets import FederatedDataset
+from flwr_datasets.partitioner import IidPartitioner
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torchvision.transforms.functional import pil_to_tensor
 
-from flwr_hetero.errors import invalid
-from flwr_hetero.strategy import BiasedLocalSGD, FedNova, Wrapper
-from flwr_hetero_studies.tasks import Examples, load_partition
-from flwr_hetero_studies.tasks.run import INNER, inner_strategy
-from flwr_hetero_studies.tasks.settings import Settings
-
-BIASES = {
-    "biased": (True, True),
-    "weights-bias": (True, False),
-    "sampling-bias": (False, True),
-    "unbalanced": (False, False),
-    "balanced": (False, False),
-    "sync-sgd": (False, False),
-}
-"""Algorithm to whether models are weighted by steps, and whether fast nodes sample by loss."""
-
-FEDNOVA = "fednova"
+disable_progress_bars()
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-@dataclass(frozen=True)
-class BiasedSettings(Settings):
-    """The run-config of ``apps/biased-local-sgd``; see its pyproject.toml."""
-
-    algorithm: str = "biased"
-    fast_steps: int = 32
-    budget: str = "two-class"
-    gamma: float = 0.0
-    deadline_s: float = 0.0
-    high_loss_fraction: float = 0.5
-    share: float = 0.0
-    shared_data: bool = False
-    unified: bool = False
-    inner: str = "fedavg"
-    partition: str = "iid"
-    fleet: str = "gpu-cpu"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_choice("inner", INNER)
-        self.check_choice("algorithm", (*BIASES, FEDNOVA))
-        if self.shared_data and self.algorithm == FEDNOVA:
-            rule = "be false with fednova, whose nodes have data of their own"
-            raise invalid("shared-data", True, rule, "choose another algorithm")
-        self._strategy(1 if self.shared_data else None)  # refuses what it cannot take
-
-    def strategy(self) -> Wrapper:
-        """Make the strategy of the algorithm."""
-        return self._strategy(len(all_examples(self)) if self.shared_data else None)
-
-    def _strategy(self, shared_samples: int | None) -> Wrapper:
-        if self.algorithm == FEDNOVA:
-            return FedNova(self._inner(), self.fast_steps, **self._budget())
-        weights, sampling = BIASES[self.algorithm]
-        steps = 1 if self.algorithm == "sync-sgd" else self.fast_steps
-        return BiasedLocalSGD(
-            self._inner(),
-            steps,
-            weigh_by_steps=weights,
-            step_correction=0.0,
-            high_loss_fraction=self.high_loss_fraction if sampling else None,
-            share=self.share or None,
-            shared_samples=shared_samples,
-            batch_size=self.batch_size,
-            unified=self.unified,
-            seed=self.seed,
-            **self._budget(),
-        )
-
-    def _inner(self) -> Strategy:
-        return inner_strategy(self.inner, self)
-
-    def _budget(self) -> dict[str, Any]:
-        if self.algorithm in ("balanced", "sync-sgd"):
-            return {"gamma": 1.0}
-        return {
-            "budget": self.budget,
-            "gamma": self.gamma or None,
-            "deadline_s": self.deadline_s or None,
-        }
+def make_model(images: TensorDataset) -> nn.Module:
+    """Make a small CNN for ten classes, and for images with as many channels as these."""
+    channels = images.tensors[0].shape[1]
+    model = nn.Sequential(
+        nn.Conv2d(channels, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveMaxPool2d(4),
+        nn.Flatten(),
+        nn.Linear(32 * 4 * 4, 10),
+    )
+    return model.to(DEVICE)
 
 
-def all_examples(settings: Settings) -> Examples:
-    """Load the data set that all nodes see in shared-data mode."""
-    return load_partition(settings.dataset, 0, 1, task=settings.task, seed=settings.seed)
+@cache
+def load_splits(dataset: str) -> dict[str, Dataset]:
+    """Load the splits ``train`` and ``test``; the digits of scikit-learn need no download."""
+    if dataset != "digits":
+        federated = FederatedDataset(dataset=dataset, partitioners={})
+        return {split: federated.load_split(split) for split in ("train", "test")}
+    bunch = load_digits()
+    pixels = (bunch.images * 255 / 16).astype(np.uint8)
+    features = Features({"image": Image(), "label": ClassLabel(num_classes=10)})
+    digits = Dataset.from_dict({"image": list(pixels), "label": bunch.target}, features)
+    return digits.train_test_split(test_size=0.2, seed=0)
+
+
+@cache
+def divide(dataset: str, num_nodes: int) -> IidPartitioner:
+    """Divide the training images among the nodes, equally."""
+    partitioner = IidPartitioner(num_nodes)
+    partitioner.dataset = load_splits(dataset)["train"]
+    return partitioner
+
+
+@cache
+def load_partition(partition_id: int, num_partitions: int, dataset: str) -> TensorDataset:
+    """Load the images of a node."""
+    return to_tensors(divide(dataset, num_partitions).load_partition(partition_id))
+
+
+def load_test(dataset: str) -> TensorDataset:
+    """Load the images that no node has, for the server."""
+    return to_tensors(load_splits(dataset)["test"])
+
+
+def to_tensors(rows: Dataset) -> TensorDataset:
+    """Decode images and scale their pixels to the range from -1 to 1."""
+    # The column is called "img" in CIFAR-10, and "image" in most other data sets.
+    column = "img" if "img" in rows.column_names else "image"
+    images = torch.stack([pil_to_tensor(image) for image in rows[column]])
+    return TensorDataset(images / 127.5 - 1, torch.tensor(rows["label"][:]))
+
+
+def train(
+    model: nn.Module, loader: DataLoader, criterion: Any, num_epochs: int, learning_rate: float
+) -> float:
+    """Train a model; return the mean loss of the batches."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
+    model.train()
+    losses = []
+    for _ in range(num_epochs):
+        for images, labels in loader:
+            optimizer.zero_grad()
+            loss = criterion(model(images.to(DEVICE)), labels.to(DEVICE))
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return sum(losses) / len(losses)
+
+
+@torch.no_grad()
+def test(model: nn.Module, images: TensorDataset) -> tuple[float, float]:
+    """Return the mean loss and the accuracy."""
+    model.eval()
+    loss = 0.0
+    correct = 0
+    for inputs, labels in DataLoader(images, batch_size=256):
+        logits = model(inputs.to(DEVICE)).cpu()
+        loss += nn.functional.cross_entropy(logits, labels, reduction="sum").item()
+        correct += int((logits.argmax(1) == labels).sum())
+    return loss / len(images), correct / len(images)

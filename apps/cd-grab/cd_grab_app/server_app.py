@@ -1,18 +1,47 @@
-"""Build the strategy from the run-config and run it."""
+"""The server: find an order of the examples for all nodes together."""
 
-from flwr.app import Context
+from datetime import datetime
+from logging import INFO
+from pathlib import Path
+
+import torch
+from flwr.app import ArrayRecord, Context, MetricRecord
+from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
 
-from cd_grab_app.task import OrderSettings
-from flwr_hetero_studies.tasks.run import run_app
+from cd_grab_app import task
+from flwr_hetero.report import RunDirectory
+from flwr_hetero.strategy import CDGraB, Recorded
 
 app = ServerApp()
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run CD-GraB or one of its baselines."""
-    settings = OrderSettings.from_run_config(context.run_config)
-    with settings.as_typed():
-        strategy = settings.strategy()
-    run_app("cd-grab", settings, strategy, grid)
+    """Run CD-GraB, or one of its baselines, whose orders need no server."""
+    config = context.run_config
+    resume = config["resume"]
+    strategy = FedAvg(fraction_evaluate=0.0)
+    if config["method"] == "cd-grab":
+        strategy = CDGraB(strategy, sketch_size=config["sketch-size"], seed=config["seed"])
+    run_dir = RunDirectory(run_folder(config), config, resume=resume, argument="output-dir")
+    test_set = task.load_test(config["dataset"])
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        model = task.make_model(test_set)
+        model.load_state_dict(arrays.to_torch_state_dict())
+        loss, accuracy = task.test(model, test_set)
+        return MetricRecord({"loss": loss, "accuracy": accuracy})
+
+    torch.manual_seed(config["seed"])
+    arrays = ArrayRecord(task.make_model(test_set).state_dict())
+    strategy = Recorded(strategy, run_dir=run_dir, resume=resume)
+    strategy.start(grid, arrays, num_rounds=config["num-server-rounds"], evaluate_fn=evaluate)
+    log(INFO, "Results: %s", run_dir.path / "report.html")
+
+
+def run_folder(config: dict) -> Path:
+    """Return the folder of this run: ``output-dir``, or a new one in the home directory."""
+    new = Path.home() / "flwr-hetero-runs" / f"cd-grab-{datetime.now():%Y-%m-%d-%H%M%S}"
+    return Path(config["output-dir"] or new).expanduser()

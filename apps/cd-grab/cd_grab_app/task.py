@@ -1,72 +1,103 @@
-"""Settings of this app, and the strategy for them."""
+"""The model, the data, and how a model is trained and tested."""
 
-from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
-from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedMedian, Strategy
+import numpy as np
+import torch
+from datasets import ClassLabel, Dataset, Features, Image, disable_progress_bars
+from flwr_datasets import FederatedDataset
+from flwr_datasets.partitioner import IidPartitioner
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torchvision.transforms.functional import pil_to_tensor
 
-from flwr_hetero.errors import invalid
-from flwr_hetero.strategy import CDGraB
-from flwr_hetero_studies.papers.cd_grab.herding import HerdingMeter
-from flwr_hetero_studies.tasks.settings import Settings
-
-CD_GRAB = "cd-grab"
-METHODS = (CD_GRAB, "id-grab", "d-rr", "shuffle-once")
-INNER: dict[str, type[FedAvg]] = {
-    "fedavg": FedAvg,
-    "fedadam": FedAdam,
-    "fedavgm": FedAvgM,
-    "fedmedian": FedMedian,
-}
-"""The strategy inside."""
+disable_progress_bars()
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-@dataclass(frozen=True)
-class OrderSettings(Settings):
-    """The run-config of ``apps/cd-grab``; see its pyproject.toml."""
+def make_model(images: TensorDataset) -> nn.Module:
+    """Make a small CNN for ten classes, and for images with as many channels as these."""
+    channels = images.tensors[0].shape[1]
+    model = nn.Sequential(
+        nn.Conv2d(channels, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveMaxPool2d(4),
+        nn.Flatten(),
+        nn.Linear(32 * 4 * 4, 10),
+    )
+    return model.to(DEVICE)
 
-    method: str = CD_GRAB
-    mode: str = "sketched"
-    sketch_size: int = 1024
-    num_units: int = 0
-    unit: str = "batch"
-    measure: bool = True
-    fraction_train: float = 1.0
-    inner: str = "fedavg"
-    num_server_rounds: int = 60
-    partition: str = "iid"
-    model: str = "softmax"
-    fleet: str = "uniform"
-    batch_size: int = 4
-    learning_rate: float = 0.05
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_choice("method", METHODS)
-        self.check_choice("inner", INNER)
-        self.check_choice("unit", ("batch", "example"))
-        if self.mode == "exact" and self.method != CD_GRAB:
-            raise invalid("mode", self.mode, "be sketched without cd-grab", "choose another mode")
-        if not 0 < self.fraction_train <= 1:
-            raise invalid("fraction-train", self.fraction_train, "lie in (0, 1]", "1 is all nodes")
-        self._cd_grab()  # refuses what it cannot take
+@cache
+def load_splits(dataset: str) -> dict[str, Dataset]:
+    """Load the splits ``train`` and ``test``; the digits of scikit-learn need no download."""
+    if dataset != "digits":
+        federated = FederatedDataset(dataset=dataset, partitioners={})
+        return {split: federated.load_split(split) for split in ("train", "test")}
+    bunch = load_digits()
+    pixels = (bunch.images * 255 / 16).astype(np.uint8)
+    features = Features({"image": Image(), "label": ClassLabel(num_classes=10)})
+    digits = Dataset.from_dict({"image": list(pixels), "label": bunch.target}, features)
+    return digits.train_test_split(test_size=0.2, seed=0)
 
-    def strategy(self) -> Strategy:
-        """Make the strategy."""
-        strategy: Strategy = INNER[self.inner](
-            fraction_train=self.fraction_train,
-            fraction_evaluate=0.0,
-            min_train_nodes=1,
-            min_available_nodes=1,
-        )
-        if self.method == CD_GRAB:
-            strategy = self._cd_grab(strategy)
-        return HerdingMeter(strategy) if self.measure else strategy
 
-    def _cd_grab(self, strategy: Strategy | None = None) -> CDGraB:
-        return CDGraB(
-            strategy,
-            mode=self.mode,
-            sketch_size=self.sketch_size,
-            num_units=self.num_units or None,
-            seed=self.seed,
-        )
+@cache
+def divide(dataset: str, num_nodes: int) -> IidPartitioner:
+    """Divide the training images among the nodes, equally."""
+    partitioner = IidPartitioner(num_nodes)
+    partitioner.dataset = load_splits(dataset)["train"]
+    return partitioner
+
+
+@cache
+def load_partition(partition_id: int, num_partitions: int, dataset: str) -> TensorDataset:
+    """Load the images of a node."""
+    return to_tensors(divide(dataset, num_partitions).load_partition(partition_id))
+
+
+def load_test(dataset: str) -> TensorDataset:
+    """Load the images that no node has, for the server."""
+    return to_tensors(load_splits(dataset)["test"])
+
+
+def to_tensors(rows: Dataset) -> TensorDataset:
+    """Decode images and scale their pixels to the range from -1 to 1."""
+    # The column is called "img" in CIFAR-10, and "image" in most other data sets.
+    column = "img" if "img" in rows.column_names else "image"
+    images = torch.stack([pil_to_tensor(image) for image in rows[column]])
+    return TensorDataset(images / 127.5 - 1, torch.tensor(rows["label"][:]))
+
+
+def train(
+    model: nn.Module, loader: DataLoader, criterion: Any, num_epochs: int, learning_rate: float
+) -> float:
+    """Train a model; return the mean loss of the batches."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
+    model.train()
+    losses = []
+    for _ in range(num_epochs):
+        for images, labels in loader:
+            optimizer.zero_grad()
+            loss = criterion(model(images.to(DEVICE)), labels.to(DEVICE))
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return sum(losses) / len(losses)
+
+
+@torch.no_grad()
+def test(model: nn.Module, images: TensorDataset) -> tuple[float, float]:
+    """Return the mean loss and the accuracy."""
+    model.eval()
+    loss = 0.0
+    correct = 0
+    for inputs, labels in DataLoader(images, batch_size=256):
+        logits = model(inputs.to(DEVICE)).cpu()
+        loss += nn.functional.cross_entropy(logits, labels, reduction="sum").item()
+        correct += int((logits.argmax(1) == labels).sum())
+    return loss / len(images), correct / len(images)

@@ -1,115 +1,35 @@
-"""What a node does: train on important samples, and score the next ones while it waits."""
+"""The node: train on important images, and score others while the update is on its way."""
 
-from dataclasses import replace
-
-import numpy as np
-import torch
-from flwr.app import ConfigRecord, Context, Message
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from numpy.typing import NDArray
+from torch.utils.data import DataLoader
 
 from flwr_hetero import keys
-from flwr_hetero.client.timing import read_pace
-from flwr_hetero.mercury.resharding import NodeShard, offer, pack, unpack
 from flwr_hetero.mercury.scoring import collect_hidden, score_hidden
-from flwr_hetero.mod import emulated_device, restore, save_state
+from flwr_hetero.mod import emulated_device, hetero
 from flwr_hetero.sampler import MercurySampler
-from flwr_hetero_studies.tasks import Examples
-from flwr_hetero_studies.tasks.node import NodeTask, evaluate_node, open_node, profile_node
-from mercury_app.task import MercurySettings
+from mercury_app import task
 
-STATE = "mercury"
-KNOWN_SHARE = 0.5
-"""Part of its samples that a node must have scored before it offers some by importance."""
-
-app = ClientApp(mods=[emulated_device])
-app.train("profile")(profile_node)
-app.evaluate()(evaluate_node)
+# hetero is the node's part of the method. emulated_device gives each node a device of its own.
+app = ClientApp(mods=[emulated_device, hetero])
 
 
 @app.train()
-def train(message: Message, context: Context) -> Message:
-    """Train as ``sampling`` says; take in and offer samples if the server reshards."""
-    settings = MercurySettings.from_run_config(context.run_config)
-    node, shard = open_node(message, context), NodeShard.open(message, context)
-    if shard is not None:
-        node = replace(node, examples=with_others(node, shard))
-    sampler, model = open_sampler(node, settings, context, shard), node.model()
-    examples = node.examples.inputs, node.examples.targets
-    hidden = 0
-    if settings.sampling == "uniform":
-        result = node.train(model, node.sampler())
-    else:
-        result = node.train(model, sampler)
-        if settings.sampling == "bacc":
-            hidden = score_hidden(model, examples, context, sampler, node.losses)
-    reply = node.reply(model, result)
-    reply.content["metrics"][keys.EXAMPLES_HIDDEN] = hidden
-    if settings.sampling != "uniform":
-        reply.content[keys.SAMPLER] = sampler_stats(sampler, context, hidden)
-    if shard is not None:
-        offer_samples(reply, context, node.examples, shard, sampler)
-    save_state(context, STATE, sampler.state_dict())
-    return reply
-
-
-def sampler_stats(sampler: MercurySampler, context: Context, hidden: int) -> ConfigRecord:
-    """Describe the sampling, and how much of the time for scoring the network hides."""
-    stats, pace = sampler.summary(), read_pace(context)
-    if pace is not None and hidden:
-        hidden_s = min(hidden * pace.score_s, pace.idle_s)
-        stats[keys.HIDDEN_SHARE] = hidden_s / (hidden * pace.score_s)
-    return ConfigRecord(stats | {"samples-scored": hidden})
-
-
-def open_sampler(
-    node: NodeTask, settings: MercurySettings, context: Context, shard: NodeShard | None
-) -> MercurySampler:
-    """Continue the sampler where the last round left it, if its state is there."""
-    sampler = MercurySampler(
-        len(node.examples),
-        settings.batch_size,
-        seed=node.seed,
-        estimator=settings.estimator,
-        scores="loss",
-    )
-    restore(sampler, context, STATE)
+def train(msg: Message, context: Context) -> Message:
+    """Train the model on this node's images."""
+    config = context.run_config
+    partition = context.node_config["partition-id"], context.node_config["num-partitions"]
+    train_set = task.load_partition(*partition, config["dataset"], config["alpha"], config["seed"])
+    model = task.make_model(train_set)
+    model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
+    sampler = MercurySampler(len(train_set), config["batch-size"], scores="loss")
+    loader = hetero.batches(DataLoader(train_set, batch_sampler=sampler), msg)
+    # Take up the scores that were computed after the last message.
     collect_hidden(sampler, context)
-    if shard is not None and not shard.missing:
-        sampler.forget(np.array(shard.fresh, dtype=np.int64))
-    return sampler
-
-
-def with_others(node: NodeTask, shard: NodeShard) -> Examples:
-    """Put other nodes' samples into their slots; leave out those that have not arrived."""
-    inputs, targets = node.examples.inputs, node.examples.targets
-    if shard.held:
-        slots = list(shard.held)
-        content = b"".join(shard.held.values())
-        new_inputs, new_targets = unpack(content, *node.settings.shape)
-        inputs, targets = inputs.clone(), targets.clone()
-        inputs[slots] = torch.from_numpy(new_inputs).to(inputs.dtype)  # token numbers are whole
-        targets[slots] = torch.from_numpy(new_targets)
-    if shard.missing:
-        keep = np.setdiff1d(np.arange(len(targets)), shard.missing)
-        inputs, targets = inputs[keep], targets[keep]
-    return replace(node.examples, inputs=inputs, targets=targets)
-
-
-def offer_samples(
-    reply: Message, context: Context, examples: Examples, shard: NodeShard, sampler: MercurySampler
-) -> None:
-    """Add samples to the reply, the important ones first: RAW SAMPLES LEAVE THE DEVICE."""
-
-    def choose(count: int, by_importance: bool) -> NDArray[np.int64] | None:
-        if by_importance and sampler.coverage < KNOWN_SHARE:
-            return None  # later, when importance is known
-        importance = sampler.importance if by_importance else np.ones(sampler.num_samples)
-        return offer(importance, sampler.groups, count, sampler.rng)
-
-    slots: list[int] = []
-    if not shard.missing:  # else slots are not positions in the examples
-        sample_bytes = 4 * examples.inputs[0].numel() + 8
-        slots = shard.offers(len(examples), sample_bytes, choose)
-    content = pack(examples.inputs[slots].numpy(), examples.targets[slots].numpy())
-    shard.close(reply, context, slots, content)
+    loss = task.train(model, loader, loader.criterion(), 1, config["learning-rate"])
+    metrics = MetricRecord({"train-loss": loss, "num-examples": len(train_set)})
+    # Score more images while the reply is on the network, and count them for emulated devices.
+    metrics[keys.EXAMPLES_HIDDEN] = score_hidden(model, train_set.tensors, context, sampler)
+    content = {"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}
+    content[keys.SAMPLER] = ConfigRecord(sampler.summary())
+    return Message(RecordDict(content), reply_to=msg)

@@ -1,58 +1,108 @@
-"""Settings of this app, the sampler and the strategy that they describe."""
+"""The model, the data, and how a model is trained and tested."""
 
-from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from flwr.serverapp.strategy import FedAvg
+import numpy as np
+import torch
+from datasets import ClassLabel, Dataset, Features, Image, disable_progress_bars
+from flwr_datasets import FederatedDataset
+from flwr_datasets.partitioner import DirichletPartitioner
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torchvision.transforms.functional import pil_to_tensor
 
-from flwr_hetero.errors import check_choice, check_count, check_number
-from flwr_hetero.pgd.priorities import LAYERS
-from flwr_hetero.pgd.sampler import RULES
-from flwr_hetero.sampler import PGDSampler, UniformSampler
-from flwr_hetero.strategy import SamplerMetrics
-from flwr_hetero_studies.tasks.settings import Settings
-
-TOPS = (0.5, 1, 2, 5)
-"""Top percentages whose share of the loss decrease is shown (the paper's Figure 1b)."""
+disable_progress_bars()
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-@dataclass(frozen=True)
-class PGDSettings(Settings):
-    """The run-config of ``apps/pgd``; see its pyproject.toml."""
+def make_model(images: TensorDataset) -> nn.Module:
+    """Make a small CNN for ten classes, and for images with as many channels as these."""
+    channels = images.tensors[0].shape[1]
+    model = nn.Sequential(
+        nn.Conv2d(channels, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveMaxPool2d(4),
+        nn.Flatten(),
+        nn.Linear(32 * 4 * 4, 10),
+    )
+    return model.to(DEVICE)
 
-    num_server_rounds: int = 40
-    rule: str = "stochastic"
-    renewal_share: float = 0.5
-    step_ratio: float = 0.0
-    layers: str = "last"
-    full_pass: bool = False
-    look_every: int = 5
-    local_steps: int = 0
-    alpha: float = 1.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("rule", self.rule, (*RULES, "uniform"))
-        check_choice("layers", self.layers, LAYERS)
-        check_count("look-every", self.look_every)
-        check_count("local-steps", self.local_steps)
-        check_number("step-ratio", self.step_ratio, "[0, 1]")
-        self.sampler(100, seed=0)
+@cache
+def load_splits(dataset: str) -> dict[str, Dataset]:
+    """Load the splits ``train`` and ``test``; the digits of scikit-learn need no download."""
+    if dataset != "digits":
+        federated = FederatedDataset(dataset=dataset, partitioners={})
+        return {split: federated.load_split(split) for split in ("train", "test")}
+    bunch = load_digits()
+    pixels = (bunch.images * 255 / 16).astype(np.uint8)
+    features = Features({"image": Image(), "label": ClassLabel(num_classes=10)})
+    digits = Dataset.from_dict({"image": list(pixels), "label": bunch.target}, features)
+    return digits.train_test_split(test_size=0.2, seed=0)
 
-    def sampler(self, num_samples: int, seed: int) -> PGDSampler | UniformSampler:
-        """Make a node's sampler."""
-        batch_size = round(self.step_ratio * num_samples) if self.step_ratio else self.batch_size
-        batch_size = max(1, batch_size)
-        if self.rule == "uniform":
-            return UniformSampler(num_samples, batch_size, seed=seed)
-        share = self.renewal_share
-        return PGDSampler(num_samples, batch_size, seed=seed, rule=self.rule, renewal_share=share)
 
-    def looks_in(self, server_round: Any) -> bool:
-        """Whether nodes measure all their priorities in this round."""
-        return self.look_every > 0 and (int(server_round) - 1) % self.look_every == 0
+@cache
+def divide(dataset: str, num_nodes: int, alpha: float, seed: int) -> DirichletPartitioner:
+    """Divide the training images among the nodes, unequally."""
+    partitioner = DirichletPartitioner(
+        num_nodes, partition_by="label", alpha=alpha, self_balancing=True, seed=seed
+    )
+    partitioner.dataset = load_splits(dataset)["train"]
+    return partitioner
 
-    def strategy(self) -> SamplerMetrics:
-        """Make FedAvg inside a wrapper that keeps the summaries of the nodes' samplers."""
-        one = {"min_train_nodes": 1, "min_available_nodes": 1}
-        return SamplerMetrics(FedAvg(fraction_evaluate=0.0, **one))
+
+@cache
+def load_partition(
+    partition_id: int, num_partitions: int, dataset: str, alpha: float, seed: int
+) -> TensorDataset:
+    """Load the images of a node."""
+    partitioner = divide(dataset, num_partitions, alpha, seed)
+    return to_tensors(partitioner.load_partition(partition_id))
+
+
+def load_test(dataset: str) -> TensorDataset:
+    """Load the images that no node has, for the server."""
+    return to_tensors(load_splits(dataset)["test"])
+
+
+def to_tensors(rows: Dataset) -> TensorDataset:
+    """Decode images and scale their pixels to the range from -1 to 1."""
+    # The column is called "img" in CIFAR-10, and "image" in most other data sets.
+    column = "img" if "img" in rows.column_names else "image"
+    images = torch.stack([pil_to_tensor(image) for image in rows[column]])
+    return TensorDataset(images / 127.5 - 1, torch.tensor(rows["label"][:]))
+
+
+def train(
+    model: nn.Module, loader: DataLoader, criterion: Any, num_epochs: int, learning_rate: float
+) -> float:
+    """Train a model; return the mean loss of the batches."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
+    model.train()
+    losses = []
+    for _ in range(num_epochs):
+        for images, labels in loader:
+            optimizer.zero_grad()
+            loss = criterion(model(images.to(DEVICE)), labels.to(DEVICE))
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return sum(losses) / len(losses)
+
+
+@torch.no_grad()
+def test(model: nn.Module, images: TensorDataset) -> tuple[float, float]:
+    """Return the mean loss and the accuracy."""
+    model.eval()
+    loss = 0.0
+    correct = 0
+    for inputs, labels in DataLoader(images, batch_size=256):
+        logits = model(inputs.to(DEVICE)).cpu()
+        loss += nn.functional.cross_entropy(logits, labels, reduction="sum").item()
+        correct += int((logits.argmax(1) == labels).sum())
+    return loss / len(images), correct / len(images)

@@ -1,84 +1,87 @@
-"""Build the strategy from the run-config and run it."""
+"""The server: random selection first, then TiFL, and a page that compares the two."""
 
-from dataclasses import replace
+from datetime import datetime
 from logging import INFO, WARNING
+from math import ceil
 from pathlib import Path
-from typing import Any
 
-from flwr.app import Context
+import torch
+from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
 
-from flwr_hetero.client.device import REAL
 from flwr_hetero.report import RunDirectory
+from flwr_hetero.report.compare import compare, read_runs
+from flwr_hetero.report.compare.page import write_page
 from flwr_hetero.server.nodes import is_simulated, settled_nodes
-from flwr_hetero.strategy import TiFL
-from flwr_hetero_studies.tasks.run import run_app
-from tifl_app.client_app import app as client_app
-from tifl_app.task import RANDOM, TiflSettings
+from flwr_hetero.strategy import Recorded, TiFL
+from tifl_app import task
+
+BASELINE_ROUNDS = 0.4
+"""Rounds of random selection for each of TiFL's, which are several times as short."""
 
 app = ServerApp()
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run TiFL."""
-    settings = TiflSettings.from_run_config(context.run_config)
-    num_nodes = len(settled_nodes(grid, settings.num_tiers))
-    num_tiers = tiers_for(settings.num_tiers, num_nodes, is_simulated(grid))
-    if (wanted := settings.clients_per_round) > num_nodes:
-        log(WARNING, "clients-per-round is %d, of %d nodes: all train.", wanted, num_nodes)
-    with settings.as_typed():
-        strategy = TiFL(
-            settings.inner_strategy(),
-            settings.clients_per_round,
-            num_tiers,
-            policy=settings.policy,
-            interval=settings.interval,
-            credits=settings.tier_credits,
-            **phase(settings.sync_rounds, is_simulated(grid)),
-            seed=settings.seed,
-        )
-    if not wants_baseline(settings, grid):
-        run_app("tifl", settings, strategy, grid)
-        return
-    from tifl_app.baseline import run_baseline, verdict
-
-    settings = replace(settings, output_dir=str(settings.run_directory("tifl")))
-    out = Path(settings.output_dir)
-    log(INFO, "First the baseline: random selection, same seed, in this process.")
+    """Run random selection and TiFL on the same devices."""
     config = dict(context.run_config)
-    # refuses a folder before any training
-    RunDirectory(out, resume=settings.resume, argument="output-dir").close()
-    baseline = run_baseline(settings, client_app, num_nodes, config, out / "baseline")
-    log(INFO, "Now TiFL, policy %s.", settings.policy)
-    run_app("tifl", settings, strategy, grid)
-    log(INFO, "%s", verdict(baseline, out))
+    num_nodes = len(settled_nodes(grid, config["num-tiers"]))
+    if num_nodes < config["num-tiers"]:
+        log(WARNING, "%d nodes are too few for %d tiers.", num_nodes, config["num-tiers"])
+        config["num-tiers"] = num_nodes
+    tifl = make_strategy(config)
+    folder = run_folder(config)
+    run_dir = RunDirectory(folder, config, resume=config["resume"], argument="output-dir")
+    baseline = folder / "baseline"
+    # A baseline on real devices would cost their time.
+    is_emulated = is_simulated(grid) and config["fleet"] != "real"
+    is_first = config["policy"] != "vanilla" and not config["resume"]
+    if config["baseline"] and is_emulated and is_first:
+        log(INFO, "First the baseline: random selection, same seed.")
+        num_rounds = ceil(BASELINE_ROUNDS * config["num-server-rounds"])
+        vanilla = config | {"policy": "vanilla", "num-server-rounds": num_rounds}
+        train(grid, vanilla, make_strategy(vanilla), RunDirectory(baseline, vanilla))
+        log(INFO, "Now TiFL, policy %s.", config["policy"])
+    train(grid, config, tifl, run_dir)
+    if baseline.is_dir():
+        comparison = compare(read_runs([baseline, folder]))
+        page = write_page(comparison, folder / "compare.html")
+        log(INFO, "%s %s", " ".join(comparison.sentences), page)
 
 
-def wants_baseline(settings: TiflSettings, grid: Grid) -> bool:
-    """Leave the baseline out where it would be the run itself, or cost real devices' time."""
-    if not settings.baseline or settings.policy == RANDOM:
-        return False
-    if is_simulated(grid) and settings.fleet != REAL:
-        return True
-    log(INFO, "No baseline on real devices: run policy='vanilla' and compare the two.")
-    return False
+def make_strategy(config: dict) -> TiFL:
+    """Make the strategy; it refuses settings that are out of range."""
+    return TiFL(
+        FedAvg(fraction_evaluate=0.0),
+        clients_per_round=config["clients-per-round"],
+        num_tiers=config["num-tiers"],
+        policy=config["policy"],
+        interval=config["interval"],
+        seed=config["seed"],
+    )
 
 
-def phase(sync_rounds: int, simulated: bool) -> dict[str, Any]:
-    """Return what the paper's profiling phase takes, if it is wanted."""
-    warmup_rounds = 0 if simulated else 1  # an emulated device has no cold start
-    phase = {"profiling": "phase", "sync_rounds": sync_rounds, "warmup_rounds": warmup_rounds}
-    return phase if sync_rounds else {}
+def train(grid: Grid, config: dict, strategy: TiFL, run_dir: RunDirectory) -> None:
+    """Train a model from the beginning, and record the run in a folder."""
+    test_set = task.load_test(config["dataset"])
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        model = task.make_model(test_set)
+        model.load_state_dict(arrays.to_torch_state_dict())
+        loss, accuracy = task.test(model, test_set)
+        return MetricRecord({"loss": loss, "accuracy": accuracy})
+
+    torch.manual_seed(config["seed"])
+    arrays = ArrayRecord(task.make_model(test_set).state_dict())
+    recorded = Recorded(strategy, run_dir=run_dir, resume=config["resume"])
+    recorded.start(grid, arrays, num_rounds=config["num-server-rounds"], evaluate_fn=evaluate)
+    log(INFO, "Results: %s", run_dir.path / "report.html")
 
 
-def tiers_for(num_tiers: int, num_nodes: int, simulated: bool) -> int:
-    """Take fewer tiers than asked for on a fleet that is too small for them, and say so."""
-    if num_nodes >= num_tiers:
-        return num_tiers
-    log(WARNING, "%d nodes are too few for %d tiers: %d instead.", num_nodes, num_tiers, num_nodes)
-    if simulated:
-        more = "num-supernodes=20 client-resources-num-cpus=1"
-        log(WARNING, 'Start more with --federation-config "%s"', more)
-    return num_nodes
+def run_folder(config: dict) -> Path:
+    """Return the folder of this run: ``output-dir``, or a new one in the home directory."""
+    new = Path.home() / "flwr-hetero-runs" / f"tifl-{datetime.now():%Y-%m-%d-%H%M%S}"
+    return Path(config["output-dir"] or new).expanduser()

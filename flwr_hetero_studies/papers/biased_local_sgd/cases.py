@@ -9,9 +9,9 @@ from flwr.app import ArrayRecord, MetricRecord
 from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.strategy import Wrapper
-from flwr_hetero_studies.core.apps import app_modules
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
+from flwr_hetero_studies.papers.biased_local_sgd.app import BiasedSettings, app
 from flwr_hetero_studies.papers.biased_local_sgd.runs import DECAYS, TAU_F
 from flwr_hetero_studies.tasks import central_evaluate, initial_arrays
 
@@ -76,12 +76,11 @@ OURS = ("experiment", "name", "data", "samples", "epochs", "fleet", "slow_steps"
 
 
 def run(case: Case, seed: int, data: Data) -> dict[str, Any]:
-    app, task = app_modules("biased-local-sgd", "biased_app")
     samples = 1438 if data.source == "digits" else case["samples"]
     config = {key: value for key, value in case.items() if key not in OURS}
     config = {"num-server-rounds": 10**6, "partition": "iid", "seed": seed, **config}
     config |= {"fast-steps": TAU_F, "dataset": data.first(samples, ALL_TEST)}
-    settings = task.BiasedSettings.from_run_config(config)
+    settings = BiasedSettings.from_run_config(config)
     grid = LocalGrid(app, fleet(case), seed=seed, run_config=config)
     budget_s = case.get("budget_s", inf)
     epochs = case["epochs"] if budget_s == inf else inf

@@ -1,6 +1,6 @@
 """Mercury against uniform sampling and its other rivals on emulated fleets, in virtual time.
 
-A cell is a link, a partition and a number of nodes. ``bacc`` is the default of ``apps/mercury``.
+A cell is a link, a partition and a number of nodes. ``bacc`` is Mercury.
 """
 
 from collections.abc import Iterator
@@ -9,10 +9,10 @@ from typing import Any
 
 from flwr_hetero import keys
 from flwr_hetero.fleet import named_fleet
-from flwr_hetero_studies.core.apps import app_modules
 from flwr_hetero_studies.core.emulate import Moment, emulate
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
+from flwr_hetero_studies.papers.mercury.app import MercurySettings, app
 from flwr_hetero_studies.tasks import initial_arrays
 
 SETTINGS = {"rows": 12_000, "test-rows": 2000, "num-server-rounds": 60, "batch-size": 32,
@@ -59,10 +59,9 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
 
 def run(case: Case, seed: int, data: Data) -> dict[str, Any]:
     """Train for the rounds of the case, measured at most 60 times."""
-    app, task = app_modules("mercury", "mercury_app")
     config = {key: value for key, value in case.items() if key not in OURS}
     config |= {"dataset": data.first(case["rows"], case["test-rows"]), "seed": seed}
-    settings = task.MercurySettings.from_run_config(config)
+    settings = MercurySettings.from_run_config(config)
     arrays = initial_arrays(settings)
     # compute and transfer in the paper's ratio, which the named fleets have for the small CNN
     size = sum(array.numpy().nbytes for array in arrays.values()) / CNN_BYTES

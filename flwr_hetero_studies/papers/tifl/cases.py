@@ -6,16 +6,17 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
 from flwr_hetero.fleet import named_fleet
+from flwr_hetero.mod import emulated_device
 from flwr_hetero.strategy import TiFL
 from flwr_hetero.tifl import algorithm
-from flwr_hetero_studies.core.apps import app_modules
 from flwr_hetero_studies.core.emulate import Moment, config_of, emulate, with_last_classes
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line, by_seed, of
-from flwr_hetero_studies.tasks import Settings
+from flwr_hetero_studies.tasks import Settings, evaluate_node, profile_node, train_node
 
 VANILLA = "vanilla"
 SETTINGS = {"rounds": 60}
@@ -32,6 +33,12 @@ MIXES: dict[str, dict[str, Any]] = {
     "adaptive, blind": {"policy": "adaptive", "error-power": 0.0},
 }
 """Which tiers train, at the same virtual time; the default with and without its accuracies."""
+
+# Nodes train, are timed and evaluate as in all studies.
+app = ClientApp(mods=[emulated_device])
+app.train()(train_node)
+app.train("profile")(profile_node)
+app.evaluate()(evaluate_node)
 
 
 def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
@@ -59,8 +66,7 @@ def run(case: Case, seed: int, data: Data, **limit: float) -> dict[str, Any]:
 
 
 def on_digits(case: Case, seed: int, budget_s: float = inf) -> dict[str, Any]:
-    """As ``apps/tifl`` by default; the clock starts after profiling, which vanilla needs not."""
-    app, _ = app_modules("tifl", "tifl_app")
+    """Train on the digits; the clock starts after profiling, which vanilla needs not."""
     policy = case["name"]
     rounds = case["rounds"] * (1 if policy == VANILLA else MORE)
     run_config = {"num-server-rounds": rounds, "seed": seed}
@@ -77,7 +83,6 @@ def on_digits(case: Case, seed: int, budget_s: float = inf) -> dict[str, Any]:
 
 def mix(case: Case, seed: int, data: Data) -> dict[str, Any]:
     """Train 3 of 20 nodes a round for some virtual time, evaluations included."""
-    app, _ = app_modules("tifl", "tifl_app")
     rows = case["train-examples"]
     dataset, rate = data.first(rows, rows // 3), case["learning-rate"]
     run_config = config_of(dataset, case["partition"], rate, seed)

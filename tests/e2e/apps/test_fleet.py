@@ -129,3 +129,11 @@ def test_same_seed_same_run(selection):
         return [record["virtual_s"] for record in run.go_on(3)], run.evaluate()
 
     assert outcome() == outcome()
+
+
+def test_reading_gradients_costs_time():
+    seconds = []
+    for order in ("d-rr", "id-grab"):
+        ends = [record["virtual_s"] for record in start(order=order, partition="iid").go_on(4)]
+        seconds.append(ends[3] - ends[2])
+    assert seconds[1] / seconds[0] == pytest.approx(1 + 5 / 48, rel=0.02)

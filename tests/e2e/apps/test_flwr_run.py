@@ -18,9 +18,10 @@ def run(name, num_nodes, **settings):
         pytest.param("fleet", 2, {"num_server_rounds": 2, "sampler": "mercury"}, id="fleet"),
         run("biased-local-sgd", 10, num_server_rounds=5),
         run("cd-grab", 4, num_server_rounds=6, batch_size=16),
-        run("mercury", 4, num_server_rounds=8, resharding="importance"),
-        run("pgd", 4, num_server_rounds=6, look_every=3),
-        run("tifl", 20, num_server_rounds=8, sync_rounds=1, interval=4),
+        run("mercury", 4, num_server_rounds=8),
+        run("pgd", 4, num_server_rounds=6),
+        run("tifl", 20, num_server_rounds=8, interval=4),
+        run("fedslice", 10, num_server_rounds=6),
     ],
 )
 def test_app_leaves_a_run_directory(flower, tmp_path, app, num_nodes, settings):
@@ -42,18 +43,17 @@ def test_app_leaves_a_run_directory(flower, tmp_path, app, num_nodes, settings):
         assert list(last["biased_local_sgd"]["num_steps"].values()) == [32] * 8 + [1] * 2
         assert last["global"]["accuracy"] > 0.8
     if app == "cd-grab":
-        assert last["cd_grab"]["pairs_together"] == 40
-        assert last["herding"]["herding_bound"] < first["herding"]["herding_bound"]
+        assert last["cd_grab"]["pairs_together"] == 4 * (round(1437 / 4 / 16) // 2)
     if app == "tifl":
-        tiers, latency = start["tifl"]["tiers"], start["tifl"]["latency"]
-        assert [tiers[node] for node in sorted(latency, key=latency.get)] == sorted([*range(5)] * 4)
+        assert len({record["tifl"]["tier"] for record in rounds}) >= 3
         assert f"{out}/compare.html" in log, log[-3000:]
         assert len(history(out / "baseline")) == 5  # ceil(0.4 * 8), and round 0
     if app == "mercury":
         assert last["sampler"]["coverage"] == 1.0
     if app == "pgd":
         assert last["sampler"]["coverage"] > first["sampler"]["coverage"]
-        assert "share-of-loss-decrease" in rounds[4]["sampler"]
+    if app == "fedslice":
+        assert last["fedslice"]["updates"] >= 1
 
 
 LONG = {"num_server_rounds": 12, "fast_steps": 32}
@@ -61,6 +61,9 @@ CANCER = {"dataset": "breast-cancer", "model": "softmax", "learning_rate": 0.1}
 CNN = {"dataset": "stdlib", "model": "flwr_hetero_studies.tasks.models.texts:textcnn"}
 GPT = {"dataset": "stdlib", "task": "language-model", "model": "gpt", "optimizer": "adam"}
 GPT |= {"learning_rate": 0.005, "fast_steps": 16, "selection": "all", "sampler": "mercury"}
+
+SERIES = {"dataset": "series", "model": "auto", "learning_rate": 0.2, "partition": "iid"}
+SERIES |= {"engine": "rounds", "steps": "epochs", "order": "cd-grab", "fleet": "uniform"}
 
 
 @pytest.mark.nightly
@@ -70,7 +73,7 @@ GPT |= {"learning_rate": 0.005, "fast_steps": 16, "selection": "all", "sampler":
         ("fleet", 4, 0.2, LONG | CNN | {"learning_rate": 0.5}),
         ("fleet", 4, 0.85, LONG | CANCER),
         ("fleet", 5, 0.32, GPT),
-        ("cd-grab", 5, 0.88, {"dataset": "series", "model": "auto", "learning_rate": 0.2}),
+        ("fleet", 5, 0.88, SERIES),
     ],
 )
 def test_other_inputs_and_tasks_than_images(flower, tmp_path, app, num_nodes, least, settings):
@@ -82,13 +85,16 @@ def test_other_inputs_and_tasks_than_images(flower, tmp_path, app, num_nodes, le
     assert rounds[-1]["global"]["accuracy"] > least
 
 
+ROUNDS = {"engine": "rounds", "steps": "epochs"}
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("app", "num_nodes", "same", "settings"),
     [
         ("biased-local-sgd", 5, ["biased_local_sgd"], {}),
-        ("cd-grab", 3, ["global", "herding"], {}),
-        ("tifl", 20, ["global", "latency"], {"sync_rounds": 1, "interval": 2, "baseline": False}),
+        ("cd-grab", 3, ["global"], {}),
+        ("fleet", 20, ["global", "latency"], ROUNDS | {"selection": "tifl", "sync_rounds": 1}),
     ],
 )
 def test_resume_equals_unbroken(flower, tmp_path, app, num_nodes, same, settings):

@@ -32,8 +32,9 @@ def four_rounds(fleet, folder, app, **config):
 
 
 def test_mercury_forecasts(small_fleet, tmp_path):
-    config = {"dataset": "series", "model": "auto", "learning_rate": 0.2, "local_steps": 40}
-    history = four_rounds(small_fleet, tmp_path / "run", "mercury", **config)
+    config = {"dataset": "series", "model": "auto", "learning_rate": 0.2, "alpha": 1.0}
+    config |= {"engine": "rounds", "steps": "equal", "fast_steps": 40, "weighting": "examples"}
+    history = four_rounds(small_fleet, tmp_path / "run", "fleet", sampler="mercury", **config)
     assert history[-1]["global"]["accuracy"] > 0.87
     assert history[-1]["global"]["smape"] < history[0]["global"]["smape"] / 2
 
