@@ -46,6 +46,8 @@ def round_s(pair: Pair) -> float:
 
 def cell(values: Sequence[float], form: str = "+.1f") -> str:
     mean, low, high = interval(values)
+    if len(values) < 2:
+        return f"{mean:{form}}"
     # Bold: behind by more than chance.
     text = f"{mean:{form}} ({low:{form}} to {high:{form}})"
     return f"**{text}**" if form == "+.1f" and high < 0 else text
