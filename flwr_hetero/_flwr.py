@@ -49,7 +49,9 @@ def new_run(run_id: int) -> Run:
 def be_server_task(run_id: int, task_id: int, node_id: int) -> int:
     """Set what ``Message(...)`` asks for, unless a ServerApp has it here; return the run's id."""
     if None in (TaskIdentity._run_id, TaskIdentity._task_id, TaskIdentity._node_id):
-        TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = run_id, task_id, node_id
+        TaskIdentity.run_id = run_id
+        TaskIdentity.task_id = task_id
+        TaskIdentity.node_id = node_id
     return TaskIdentity.run_id
 
 
@@ -124,12 +126,15 @@ def _older(module: str) -> Any:
 
 def older_content(category: str, arrays: ArrayRecord, config: dict[str, Any]) -> RecordDict:
     """Write what a client's ``fit`` ("train") or ``evaluate`` is called with."""
-    convert, kinds = _older("recorddict_compat"), _older("typing")
+    convert = _older("recorddict_compat")
+    kinds = _older("typing")
     parameters = convert.arrayrecord_to_parameters(arrays, keep_input=True)
     if category == "train":
-        write, kind = convert.fitins_to_recorddict, kinds.FitIns
+        write = convert.fitins_to_recorddict
+        kind = kinds.FitIns
     else:
-        write, kind = convert.evaluateins_to_recorddict, kinds.EvaluateIns
+        write = convert.evaluateins_to_recorddict
+        kind = kinds.EvaluateIns
     return write(kind(parameters, config), keep_input=True)  # type: ignore[no-any-return]
 
 
@@ -153,10 +158,14 @@ def read_older(content: RecordDict, category: str) -> OlderReply:
     convert = _older("recorddict_compat")
     if category == "train":
         found = convert.recorddict_to_fitres(content, keep_input=True)
-        tensors, tensor_type, loss = found.parameters.tensors, found.parameters.tensor_type, nan
+        tensors = found.parameters.tensors
+        tensor_type = found.parameters.tensor_type
+        loss = nan
     else:
         found = convert.recorddict_to_evaluateres(content)
-        tensors, tensor_type, loss = [], "", found.loss
+        tensors = []
+        tensor_type = ""
+        loss = found.loss
     status = found.status.code.value, found.status.message
     return OlderReply(*status, tensors, tensor_type, loss, found.num_examples, found.metrics)
 
@@ -251,7 +260,8 @@ def quiet_strategies(most: int = logging.INFO) -> Iterator[None]:
 
     def lower(record: logging.LogRecord) -> bool:
         if record.levelno <= most and folder in record.pathname:
-            record.levelno, record.levelname = logging.DEBUG, logging.getLevelName(logging.DEBUG)
+            record.levelno = logging.DEBUG
+            record.levelname = logging.getLevelName(logging.DEBUG)
         return True
 
     logger = logging.getLogger("flwr")
@@ -294,7 +304,7 @@ def parse_run_config(given: Sequence[str]) -> dict[str, Any]:
             raise invalid("--run-config", rest, "be of key=value without blanks around =")
     try:
         return parse_config_args(list(given))
-    # whatever the command line library raises
+    # The command line library may raise anything.
     except Exception as error:
         hint = "texts need quotes, as in \"policy='vanilla' num-tiers=3\""
         raise invalid("--run-config", " ".join(given), "be of key=value in TOML", hint) from error

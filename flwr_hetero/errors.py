@@ -81,7 +81,7 @@ def check_number(argument: str, value: Any, bounds: str, hint: str = "") -> floa
 def _is_finite(value: Any) -> bool:
     try:
         return isfinite(value)
-    # an int beyond all floats
+    # An int beyond all floats.
     except OverflowError:
         return False
 

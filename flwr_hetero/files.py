@@ -12,7 +12,7 @@ from typing import IO
 def drafted(path: Path, previous: Path | None = None) -> Iterator[IO[bytes]]:
     """Write a file in one step: readers see the old one, which may be kept, or the new one."""
     draft = path.with_name(f"{path.name}.draft")
-    # of a process that was killed, or a link that would lead elsewhere
+    # Of a process that was killed, or a link that would lead elsewhere.
     draft.unlink(missing_ok=True)
     with draft.open("xb") as file:
         yield file
@@ -34,7 +34,9 @@ class GrowingFile:
     """Lines that are only added; its length and checksum, kept elsewhere, say what is whole."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.length, self.checksum = path, 0, 0
+        self.path = path
+        self.length = 0
+        self.checksum = 0
 
     def append(self, lines: Iterable[str]) -> None:
         """Add lines, which are on disk then; what was written and is not known of is cut off."""
@@ -42,7 +44,7 @@ class GrowingFile:
         # Windows has no such flag
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
         with os.fdopen(os.open(self.path, flags, 0o666), "r+b") as file:
-            # a process that was killed may have begun a line
+            # A process that was killed may have begun a line.
             file.truncate(self.length)
             file.seek(self.length)
             file.write(content)
@@ -59,5 +61,6 @@ class GrowingFile:
                 content = file.read(length)
         if (len(content), zlib.crc32(content)) != (length, checksum):
             raise ValueError(f"{self.path.name} has been cut or changed")
-        self.length, self.checksum = length, checksum
+        self.length = length
+        self.checksum = checksum
         return content.decode().splitlines()

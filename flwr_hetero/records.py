@@ -189,7 +189,8 @@ def _short(value: Any) -> str:
 
 def steps_that_count(instruction: Message, reply: Message) -> float:
     """Return the steps that a node was assigned, or fewer if it says so; 1 if it chose them."""
-    configs, metrics = configs_in(instruction.content), metrics_in(reply.content)
+    configs = configs_in(instruction.content)
+    metrics = metrics_in(reply.content)
     assigned = max((read_number(c, keys.NUM_STEPS, 1.0) for c in configs.values()), default=1.0)
     reported = min((read_number(m, keys.NUM_STEPS, inf) for m in metrics.values()), default=inf)
     return max(1.0, min(assigned, reported))
@@ -236,7 +237,7 @@ def divide(reply: Message, seen_s: float) -> dict[str, float] | None:
     record = configs_in(reply.content).get(keys.TIMING, ConfigRecord())
     parts = {part: read_number(record, key) for part, key in MEASURED.items() if key in record}
     rest_s = seen_s - sum(parts.values())
-    # that of an earlier reply, which may have been slower
+    # The time to send is that of an earlier reply, which may have been slower.
     if rest_s < 0 and parts.pop("send", 0.0) > 0:
         rest_s = seen_s - sum(parts.values())
     if "train" not in parts or not all(seconds >= 0 for seconds in parts.values()) or rest_s < 0:

@@ -59,7 +59,7 @@ def check_state(state: Mapping[str, object], schema: Mapping[str, object], owner
             rule = f"an array of shape {shape}"
         else:
             kind = (int, np.integer) if wanted is int else wanted
-            # a bool is an int to Python
+            # A bool is an int to Python.
             fits = isinstance(value, kind) and (wanted is bool or not isinstance(value, bool))  # type: ignore[arg-type]
             rule = getattr(wanted, "__name__", str(wanted))
         if not fits:

@@ -34,14 +34,20 @@ OUTLYING = 2.0
 
 
 class Shares(NamedTuple):
-    """What updates count: scales, the step of all, factors of weights (None: all weigh alike)."""
+    """What the updates of a server update count."""
 
     scales: Floats
+    """By update: the factor of its length."""
     step: float = 1.0
+    """The factor of the mean of all updates."""
     factors: Floats | None = None
-    # parts of the weights that were cut off: above most nodes' weights, and as too long steps
+    """By update: the factor of its weight in the mean. None: all weigh alike."""
     clipped_share: float = 0.0
+    """The part of the weights that was cut off, because it was above most nodes' weights."""
     bounded_share: float = 0.0
+    """The part of the weights that was cut off, because the updates are long."""
+    mean_discount: float = 1.0
+    """The mean discount of stale updates over all replies."""
 
 
 # --- Algorithm 1 -------------------------------------------------------------------------------
@@ -113,79 +119,87 @@ def default_buffer(in_flight: int) -> int:
 class Turns:
     """Whose turn it is: a node is asked at most ``limit`` times as often as nodes are on average.
 
-    Of n nodes in flight a node pays n / ``limit`` turns when it is asked; each instruction to any
-    node is a turn. It may be in debt by one instruction.
+    Each instruction to any node is a turn. If n nodes train at the same time, a node pays n /
+    ``limit`` turns for an instruction. It may be in debt by one instruction.
 
-    >>> turns = Turns()
+    >>> turns = Turns(cost=3.0)
     >>> for nodes in (["a", "b", "c", "d"], ["a"], ["a"]):
-    ...     turns.take(nodes, cost=3.0)
-    >>> turns.may_go("a", cost=3.0), turns.may_go("b", cost=3.0)
+    ...     turns.take(nodes)
+    >>> turns.may_go("a"), turns.may_go("b")
     (False, True)
     """
 
+    cost: float = 0.0
+    """Number of turns that a node pays for an instruction."""
     given: int = 0
     paid_until: dict[str, float] = field(default_factory=dict)
 
-    def may_go(self, node: str, cost: float) -> bool:
+    def may_go(self, node: str) -> bool:
         """Return whether a node may be asked."""
-        return self.paid_until.get(node, 0.0) <= self.given + cost
+        return self.paid_until.get(node, 0.0) <= self.given + self.cost
 
-    def take(self, nodes: Sequence[str], cost: float) -> None:
+    def take(self, nodes: Sequence[str]) -> None:
         """Let these nodes pay."""
         for node in nodes:
-            self.paid_until[node] = max(self.paid_until.get(node, 0.0), self.given) + cost
+            self.paid_until[node] = max(self.paid_until.get(node, 0.0), self.given) + self.cost
         self.given += len(nodes)
 
-    def give_back(self, node: str, cost: float) -> None:
+    def give_back(self, node: str) -> None:
         """Let a node have its turn back, of which nothing came."""
-        self.paid_until[node] = self.paid_until.get(node, 0.0) - cost
+        self.paid_until[node] = self.paid_until.get(node, 0.0) - self.cost
 
 
-def possible_rates(rates: ArrayLike, largest_share: float) -> Floats:
-    """Cut rates, (num_nodes,), to the largest share of their sum that a node may have.
+def largest_rate(rates: ArrayLike, largest_share: float) -> float:
+    """Return the rate to which rates, (num_nodes,), are cut: a node has this share of their sum.
 
-    >>> possible_rates([1.0, 1.0, 1.0, 1000.0], largest_share=0.4)
-    array([1., 1., 1., 2.])
+    >>> largest_rate([1.0, 1.0, 1.0, 1000.0], largest_share=0.4)
+    2.0
     """
-    own = np.asarray(rates, np.float64)
-    rising = np.sort(own)
-    for num_cut in range(len(own)):
-        kept = rising[: len(own) - num_cut]
+    rising = np.sort(np.asarray(rates, np.float64))
+    for num_cut in range(len(rising)):
+        kept = rising[: len(rising) - num_cut]
         if num_cut * largest_share < 1:
             most = largest_share * kept.sum() / (1 - num_cut * largest_share)
             if kept[-1] <= most:
-                return np.asarray(np.minimum(own, most))
-    return own
+                return float(most)
+    return inf
 
 
 # --- weights by examples, whatever the speed: not in the paper ---------------------------------
 
 
+def mean_weight(
+    all_weights: ArrayLike, replies_per_s: ArrayLike, all_most: ArrayLike = inf
+) -> float:
+    r"""Return the mean weight of all replies.
+
+    .. math:: \bar v = \frac{\sum_j r_j \min(v_j, c_j)}{\sum_j r_j}
+
+    all_weights, replies_per_s: (num_nodes,), v and r; all_most: c, of each node or one for all.
+
+    >>> mean_weight([2.0, 4.0], [0.5, 0.5]), mean_weight([2.0, 4.0], [0.5, 0.5], all_most=2.0)
+    (3.0, 2.0)
+    """
+    counted = np.minimum(all_weights, all_most)
+    return float(np.average(counted, weights=np.asarray(replies_per_s)))
+
+
 def update_weights(
-    weights: ArrayLike,
-    all_weights: ArrayLike,
-    replies_per_s: ArrayLike,
-    most: ArrayLike = inf,
-    all_most: ArrayLike | None = None,
+    weights: ArrayLike, mean: float, most: ArrayLike = inf
 ) -> tuple[Floats, float, float]:
     r"""Weigh a buffer's updates against the mean of all replies, not that of the buffer.
 
-    .. math:: w \leftarrow w + \frac{1}{K} \sum_i \frac{\min(v_i, c_i)}{\bar v} d_i,
-              \qquad \bar v = \frac{\sum_j r_j \min(v_j, c_j)}{\sum_j r_j}
+    .. math:: w \leftarrow w + \frac{1}{K} \sum_i \frac{\min(v_i, c_i)}{\bar v} d_i
 
     Node j sends :math:`r_j` replies a second: with :math:`v_j = p_j / r_j` it adds :math:`p_j d_j`.
 
-    weights: (num_updates,), their v; all_weights, replies_per_s: (num_nodes,); most, all_most: c,
-    of the updates and of the nodes; one for all, if all_most is left out -> (num_updates,), the
-    step of their mean, and the share cut off.
+    weights: (num_updates,), v; mean: of all replies; most: c, of each update or one for all ->
+    (num_updates,), the step of their mean, and the share cut off.
 
-    >>> update_weights([2.0, 2.0], [2.0, 4.0], [0.5, 0.5])[1]
+    >>> update_weights([2.0, 2.0], mean=3.0)[1]
     0.6666666666666666
     """
     raw = np.asarray(weights, np.float64)
-    most_of_all = most if all_most is None else all_most
-    counted = np.minimum(all_weights, most_of_all)
-    mean = float(np.average(counted, weights=np.asarray(replies_per_s)))
     clipped = np.minimum(raw, most)
     if not mean:
         return np.ones(len(raw)), 1.0, 0.0
@@ -202,7 +216,7 @@ def largest_weight(weights: ArrayLike) -> float:
     falling = np.sort(np.asarray(weights, np.float64))[::-1]
     if len(falling) < 2:
         return inf
-    # one node cannot set it
+    # At least two nodes must reach it.
     return OUTLYING * float(falling[max(2, -(-len(falling) // 10)) - 1])
 
 
@@ -221,7 +235,8 @@ def usual_contribution(weights: ArrayLike, lengths: ArrayLike, replies_per_s: Ar
     if not known.any():
         return 0.0
     moved = (np.asarray(weights, np.float64) * norms)[known]
-    order, rates = np.argsort(moved), np.asarray(replies_per_s, np.float64)[known]
+    order = np.argsort(moved)
+    rates = np.asarray(replies_per_s, np.float64)[known]
     shares = np.cumsum(rates[order])
     return float(moved[order][np.searchsorted(shares, shares[-1] / 2)])
 
@@ -238,5 +253,6 @@ def weights_by_length(lengths: ArrayLike, usual: float, longest: float = 0.0) ->
     array([ 5.,  5., 10.])
     """
     norms = np.asarray(lengths, np.float64)
-    known, most = norms > 0, max(LONGEST * usual, longest)
+    known = norms > 0
+    most = max(LONGEST * usual, longest)
     return np.asarray(np.where(known, most / np.where(known, norms, 1.0), inf))

@@ -11,7 +11,7 @@ from flwr.serverapp.strategy import Strategy
 from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.server.composition import check_enough_updates
 from flwr_hetero.server.context import Exchange, Messages
-from flwr_hetero.server.rounds import late_replies, showing
+from flwr_hetero.server.loop import showing
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict
 
@@ -61,13 +61,12 @@ class OverSelect(Wrapper):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, *more: Any
     ) -> Messages:
         """Hide nodes in flight since an earlier round; if all are, wait for one of them."""
+        queue = self.fleet.queue_on(grid)
         if self._in_flight:
-            replies = list(grid.pull_messages(list(self._in_flight)))
-            self.fleet.costs.answered(replies, self.fleet.clock.virtual_s)
-            self._finish(replies)
+            self._finish(queue.late(self._in_flight.keys()))
         while not self._free(grid) and self._in_flight:
             left_s = min(job[1] for job in self._in_flight.values()) - self.fleet.clock.virtual_s
-            self._finish(late_replies(grid, self.fleet, set(self._in_flight), left_s))
+            self._finish(queue.late(self._in_flight.keys(), left_s))
         ask = partial(super().configure_train, server_round, arrays, config)
         return self._of_free_nodes(ask, grid, *more)
 

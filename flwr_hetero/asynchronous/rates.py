@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,19 +12,47 @@ from flwr_hetero.asynchronous.algorithm import (
     NODE_LIMIT,
     Floats,
     Shares,
+    largest_rate,
     largest_weight,
-    possible_rates,
+    mean_weight,
     update_weights,
     usual_contribution,
     weights_by_length,
 )
+from flwr_hetero.figures import Figure
 
-MEMORY, PRIOR, USUAL_IDLE = 10, 5, 0.25
-"""Replies over which a node's means are taken; idle times that this quantile of all stands for."""
-IDLE_MEMORY, IDLE_OUTLIER = 20, 3.0
-"""Idle times over which their mean is taken, and what one counts at most, in mean intervals."""
-OUTLIER, SHORTEST_S = 10.0, 1e-3
-"""What an interval between two replies counts at most, in mean ones, and at least, in seconds."""
+MEMORY = 10
+"""Replies over which a node's means are taken."""
+USUAL_IDLE = 0.25
+"""Quantile of all nodes' idle times that counts as usual."""
+PRIOR = 5
+"""Number of a node's own idle times that the usual one stands for."""
+IDLE_MEMORY = 20
+"""Idle times over which their mean is taken."""
+IDLE_OUTLIER = 3.0
+"""Largest idle time that counts, in mean intervals between two replies."""
+OUTLIER = 10.0
+"""Largest interval between two replies that counts, in mean intervals."""
+SHORTEST_S = 1e-3
+"""Smallest interval between two replies that counts, in seconds."""
+
+
+class Conditions(NamedTuple):
+    """What is known of the nodes beside their replies."""
+
+    largest_share: float | None = None
+    """Largest share of one node in all replies; None: there is no limit."""
+    in_turn: bool = False
+    """Whether nodes are asked in turn, so that all reply equally often, whatever a reply takes."""
+    bounds_lengths: bool = True
+    """Whether updates that are far longer than most count less."""
+    remembers: bool = True
+    """Whether it counts how far updates have moved the model before.
+
+    While few nodes are known, a bad one may be most of them."""
+
+
+USUAL_CONDITIONS = Conditions()
 
 
 @dataclass
@@ -44,7 +73,7 @@ class ReplyMeans:
     def add(self, weight: float, age_s: float, idle_s: float | None, discount: float) -> None:
         """Add a reply."""
         self.count = min(self.count + 1, MEMORY)
-        # a time counts as ten usual ones at most, as after an absence
+        # After an absence, a time counts as ten usual ones at most.
         longest_s = OUTLIER * self.age_s if self.count > 1 else inf
         age_s = min(max(age_s, SHORTEST_S), longest_s)
         self.weight += (weight - self.weight) / self.count
@@ -57,8 +86,46 @@ class ReplyMeans:
 
     def interval_s(self, idle_s: float) -> float:
         """Return the time from reply to reply; ``idle_s`` is that of a node without any reply."""
-        # idle nodes are drawn uniformly: a few of a node's own idle times are but noise
+        # Idle nodes are drawn uniformly, so that a few of a node's own idle times are only noise.
         return self.age_s + (PRIOR * idle_s + self.starts * self.idle_s) / (PRIOR + self.starts)
+
+
+class AllReplies(NamedTuple):
+    """What is usual of the replies of all nodes."""
+
+    idle_s: float
+    """The idle time of a node with few replies."""
+    in_turn: bool = False
+    """Whether all nodes reply equally often."""
+    largest_rate: float = inf
+    """The most replies of one node in a second."""
+    discount: float = 1.0
+    """The mean discount of stale updates."""
+    most: float = inf
+    """The largest weight of an update."""
+    weight: float = 1.0
+    """The mean weight of a reply."""
+    bounds_lengths: bool = False
+    """Whether long updates count less, which the following say."""
+    usual: float = 0.0
+    """By how much most replies move the model."""
+    longest: float = 0.0
+    """The most by which most replies have ever moved the model."""
+    bounded_weight: float = 1.0
+    """The mean weight of a reply where long updates count less."""
+
+    def interval_s(self, means: ReplyMeans) -> float:
+        """Return the mean time between a node's replies."""
+        if self.in_turn:
+            return 1.0
+        interval_s = means.interval_s(self.idle_s)
+        if self.largest_rate < inf:
+            return 1 / min(1 / interval_s, self.largest_rate)
+        return interval_s
+
+    def weights_by_length(self, lengths: Sequence[float]) -> Floats:
+        """Return the largest weights of updates of these lengths; shape (len(lengths),)."""
+        return weights_by_length(lengths, self.usual, self.longest)
 
 
 class RateCorrection:
@@ -71,76 +138,93 @@ class RateCorrection:
     """
 
     def __init__(self, powers: tuple[float, float]) -> None:
-        self.powers, self.undoes_rate = powers, powers[1] > 0
+        self.powers = powers
+        self.undoes_rate = powers[1] > 0
+        # By node: the means of its replies, the time of the last one, and its update's length.
         self.means: dict[str, ReplyMeans] = {}
         self.last_reply_s: dict[str, float] = {}
-        # of a node in all replies; None: any
-        self.largest_share: float | None = None
-        # of nodes' last updates, and whether far longer ones than most count less
         self.lengths: dict[str, float] = {}
-        self.bounds_lengths = True
-        # The most by which most replies have moved the model, in weights of a mean reply. While few
-        # nodes are known, a bad one may be most of them.
-        self.usual, self.remembers = 0.0, True
-        # Whether nodes are asked in turn, so that all reply equally often, whatever a reply takes.
-        self.in_turn = False
+        # The most by which most replies have moved the model, in weights of a mean reply.
+        self.usual = 0.0
+        self._num_replies = 0
+        self._of_all = Figure[AllReplies]()
 
     def learn(
         self, node: str, weight: float, sent_s: float, arrived_s: float, discount: float
     ) -> None:
-        """Learn from a reply how long its node was in flight and idle, and what it counts."""
+        """Learn from a reply how long its node trained and rested, and what it counts."""
         before_s = self.last_reply_s.get(node)
         idle_s = None if before_s is None else max(0.0, sent_s - before_s)
         self.last_reply_s[node] = arrived_s
         self.means.setdefault(node, ReplyMeans()).add(weight, arrived_s - sent_s, idle_s, discount)
+        self._num_replies += 1
 
-    def weigh(self, nodes: Sequence[str], weights: Sequence[float], discounts: Floats) -> Shares:
+    def weigh(
+        self,
+        nodes: Sequence[str],
+        weights: Sequence[float],
+        discounts: Floats,
+        conditions: Conditions = USUAL_CONDITIONS,
+    ) -> Shares:
         """Weigh updates of these nodes, which it has seen."""
-        (a, b), intervals_s = self.powers, self._intervals_s()
-        all_s = np.array(list(intervals_s.values()))
-        every = np.array([means.weight for means in self.means.values()]) ** a * all_s**b
-        most = largest_weight(every) if self.undoes_rate else inf
+        of_all = self._of_all.of(
+            lambda: self._look_at_all(conditions),
+            self._num_replies,
+            len(self.means),
+            key=(conditions, bool(self.lengths)),
+        )
         if self.undoes_rate:
-            # only what is staler than usual for its node is weighed down, or slow ones count less
+            # Only what is staler than usual for its node is weighed down, or slow ones count less.
             own = np.array([self.means[node].discount for node in nodes])
-            discounts = np.asarray(self.mean_discount() * discounts / own)
-        raw = np.power(weights, a) * np.power([intervals_s[node] for node in nodes], b)
-        found, step, clipped_share = update_weights(raw, every, 1 / all_s, most)
+            discounts = np.asarray(of_all.discount * discounts / own)
+        weight_power, interval_power = self.powers
+        intervals_s = [of_all.interval_s(self.means[node]) for node in nodes]
+        raw = np.power(weights, weight_power) * np.power(intervals_s, interval_power)
+        counted, step, clipped_share = update_weights(raw, of_all.weight, of_all.most)
         cut_share = clipped_share
-        if self.undoes_rate and self.lengths and self.bounds_lengths:
-            # one step of a slow node counts for many, and would move the model at random
-            lengths = [self.lengths.get(node, 0.0) for node in self.means]
-            now = usual_contribution(every, lengths, 1 / all_s)
-            # Intervals may become much shorter after a slow start, and all weights with them.
-            mean = float(np.average(np.minimum(every, most), weights=1 / all_s)) or 1.0
-            if self.remembers:
-                self.usual = max(self.usual, now / mean)
-            by_length = np.minimum(most, weights_by_length(lengths, now, self.usual * mean))
-            most_of = dict(zip(self.means, by_length.tolist(), strict=True))
-            bounds = [most_of[node] for node in nodes], by_length
-            found, step, cut_share = update_weights(raw, every, 1 / all_s, *bounds)
-        factors = found / np.where(weights, weights, 1.0)
-        return Shares(discounts, step, factors, clipped_share, cut_share - clipped_share)
+        if of_all.bounds_lengths:
+            lengths = [self.lengths.get(node, 0.0) for node in nodes]
+            bounds = np.minimum(of_all.most, of_all.weights_by_length(lengths))
+            counted, step, cut_share = update_weights(raw, of_all.bounded_weight, bounds)
+        factors = counted / np.where(weights, weights, 1.0)
+        bounded_share = cut_share - clipped_share
+        return Shares(discounts, step, factors, clipped_share, bounded_share, of_all.discount)
 
-    def mean_discount(self) -> float:
-        """Return the mean discount of stale updates over all replies."""
-        every = [means.discount for means in self.means.values()]
-        return float(np.average(every, weights=[1 / s for s in self._intervals_s().values()]))
-
-    def _intervals_s(self) -> dict[str, float]:
-        """Return the mean time between each node's replies."""
-        if self.in_turn:
-            return dict.fromkeys(self.means, 1.0)
-        # fast nodes rest longer than others, which tells nothing of a node with few replies
-        known = [means.idle_s for means in self.means.values() if means.starts]
-        idle_s = float(np.quantile(known, USUAL_IDLE)) if known else 0.0
-        every = {node: means.interval_s(idle_s) for node, means in self.means.items()}
-        if self.largest_share is None:
-            return every
-        # a node that has just begun may seem quicker than it may be
-        share = max(self.largest_share, NODE_LIMIT / len(every))
-        rates = possible_rates([1 / s for s in every.values()], share)
-        return dict(zip(every, (1 / rates).tolist(), strict=True))
+    def _look_at_all(self, conditions: Conditions) -> "AllReplies":
+        """Return what is usual of the replies of all nodes."""
+        means = list(self.means.values())
+        # Fast nodes rest longer than others, which tells nothing of a node with few replies.
+        idle_s = [each.idle_s for each in means if each.starts]
+        usual_idle_s = float(np.quantile(idle_s, USUAL_IDLE)) if idle_s else 0.0
+        of_all = AllReplies(usual_idle_s, in_turn=conditions.in_turn)
+        if conditions.largest_share is not None and not conditions.in_turn:
+            # A node that has just begun may seem faster than it can be.
+            share = max(conditions.largest_share, NODE_LIMIT / len(means))
+            rates = [1 / each.interval_s(usual_idle_s) for each in means]
+            of_all = of_all._replace(largest_rate=largest_rate(rates, share))
+        weight_power, interval_power = self.powers
+        intervals_s = np.array([of_all.interval_s(each) for each in means])
+        rates = 1 / intervals_s
+        weights = np.array([each.weight for each in means])
+        weights = weights**weight_power * intervals_s**interval_power
+        most = largest_weight(weights) if self.undoes_rate else inf
+        of_all = of_all._replace(
+            discount=float(np.average([each.discount for each in means], weights=rates)),
+            most=most,
+            weight=mean_weight(weights, rates, most),
+        )
+        if not (self.undoes_rate and self.lengths and conditions.bounds_lengths):
+            return of_all
+        # One step of a slow node counts for many, and would move the model at random.
+        lengths = [self.lengths.get(node, 0.0) for node in self.means]
+        usual = usual_contribution(weights, lengths, rates)
+        # Intervals may become much shorter after a slow start, and all weights with them.
+        unit = of_all.weight or 1.0
+        if conditions.remembers:
+            self.usual = max(self.usual, usual / unit)
+        of_all = of_all._replace(bounds_lengths=True, usual=usual, longest=self.usual * unit)
+        bounds = np.minimum(most, of_all.weights_by_length(lengths))
+        return of_all._replace(bounded_weight=mean_weight(weights, rates, bounds))
 
     def to_str(self) -> str:
         """Write what it knows as JSON."""
@@ -153,3 +237,4 @@ class RateCorrection:
         saved = json.loads(text)
         means, self.last_reply_s, self.lengths, self.usual = saved + [{}, 0.0][len(saved) - 2 :]
         self.means = {node: ReplyMeans(**each) for node, each in means.items()}
+        self._num_replies += len(means) + 1

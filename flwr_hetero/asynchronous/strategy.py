@@ -12,20 +12,24 @@ from flwr.serverapp.strategy import Strategy
 from flwr_hetero._flwr import log, trains_trees
 from flwr_hetero.asynchronous import algorithm
 from flwr_hetero.asynchronous.algorithm import Shares
-from flwr_hetero.asynchronous.engine import Engine, Update, run_asynchronously
-from flwr_hetero.asynchronous.rates import RateCorrection
+from flwr_hetero.asynchronous.engine import AsynchronousRounds, Update
+from flwr_hetero.asynchronous.rates import Conditions, RateCorrection
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 from flwr_hetero.records import arrays_in
 from flwr_hetero.server.aggregate import with_update
 from flwr_hetero.server.composition import check_enough_updates, check_unscaled
 from flwr_hetero.server.context import Exchange
+from flwr_hetero.server.loop import Rounds, Run
 from flwr_hetero.server.nodes import GridView, online_nodes
-from flwr_hetero.server.rounds import Loop
 from flwr_hetero.server.selection import Selection
 from flwr_hetero.state_dict import StateDict, rng_from_str, rng_to_str
 
 POWERS = {"fair": (1.0, 1.0), "sqrt": (0.5, 0.5), "examples": (1.0, 0.0), "equal": (0.0, 0.0)}
 """By weighting: the powers of the wrapped strategy's weight and of the interval between replies."""
+CANDIDATES = 200
+"""Largest number of idle nodes that are looked at for each reply."""
+CANDIDATES_FOR_EACH = 20
+"""The same, where more nodes are to be drawn than one: for each of them."""
 KNOWN = 3
 """Replies after which a node's rate is known: the first replies depend on the start of the run."""
 
@@ -59,17 +63,14 @@ class Rule(Selection):
         self.concurrency = concurrency
         self.version = 0
         self.turns = algorithm.Turns()
-        # Number of idle nodes that were not asked, and the turns that an instruction costs.
+        # Number of idle nodes that were not asked.
         self.resting = 0
-        self._cost = 0.0
-        # Whether messages wait for the workers of a simulation, and the nodes to be asked later.
-        self.shares_workers = False
+        # Nodes that are asked as soon as a simulation has shown whose clock counts.
         self.unsent: list[int] = []
         # The updates of this server update, by message.
         self.updates: dict[str, Update] = {}
-        # The engine of the last run, which the next run may continue.
-        self.engine: Engine | None = None
-        self.chosen: list[int] = []
+        # The last run, which the next run may continue.
+        self.engine: AsynchronousRounds | None = None
         self._factors: dict[str, float] | None = None
         self._info: dict[str, Any] = {}
         self._warned_clipped = False
@@ -83,15 +84,20 @@ class Rule(Selection):
         """
         num_idle = len(idle)
         room = self.room(num_idle, in_flight)
-        cost = min(self.concurrency or inf, in_flight + num_idle) / (self.node_limit or inf)
-        self._cost = cost
+        num_nodes = min(self.concurrency or inf, in_flight + num_idle)
+        self.turns.cost = num_nodes / (self.node_limit or inf)
+        # In a large fleet, the nodes are drawn among some idle ones, which are drawn first.
+        num_candidates = max(CANDIDATES, CANDIDATES_FOR_EACH * room)
+        if num_idle > num_candidates:
+            places = self.rng.choice(num_idle, num_candidates, replace=False)
+            idle = [idle[place] for place in sorted(places.tolist())]
         # If no other node is in flight, none of these has to rest.
         if in_flight and self.node_limit:
             held = {update.pending.node_id for update in waiting}
             free = [node for node in idle if node not in held]
-            idle = [node for node in free if self.turns.may_go(self.identity(node), cost)]
+            idle = [node for node in free if self.turns.may_go(self.identity(node))]
         chosen = self.draw(idle, room)
-        self.turns.take([self.identity(node) for node in chosen], cost)
+        self.turns.take([self.identity(node) for node in chosen])
         self.resting = num_idle - len(chosen)
         return chosen
 
@@ -131,21 +137,32 @@ class Rule(Selection):
 
     def failed(self, node_id: int) -> None:
         """Learn that a node that was to train has no reply that counts."""
-        self.turns.give_back(self.identity(node_id), self._cost)
+        self.turns.give_back(self.identity(node_id))
 
     @property
     def wake_s(self) -> float:
         """Time on the fleet's clock until which the next reply is waited for at most."""
         return inf
 
-    # --- what the engine asks --------------------------------------------------
+    # --- what a run asks -------------------------------------------------------
 
-    @property
-    def loop(self) -> Loop:
-        """The loop without rounds."""
+    def rounds(self, run: Run) -> Rounds:
+        """Return rounds without waiting, or those of the last run if this one continues it."""
         if self.node_limit is not None:
             check_number("node_limit", self.node_limit, "[1, inf)", "or None, for no limit")
-        return lambda run: run_asynchronously(run, self)
+        engine = self.engine
+        self.engine = None
+        if engine is None or not engine.may_continue(run):
+            return AsynchronousRounds(self)
+        run.continues = True
+        run.arrays = engine.newest
+        return engine
+
+    @property
+    def shares_workers(self) -> bool:
+        """Whether messages wait for free workers, as in a simulation of no emulated devices."""
+        queue = self.fleet.queue
+        return queue is not None and queue.shares_workers
 
     def begin(self, due: list[Update], version: int) -> None:
         """Prepare a server update of the model of a version."""
@@ -154,8 +171,8 @@ class Rule(Selection):
         self._info = {}
 
     def before_train(self, context: Exchange, grid: Grid) -> Grid:
-        """Show the chosen nodes."""
-        return GridView(grid, self.chosen)
+        """Return the grid, which shows the chosen nodes only."""
+        return grid
 
     def before_evaluate(self, context: Exchange, grid: Grid) -> Grid:
         """Show all nodes: they evaluate when they are idle next."""
@@ -288,19 +305,24 @@ class FedBuff(Rule):
 
     def due(self, waiting: list[Update], in_flight: int) -> list[Update]:
         """Return the first K updates as soon as there are K."""
-        # The remaining nodes evaluate.
-        num_training = in_flight + self.resting
-        size = self.size_of(num_training)
+        num_nodes = in_flight + self.resting
+        size = self.size_of(num_nodes)
         if self.node_limit is None:
             return algorithm.full_buffer(waiting, size)
         # Only the first update of each node is taken.
         first = {update.pending.node_id: update for update in reversed(waiting)}
         ready = [update for update in waiting if first[update.pending.node_id] is update]
-        return algorithm.full_buffer(ready, max(1, min(size, most_at_once(num_training))))
+        return algorithm.full_buffer(
+            ready, max(1, min(size, most_at_once(in_flight + self.resting)))
+        )
 
     def size_of(self, nodes: int) -> int:
         """Return K for a number of nodes."""
-        return self.buffer_size or self.default_size(min(self.concurrency or nodes, nodes))
+        return self.buffer_size or self.default_size(self.num_training(nodes))
+
+    def num_training(self, nodes: int) -> int:
+        """Return how many nodes train at the same time, of those that do not evaluate."""
+        return min(self.concurrency or nodes, nodes)
 
     def check_nodes(self, nodes: int) -> None:
         """Refuse too few nodes, or too small a buffer, for a strategy that distrusts updates."""
@@ -321,12 +343,15 @@ class FedBuff(Rule):
         discounts = algorithm.staleness_weights(started, self.version, self.exponent)
         if self.rates.powers == POWERS["equal"]:
             return Shares(discounts)
-        self.rates.largest_share = 1 / self._cost if self._cost else None
         nodes = [self.identity(update.pending.node_id) for update in updates]
         replies = zip(nodes, weights, updates, discounts.tolist(), strict=True)
         for node, weight, update, discount in replies:
             self.rates.learn(node, weight, update.pending.sent_s, update.arrived_s, discount)
-        return self.rates.weigh(nodes, weights, discounts)
+        return self.rates.weigh(nodes, weights, discounts, self.conditions())
+
+    def conditions(self) -> Conditions:
+        """Return what is known of the nodes beside their replies."""
+        return Conditions(1 / self.turns.cost if self.turns.cost else None)
 
     def knows_rates(self, updates: list[Update]) -> bool:
         """Return whether the nodes of updates have replied often enough to know their rates."""

@@ -32,7 +32,7 @@ def fast_class(step_times_s: ArrayLike) -> tuple[NDArray[np.bool_], float]:
     step_s = np.asarray(step_times_s, np.float64)
     known = np.sort(step_s[~np.isnan(step_s)])
     ratios = known[1:] / known[:-1]
-    # the slowest of a class decides, for others wait for it
+    # The slowest node of a class decides, because the others wait for it.
     if not ratios.size or ratios.max() <= SAME_CLASS_RATIO:
         return ~np.isnan(step_s), 1.0
     slowest_fast = known[int(np.argmax(ratios))]
@@ -49,7 +49,7 @@ def gamma_steps(gamma: ArrayLike, fast_steps: int, max_steps: int) -> Indices:
     >>> gamma_steps([1.0, 0.5, 1 / 22, np.nan], fast_steps=32, max_steps=32)
     array([32, 16,  1,  1])
     """
-    # the paper does not say how to round; rounded down, a slow node delays no fast one
+    # The paper does not say how to round. Rounded down, a slow node delays no fast one.
     return _whole(np.asarray(gamma, np.float64) * fast_steps, max_steps)
 
 
@@ -91,7 +91,7 @@ def correction_scales(num_steps: ArrayLike, mean_steps: float, step_correction: 
 
 
 def _whole(steps: Floats, most: int) -> Indices:
-    # so that 0.29 * 100 is 29 steps and not 28
+    # The factor makes 29 steps of 0.29 * 100, and not 28.
     whole = np.floor(steps * (1 + 1e-9))
     return np.asarray(np.clip(np.nan_to_num(whole, nan=1), 1, most), np.int64)
 

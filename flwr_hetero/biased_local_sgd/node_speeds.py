@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from math import ceil, inf, isfinite, nan
+from math import ceil, inf, isfinite, isnan, nan
 from statistics import median_low
 from typing import Any, NamedTuple
 
@@ -15,13 +15,14 @@ from flwr_hetero import keys
 from flwr_hetero.biased_local_sgd import algorithm
 from flwr_hetero.biased_local_sgd.algorithm import SAME_CLASS_RATIO, Floats, Indices
 from flwr_hetero.errors import check_number
+from flwr_hetero.figures import Figure
 from flwr_hetero.records import Latency, config_of, configs_in, metrics_in, read_number
 from flwr_hetero.server.aggregate import with_update
 from flwr_hetero.server.client_support import STEPS
 from flwr_hetero.server.composition import check_unscaled
 from flwr_hetero.server.context import Exchange, Messages
+from flwr_hetero.server.loop import Run
 from flwr_hetero.server.profiling import identify_nodes
-from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict
 
@@ -49,17 +50,23 @@ class NodeSpeeds:
     def __init__(self, weight_key: str | None = None) -> None:
         self.weight_key = weight_key or keys.NUM_EXAMPLES
         self.step_s: dict[str, float] = {}
-        # the fixed cost of a message: its transfer, and all else that is no step
+        # By node: the fixed cost of a message, which is its transfer and all else that is no step.
         self.link_s: dict[str, float] = {}
-        # of real nodes that have replied once: their first message has loaded the app
+        # The same of real nodes that have replied once, whose first message has loaded the app.
         self.first_s: dict[str, float] = {}
         self._loaded = set[str]()
-        # what each node would do in a round of FedAvg
+        # By node: what it would do in a round of FedAvg.
         self.jobs: dict[str, Job] = {}
+        # The number of times that anything was learnt, and figures of all nodes.
+        self.changes = 0
+        self._usual_link_s = Figure[float]()
+        self._usual_least = Figure[int]()
+        self._quick_s: dict[bool, Figure[float]] = {True: Figure(), False: Figure()}
 
     def learn(self, context: Exchange, reply: Message, metrics: MetricRecord, steps: int) -> None:
         """Learn a node's job, and its times of a step and of a message, from a good reply."""
         identity = context.identity(reply.metadata.src_node_id)
+        self.changes += 1
         self.jobs[identity] = job_of(metrics, work_in(reply), steps, self.weight_key)
         if (latency := context.latency_of(reply)) is not None:
             seen_s = context.round_trip_s.get(reply.metadata.reply_to_message_id, 0.0)
@@ -84,12 +91,13 @@ class NodeSpeeds:
         The first one's fixed cost counts until there is another. ``loader``: the process that loads
         the app, if several nodes share it.
         """
+        self.changes += 1
         step_s = min(max(compute_s / steps, 1 / LONGEST_S), LONGEST_S)
         link_s = min(link_s, LONGEST_S)
         self.step_s[node] = smoothed(self.step_s.get(node), step_s)
         if loads and (loader or node) not in self._loaded:
             self._loaded.add(loader or node)
-            # one that is known is of a run before
+            # A cost that is known is from an earlier run.
             if node not in self.link_s:
                 self.link_s[node] = self.first_s[node] = link_s
         elif self.first_s.pop(node, None) is not None:
@@ -101,13 +109,26 @@ class NodeSpeeds:
         """Return what a message costs a node beside its steps; NaN if that is unknown."""
         if (first_s := self.first_s.get(node)) is None:
             return self.link_s.get(node, nan)
-        # its own cost is unknown: one slice too long does more harm than one message too many
-        usual_s = [self.link_s[n] for n in self.link_s if n not in self.first_s]
-        return min(first_s, median_low(usual_s)) if usual_s else nan
+        # Its own cost is unknown. One slice too long does more harm than one message too many.
+        usual_s = self._usual_link_s.of(self._median_link_s, self.changes, len(self.link_s))
+        return nan if isnan(usual_s) else min(first_s, usual_s)
+
+    def _median_link_s(self) -> float:
+        known_s = [self.link_s[node] for node in self.link_s if node not in self.first_s]
+        return median_low(known_s) if known_s else nan
+
+    @property
+    def usual_least(self) -> int:
+        """The median of the fewest steps in which each local epoch of a node holds a whole step."""
+
+        def compute() -> int:
+            return median_low([job.least for job in self.jobs.values()] or [1])
+
+        return self._usual_least.of(compute, self.changes, len(self.jobs))
 
     def classes(self) -> tuple[set[str], float]:
         """Return the fast nodes, and gamma between the two classes."""
-        # less than a third of the nodes are no class: they count as a little faster than a third
+        # Less than a third of the nodes are no class. They count as a little faster than a third.
         least_s = _third(self.step_s.values()) / SAME_CLASS_RATIO
         step_s = [max(time_s, least_s) for time_s in self.step_s.values()]
         fast, gamma = algorithm.fast_class(step_s)
@@ -115,12 +136,20 @@ class NodeSpeeds:
 
     def quick_round_s(self, num_steps: int, *, with_link: bool = True) -> float:
         """Return the seconds that a quick node needs; a few cannot set it."""
+        return self._quick_s[with_link].of(
+            lambda: self._quick_round_s(num_steps, with_link),
+            self.changes,
+            len(self.step_s),
+            key=num_steps,
+        )
+
+    def _quick_round_s(self, num_steps: int, with_link: bool) -> float:
         link_s = self.link_s if with_link else dict.fromkeys(self.link_s, 0.0)
         rounds_s = sorted(link_s[n] + num_steps * self.step_s[n] for n in self.step_s)
         if not rounds_s:
             return inf
         quick_s = rounds_s[max(1, int(QUICK_SHARE * len(rounds_s))) if len(rounds_s) > 3 else 0]
-        # at least half of what the quickest third needs, so that fewer nodes cannot set it
+        # It is at least half of what the quickest third needs, so that fewer nodes cannot set it.
         return max(quick_s, _third(rounds_s) / 2)
 
 
@@ -147,7 +176,8 @@ def job_of(metrics: MetricRecord, work: ConfigRecord, steps: int, weight_key: st
 
 def divided(reply: Message, latency: Latency, steps: int, seen_s: float) -> tuple[float, float]:
     """Divide a latency into computing and the rest; ``seen_s``: the round trip, 0 if unknown."""
-    compute_s, fixed_s = latency.seconds, 0.0
+    compute_s = latency.seconds
+    fixed_s = 0.0
     work = work_in(reply)
     if latency.emulated:
         fixed_s = read_number(configs_in(reply.content)[keys.TIMING], keys.TRANSFER_TIME, 0.0)
@@ -159,11 +189,11 @@ def divided(reply: Message, latency: Latency, steps: int, seen_s: float) -> tupl
         compute_s = min(steps * step_s, latency.seconds)
         fixed_s = latency.seconds - compute_s
     if not latency.emulated:
-        # what the worker of a simulation spends between two messages
+        # This is what the worker of a simulation spends between two messages.
         timing = configs_in(reply.content).get(keys.TIMING, ConfigRecord())
         fixed_s += max(0.0, read_number(timing, keys.HANDOVER_TIME, 0.0))
     if latency.source != "observed":
-        # what it does not claim is its link; rounded, so that no error of rounding is one
+        # What a node does not claim is its link. Errors of rounding are none.
         fixed_s = max(fixed_s, round(seen_s - compute_s, 6))
     return compute_s, fixed_s
 
@@ -193,7 +223,8 @@ class MeasuredSteps(Wrapper):
         super().__init__(strategy)
         if step_correction:
             check_unscaled(self, "step_correction", step_correction)
-        self.step_correction, self.speeds = step_correction, NodeSpeeds(self._weight_key)
+        self.step_correction = step_correction
+        self.speeds = NodeSpeeds(self._weight_key)
         self.usual_steps: dict[str, tuple[float, float]] = {}  # and weight, of every node seen
         self._assigned: dict[str, int] = {}
 
@@ -213,8 +244,7 @@ class MeasuredSteps(Wrapper):
         """Write each node's steps into its own config."""
         steps = self.num_steps([self.identity(m.metadata.dst_node_id) for m in messages])
         # Each local epoch holds one step of the app's optimizers, at least.
-        least = [job.least for job in self.speeds.jobs.values()]
-        steps = np.maximum(steps, median_low(least) if least else 1)
+        steps = np.maximum(steps, self.speeds.usual_least)
         for message, count in zip(messages, steps.tolist(), strict=True):
             config_of(message)[keys.NUM_STEPS] = count
         return messages
@@ -228,7 +258,8 @@ class MeasuredSteps(Wrapper):
     def why_bad(self, context: Exchange, reply: Message) -> str | None:
         """Refuse a claim that is no number of steps."""
         (metrics,) = metrics_in(reply.content).values()
-        claim, assigned = metrics.get(keys.NUM_STEPS), assigned_steps(context.instruction_of(reply))
+        claim = metrics.get(keys.NUM_STEPS)
+        assigned = assigned_steps(context.instruction_of(reply))
         if claim is None or self.steps_of(context, reply):
             return None
         return f"claims {claim!r} steps instead of 1 to {assigned}"
@@ -247,17 +278,18 @@ class MeasuredSteps(Wrapper):
                 context.note(node_id, f"claims {claim:g} steps, was assigned {assigned}")
             self._assigned[context.identity(node_id)] = assigned
             if steps := self.steps_of(context, reply):
-                # metrics are means over what counts
+                # Metrics are means over the steps that count.
                 metrics[keys.NUM_STEPS] = steps
                 self.speeds.learn(context, reply, metrics, steps)
         return self._corrected(context, replies) if self.step_correction else replies
 
     def _corrected(self, context: Exchange, replies: Messages) -> Messages:
         """Scale each node's update by a power of its steps."""
-        start, weights = context.arrays, self.top.weights(context, replies)
+        start = context.arrays
+        weights = self.top.weights(context, replies)
         if not any(weights):
             return replies
-        # who reports no steps is scaled least
+        # A node that reports no steps is scaled least.
         steps = np.array([self.steps_of(context, reply) for reply in replies])
         steps[steps == 0] = steps.max(initial=1)
         scaled = zip(replies, self.scales(replies, steps, weights).tolist(), strict=True)
@@ -287,6 +319,8 @@ class MeasuredSteps(Wrapper):
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``."""
         saved = json.loads(str(state["known"]))
-        self.speeds.step_s, self.speeds.link_s = saved["step_s"], saved["link_s"]
+        self.speeds.step_s = saved["step_s"]
+        self.speeds.link_s = saved["link_s"]
         self.speeds.jobs = {node: Job(*job) for node, job in saved["jobs"].items()}
+        self.speeds.changes += len(self.speeds.jobs) + 1
         self.usual_steps = saved["usual_steps"]

@@ -62,11 +62,14 @@ class TopLossSampler(BatchSampler):
     ) -> None:
         super().__init__(num_samples, batch_size, seed=seed)
         self.high_loss_fraction = check_number("high_loss_fraction", high_loss_fraction, "(0, 1]")
-        self.share, self.fast = check_number("share", share, "(0, 1]"), bool(fast)
-        # the latest losses, NaN if unknown
+        self.share = check_number("share", share, "(0, 1]")
+        self.fast = bool(fast)
+        # By sample: its latest loss, NaN if unknown.
         self.losses = np.full(self.num_samples, np.nan, np.float32)
         self.unreported = np.zeros(self.num_samples, dtype=bool)
-        self.allocation, self.position, self.assigned = np.empty(0, np.int64), 0, False
+        self.allocation = np.empty(0, np.int64)
+        self.position = 0
+        self.assigned = False
 
     def read_instruction(self, records: Mapping[str, Mapping[str, Any]]) -> None:
         """Take the class that the server assigns; a node without one samples uniformly."""
@@ -74,25 +77,28 @@ class TopLossSampler(BatchSampler):
         self.high_loss_fraction = role.get(keys.HIGH_LOSS_FRACTION, self.high_loss_fraction)
         self.share = role.get(keys.FAST_SHARE, self.share)
         if (is_fast := bool(role.get(keys.FAST))) != self.fast:
-            # a new allocation, for which the new share counts
-            self.fast, self.position = is_fast, len(self.allocation)
+            # It needs a new allocation, for which the new share counts.
+            self.fast = is_fast
+            self.position = len(self.allocation)
 
     def assign(self, indices: ArrayLike) -> None:
         """Process these positions of the shared data set next; in this order, then reshuffled."""
-        self.allocation, self.position = np.array(indices, np.int64), 0
+        self.allocation = np.array(indices, np.int64)
+        self.position = 0
         self.assigned = True
 
     def next_batch(self) -> tuple[Indices, NDArray[np.float64]]:
         """Take the next ``batch_size`` samples of the allocation; all weights are 1."""
         if self.position >= len(self.allocation):
-            self.allocation, self.position = self._allocate(), 0
+            self.allocation = self._allocate()
+            self.position = 0
         indices = self.allocation[self.position : self.position + self.batch_size]
         self.position += len(indices)
         return indices, np.ones(len(indices))
 
     def _allocate(self) -> Indices:
         if self.assigned:
-            # the server's list, once more
+            # The server's list is used once more.
             return self.rng.permutation(self.allocation)
         if self.fast:
             # Alg. 1, l. 3 to 5, of the node's own samples

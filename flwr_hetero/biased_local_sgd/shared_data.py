@@ -30,7 +30,8 @@ def read_samples(record: ConfigRecord) -> tuple[Indices, NDArray[np.float32]]:
     lists = [record.get(keys.INDICES), record.get(keys.LOSSES, b"")]
     if not all(isinstance(packed, bytes) for packed in lists):
         raise ValueError("no list of samples")
-    indices, losses = np.frombuffer(lists[0], "<i4"), np.frombuffer(lists[1], "<f4")  # type: ignore[arg-type]
+    indices = np.frombuffer(lists[0], "<i4")
+    losses = np.frombuffer(lists[1], "<f4")  # type: ignore[arg-type]
     return indices.astype(np.int64), losses.astype(np.float32)
 
 
@@ -48,10 +49,12 @@ class SharedSamples:
     ) -> None:
         num_samples = check_count("shared_samples", num_samples, 1)
         self.batch_size = check_count("batch_size", batch_size, 1)
-        self.high_loss_fraction, self.share, self.unified = high_loss_fraction, share, unified
+        self.high_loss_fraction = high_loss_fraction
+        self.share = share
+        self.unified = unified
         self.losses = np.full(num_samples, np.nan, np.float32)
         self.rng = np.random.default_rng(seed)
-        # what is left of an epoch's samples, by loss and not
+        # What is left of an epoch's samples: those chosen by loss, and the others.
         self._pools: dict[bool, Indices] = dict.fromkeys((True, False), NONE)
         self._taken = NONE
         self._assigned: dict[int, Indices] = {}
@@ -75,7 +78,8 @@ class SharedSamples:
         return [self._take(steps * self.batch_size, pool, share) for steps, pool in pools]
 
     def _take(self, count: int, by_loss: bool, share: float) -> Indices:
-        indices, draw = NONE, self._draw_fast if by_loss else self._draw_slow
+        indices = NONE
+        draw = self._draw_fast if by_loss else self._draw_slow
         while (missing := count - len(indices)) > 0:
             left = self._pools[by_loss]
             pool = left if len(left) else draw(share)
@@ -90,7 +94,7 @@ class SharedSamples:
         fraction = self.high_loss_fraction or 0.0
         self._taken = algorithm.fast_allocation(self.losses, num_fast, fraction, self.rng)
         if self.unified:
-            # what the slow nodes had left may be the fast nodes' now
+            # What the slow nodes had left may now belong to the fast nodes.
             self._pools[False] = NONE
         return self._taken
 
@@ -131,7 +135,7 @@ class SharedSamples:
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``."""
-        # of another data set
+        # The losses are of another data set.
         check_state(state, {"losses": (self.losses.shape, "f")}, "SharedSamples")
         self.losses = np.array(state["losses"])
         self._pools[True], self._pools[False], self._taken = (

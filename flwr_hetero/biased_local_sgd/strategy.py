@@ -91,7 +91,8 @@ class LocalSteps(MeasuredSteps):
         other = ("deadline_s", deadline_s) if budget == "two-class" else ("gamma", gamma)
         if other[1] is not None:
             raise invalid(*other, f"be left out with budget={budget!r}")
-        self.gamma, self.deadline_s = gamma, deadline_s
+        self.gamma = gamma
+        self.deadline_s = deadline_s
         super().__init__(strategy, step_correction)
 
     def num_steps(self, nodes: Sequence[str]) -> Indices:
@@ -201,7 +202,8 @@ class BiasedLocalSGD(LocalSteps):
             self.shared = SharedSamples(shared_samples, batch_size, *how)
 
     def _check_weights_by_steps(self) -> None:
-        leaf, hint = type(self.leaf).__name__, "or pass weigh_by_steps=False"
+        leaf = type(self.leaf).__name__
+        hint = "or pass weigh_by_steps=False"
         if not isinstance(self.leaf, FedAvg):
             raise invalid("strategy", leaf, "derive from FedAvg to weight by steps", hint)
         if any(getattr(s, "accountant", None) for s in self.chain() if s is not self):
@@ -212,7 +214,8 @@ class BiasedLocalSGD(LocalSteps):
         """Write each node's steps, and what it needs to choose its samples."""
         # l. 1: tau_S <- gamma tau_F; the nodes do l. 8 to 13
         messages = super().on_instructions(context, messages, grid)
-        sort_key, fast_nodes = context.fleet.nodes.sort_key, self.fast_nodes()
+        sort_key = context.fleet.nodes.sort_key
+        fast_nodes = self.fast_nodes()
         asked = sorted(messages, key=lambda message: sort_key(message.metadata.dst_node_id))
         if self.shared is not None:
             # A node that was never measured chooses its first samples by itself.
@@ -228,7 +231,8 @@ class BiasedLocalSGD(LocalSteps):
             share = self.share or algorithm.fast_share(steps, fast) or 1.0
             for message, is_fast in zip(asked, fast, strict=True):
                 config = config_of(message)
-                config[keys.FAST], config[keys.FAST_SHARE] = is_fast, share
+                config[keys.FAST] = is_fast
+                config[keys.FAST_SHARE] = share
                 config[keys.HIGH_LOSS_FRACTION] = self.high_loss_fraction
         return messages
 

@@ -19,8 +19,8 @@ from flwr_hetero.errors import check_choice, check_count
 from flwr_hetero.records import config_of, configs_in
 from flwr_hetero.server.client_support import STEPS, ClientSupport
 from flwr_hetero.server.context import Exchange, Messages
+from flwr_hetero.server.loop import Run
 from flwr_hetero.server.profiling import identify_nodes
-from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict
 
@@ -89,7 +89,7 @@ class OrderServer:
         accepted = {n: report for n, report in reports.items() if self._accepts(n, report)}
         pairs = pairs_together = 0
         sum_of_shares = 0.0
-        # a common sum balances only nodes at the same position of equally long orders
+        # A common sum balances only nodes at the same position of equally long orders.
         for group in side_by_side(accepted):
             self._join(frozenset(group))
             for part in [group] if self.exact else split_outliers(group):
@@ -103,7 +103,7 @@ class OrderServer:
         """Return whether a report continues the pass through the node's present order."""
         state = self.states.get(node)
         if state is None or len(state.order) != report.num_units:
-            # the node may have an order from before a restart: number ours above it
+            # The node may have an order from before a restart: number ours above it.
             version = report.version and report.version + 1
             state = self.states[node] = NodeState(np.arange(report.num_units), version)
         if report.version != state.version or not len(report.diffs):
@@ -118,7 +118,7 @@ class OrderServer:
     def _join(self, group: frozenset[str]) -> None:
         """Track which part of its last group each node is balanced with again."""
         states = [self.states[node] for node in group]
-        # most nodes share their last group, so that each common part is counted once
+        # Most nodes share their last group, so that each common part is counted once.
         num_common = {last: len(group & last) for last in {state.group for state in states}}
         for state in states:
             if state.group:
@@ -143,7 +143,7 @@ class OrderServer:
         numbers: dict[frozenset[str], int] = {}
         saved: dict[str, Any] = {}
         for node, state in self.states.items():
-            # own sums are changed in place
+            # Own sums are changed in place.
             fields = vars(state) | {"own_sum": state.own_sum.copy()}
             fields["group"] = numbers.setdefault(state.group, len(numbers))
             saved |= {f"{node}/{name}": value for name, value in fields.items()}
@@ -166,7 +166,7 @@ def side_by_side(reports: Mapping[str, Report]) -> list[Group]:
     """Group the nodes at the same position of equally long orders, with as many pairs."""
     groups: dict[tuple[int, ...], Group] = {}
     for node, report in reports.items():
-        # a faulty or lying node may send vectors of another length: it gets its own group
+        # A faulty or lying node may send vectors of another length: it gets its own group.
         place = report.first_pair, report.num_units, *report.diffs.shape
         groups.setdefault(place, {})[node] = report
     return list(groups.values())
@@ -246,7 +246,7 @@ class CDGraB(Wrapper):
         self.seed = check_count("seed", seed)
         self.server = OrderServer(exact=exact)
         self.terms = Terms(0, size, seed, units)
-        # by node, from when its reply is judged
+        # By node, from when its reply is judged.
         self._reports: dict[int, Report] = {}
         self._balance = Balance()
 
@@ -263,7 +263,7 @@ class CDGraB(Wrapper):
             answer = self.server.answer(self.identity(message.metadata.dst_node_id))
             record = wire.write_instruction(self.terms, answer)
             message.content[keys.ORDER] = ConfigRecord(record)  # type: ignore[arg-type]
-            # with one step per round all gradients of a round are at the same weights
+            # With one step per round all gradients of a round are at the same weights.
             if self.server.exact:
                 config_of(message)[keys.NUM_STEPS] = 1
         return messages

@@ -78,7 +78,7 @@ def encode(values: NDArray[np.floating], bits: int, *, no_longer: bool = False) 
     scales = upper_halves(largest, up=True)
     codes = rounded(blocks, scales, half)
     if no_longer:
-        # squares of float32 are too small, or too large, for one
+        # Squares of float32 values may be too small or too large for float32.
         norms = np.sqrt(np.einsum("ij,ij->i", blocks, blocks, dtype=np.float64)) * (1 - ROUNDING)
         lengths = np.sqrt(np.einsum("ij,ij->i", codes, codes))
         most = half * np.divide(norms, lengths, out=np.zeros_like(norms), where=lengths > 0)
@@ -92,9 +92,10 @@ def decode(data: bytes, count: int, bits: int) -> Floats:
     """Return the values of ``encode``: (count,); ValueError for what it cannot have written."""
     if len(data) != (size := encoded_size(count, bits)):
         raise ValueError(f"holds {len(data)} bytes instead of {size}")
-    num_blocks, half = -(-count // BLOCK), highest_code(bits) // 2
+    num_blocks = -(-count // BLOCK)
+    half = highest_code(bits) // 2
     scales = np.frombuffer(data, "<u2", num_blocks)
-    # the sign, then an exponent of ones
+    # The sign is followed by an exponent of ones.
     if num_blocks and scales.max() >= INFINITE:
         raise ValueError("holds a scale of NaN, infinity or below 0")
     codes = unpacked(data[SCALE_BYTES * num_blocks :], count, bits)

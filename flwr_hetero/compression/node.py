@@ -23,7 +23,7 @@ def unpacking(call_next: ClientAppCallable) -> ClientAppCallable:
         asked = configs_in(content).get(keys.COMPRESSION)
         if asked is None:
             return call_next(message, context)
-        # mods of Flower's look for the only ConfigRecord
+        # Mods of Flower's look for the only ConfigRecord.
         del content[keys.COMPRESSION]
         for name, arrays in arrays_in(content).items():
             content[name] = wire.unpacked(arrays)
@@ -39,11 +39,14 @@ def _answer(
     """Pack the model of a reply (l. 3 and 4), and say that this node can."""
     if not isinstance(reply, Message) or not reply.has_content():
         return reply
-    bits, trained = asked.get(keys.BITS_UP), message.metadata.message_type == MessageType.TRAIN
+    bits = asked.get(keys.BITS_UP)
+    trained = message.metadata.message_type == MessageType.TRAIN
     content = RecordDict({**reply.content})
-    starts, ends = arrays_in(message.content), arrays_in(content)
+    starts = arrays_in(message.content)
+    ends = arrays_in(content)
     if trained and bits in BITS and len(starts) == len(ends) == 1:
-        ((_, start),), ((name, end),) = starts.items(), ends.items()
+        ((_, start),) = starts.items()
+        ((name, end),) = ends.items()
         feedback = asked.get(keys.FEEDBACK) is True
         content[name] = _packed_update(start, end, int(bits), context if feedback else None)
     content[keys.COMPRESSION] = ConfigRecord({keys.BITS_UP: int(bits or 0)})
@@ -54,7 +57,8 @@ def _packed_update(
     start: ArrayRecord, end: ArrayRecord, bits: int, context: Context | None
 ) -> ArrayRecord:
     """Pack what changed (l. 3 and 4); with a context, keep in its state what is lost by that."""
-    found, lost = ArrayRecord(dict(end.items())), ArrayRecord()
+    found = ArrayRecord(dict(end.items()))
+    lost = ArrayRecord()
     for name, array in end.items():
         before = start.get(name)
         if before is None or not (wire.is_packable(name, before) and _is_like(array, before)):
@@ -62,7 +66,7 @@ def _packed_update(
         error = None if context is None else _residual(context, name, before)
         # l. 3: u
         update = with_error(array.numpy(), before.numpy(), error)
-        # a model that is not finite is left to the checks of the server
+        # A model that is not finite is left to the checks of the server.
         with suppress(ValueError):
             # l. 4: q(u)
             found[name] = wire.pack(before, update, bits, no_longer=context is None)
@@ -84,7 +88,7 @@ def _residual(context: Context, name: str, like: Array) -> NDArray[np.floating] 
     record = arrays_in(context.state).get(keys.RESIDUAL)
     if record is None or name not in record or tuple(record[name].shape) != tuple(like.shape):
         return None
-    # a damaged state is as good as a lost one
+    # A damaged state is as good as a lost one.
     with suppress(ValueError, TypeError, EOFError):
         values = record[name].numpy()
         if values.shape == tuple(like.shape) and np.isfinite(values).all():

@@ -6,7 +6,7 @@ from weakref import WeakValueDictionary
 
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import CLIENT_APP_RAISED, clips_on_nodes, log, trains_trees
@@ -15,8 +15,8 @@ from flwr_hetero.compression.algorithm import BITS
 from flwr_hetero.errors import check_choice, invalid
 from flwr_hetero.records import arrays_in, payload_bytes
 from flwr_hetero.server.client_support import MAX_NAMES, MOD_LINES
+from flwr_hetero.server.loop import Rounds, Run
 from flwr_hetero.server.nodes import TranslatingGrid
-from flwr_hetero.server.rounds import Loop, Run
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict
 
@@ -66,7 +66,8 @@ class Compressed(Wrapper):
             check_choice(name, bits, (*BITS, None))
         check_choice("error_feedback", error_feedback, (True, False))
         super().__init__(strategy)
-        self.bits_up, self.bits_down = bits_up, bits_down
+        self.bits_up = bits_up
+        self.bits_down = bits_down
         self.error_feedback = error_feedback
         if trains_trees(self.leaf):
             rule = "train by gradient steps inside Compressed: trees have no values to round"
@@ -75,26 +76,21 @@ class Compressed(Wrapper):
         if clips and bits_up is not None and error_feedback:
             rule = f"be False around {clips[0]}, or updates are longer than they were clipped to"
             raise invalid("error_feedback", error_feedback, rule)
-        # whether nodes have the mod, by id; of a run before, whether most had
+        # By node: whether it has the mod.
         self.has_mod: dict[int, bool] = {}
-        # nodes that have failed before anything was known of them
+        # Nodes that have failed before anything was known of them.
         self.in_doubt: set[int] = set()
-        self._most_have, self._told = False, False
+        self._most_have = False
+        self._told = False
         self._grid: PackingGrid | None = None
 
-    @property
-    def loop(self) -> Loop:
-        """The wrapped strategy's loop, on a grid that packs."""
-        inner = super().loop
-
-        def loop(run: Run) -> Result:
-            # the same one again: a run may go on with what the last one has left in flight
-            if self._grid is None or self._grid.grid is not run.grid:
-                self._grid = PackingGrid(run.grid, self)
-            run.grid = self._grid
-            return inner(run)
-
-        return loop
+    def rounds(self, run: Run) -> Rounds:
+        """Return the wrapped strategy's rounds, on a grid that packs."""
+        # It is the same grid again, because a run may continue what the last one has left.
+        if self._grid is None or self._grid.grid is not run.grid:
+            self._grid = PackingGrid(run.grid, self)
+        run.grid = self._grid
+        return super().rounds(run)
 
     # --- what the grid asks --------------------------------------------------------------
     def reads(self, node_id: int) -> bool:
@@ -116,7 +112,8 @@ class Compressed(Wrapper):
         """Say once which nodes have no mod."""
         without = [self.identity(node) for node, has in self.has_mod.items() if not has]
         if without and not self._told:
-            self._told, shown = True, ", ".join(sorted(without)[:MAX_NAMES])
+            self._told = True
+            shown = ", ".join(sorted(without)[:MAX_NAMES])
             text = "%d of %d nodes reply without the mod and exchange whole models: %s. Add:\n%s"
             log(WARNING, text, len(without), len(self.has_mod), shown, MOD_LINES)
 
@@ -135,16 +132,17 @@ class PackingGrid(TranslatingGrid):
     def __init__(self, grid: Grid, owner: Compressed) -> None:
         super().__init__(grid)
         self.owner = owner
-        # as long as anybody waits for the reply
+        # A message is kept as long as anybody waits for its reply.
         self._sent: WeakValueDictionary[str, Message] = WeakValueDictionary()
-        # a model that many nodes are sent is packed once
+        # A model that many nodes are sent is packed once.
         self._last: tuple[ArrayRecord, ArrayRecord] | None = None
 
     def write(self, message: Message) -> Message:
         """Pack the models of an instruction (l. 1) for a node that reads them."""
         if not arrays_in(message.content):
             return message
-        content, owner = RecordDict({**message.content}), self.owner
+        content = RecordDict({**message.content})
+        owner = self.owner
         if owner.bits_down is not None and owner.reads(message.metadata.dst_node_id):
             for name, arrays in arrays_in(message.content).items():
                 content[name] = self._pack(arrays, owner.bits_down)
@@ -165,13 +163,14 @@ class PackingGrid(TranslatingGrid):
 
     def read(self, reply: Message) -> Message:
         """Add an update to the model that its node was sent (l. 5); a bad one becomes an error."""
-        metadata, owner = reply.metadata, self.owner
+        metadata = reply.metadata
+        owner = self.owner
         sent = self._sent.pop(metadata.reply_to_message_id, None)
         if sent is None:
             return reply
         node_id = sent.metadata.dst_node_id
         if reply.has_error():
-            # one that nothing is known of may have failed to read its model
+            # A node that nothing is known of may have failed to read its model.
             if node_id not in owner.has_mod and reply.error.code == CLIENT_APP_RAISED:
                 owner.in_doubt.add(node_id)
             return reply
@@ -180,7 +179,7 @@ class PackingGrid(TranslatingGrid):
         content.pop(keys.COMPRESSION, None)
         body: Any = content
         models = list(arrays_in(content).items())
-        # the checks of replies refuse several
+        # The checks of replies refuse several models.
         if len(models) == len(arrays_in(sent.content)) == 1:
             ((name, arrays),) = models
             (start,) = arrays_in(sent.content).values()

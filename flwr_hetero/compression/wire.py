@@ -68,11 +68,12 @@ def restored(arrays: ArrayRecord, sent: Mapping[str, Array], bits: int | None) -
     for name, array in arrays.items():
         if array.stype not in STYPES:
             continue
-        # what is not asked for might be larger than what is
+        # What was not asked for might be larger than what was.
         if name not in sent or not is_packable(name, sent[name]) or STYPES[array.stype] != bits:
             raise ValueError(f"array {name!r} is packed, which it should not be so")
         try:
-            update, start = unpack(array, sent[name]), sent[name].numpy()
+            update = unpack(array, sent[name])
+            start = sent[name].numpy()
         except ValueError as error:
             raise ValueError(f"packed array {name!r} {error}") from error
         with np.errstate(over="ignore"):

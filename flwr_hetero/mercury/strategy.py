@@ -17,8 +17,8 @@ from flwr_hetero.mercury.resharding import MAX_SLOTS, Delivery, bytes_in, ints_i
 from flwr_hetero.records import configs_in, read_number
 from flwr_hetero.server.client_support import ClientSupport
 from flwr_hetero.server.context import Exchange
+from flwr_hetero.server.loop import Run
 from flwr_hetero.server.profiling import identify_nodes
-from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_str
 
@@ -78,7 +78,7 @@ class SwapTable:
     def __init__(self) -> None:
         self.store: list[bytes] = []
         self.slots: dict[str, dict[int, Slot]] = {}
-        # by node: number of slots in its offers so far, and how many slots it may offer in all
+        # By node: number of slots in its offers so far, and how many slots it may offer in all.
         self.received: dict[str, int] = {}
         self.limits: dict[str, int] = {}
 
@@ -104,7 +104,7 @@ class SwapTable:
             raise ValueError("offered slots must be distinct and not negative.")
         room = self.room(node)
         for place, slot in enumerate(slots):
-            # the stored sample counts: a node that lost its state may send an older one
+            # The stored sample counts: a node that lost its state may send an older one.
             if slot in table:
                 table[slot].offered = True
             elif room > 0:
@@ -116,7 +116,7 @@ class SwapTable:
 
     def swap(self, rng: np.random.Generator) -> int:
         """Exchange as many offered slots of different nodes as possible; return their number."""
-        # only samples of equal size are exchanged: a node cannot train on others
+        # Only samples of equal size are exchanged: a node cannot train on others.
         by_bytes: dict[int, dict[str, list[int]]] = {}
         for node, slots in self.slots.items():
             offered = [number for number, slot in slots.items() if slot.offered]
@@ -232,10 +232,10 @@ class Resharding(Wrapper):
         return grid
 
     def _identify(self, context: Exchange, grid: Grid) -> None:
-        # without an identity a node would be sent no samples, and would train on its own although
-        # other nodes hold them
+        # Without an identity a node would be sent no samples, and would train on its own although
+        # other nodes hold them.
         registry = self.fleet.nodes
-        nodes = set(grid.get_node_ids()) - registry.in_flight.keys() - self._asked
+        nodes = set(grid.get_node_ids()) - self.fleet.queue_on(grid).busy.keys() - self._asked
         unknown = {node for node in nodes if not registry.knows(node)}
         if unknown and any(slot.exchanged for slot in self.table):
             self._asked |= unknown
@@ -266,13 +266,13 @@ class Resharding(Wrapper):
             if keys.RESHARDING in configs_in(reply.content):
                 node = self.identity(reply.metadata.src_node_id)
                 records[node] = reply.content.pop(keys.RESHARDING)
-        # cap each node's offers at the share of the data size that it reports at first
+        # Cap each node's offers at the share of the data size that it reports at first.
         sizes = {node: read_number(record, keys.NUM_SAMPLES) for node, record in records.items()}
         self.table.set_limits(
             {node: ceil(self.share * min(n, MAX_SLOTS)) for node, n in sizes.items() if n > 0}
         )
         for node, record in records.items():
-            # only a bad offer is dropped: the model in the same reply still counts
+            # Only a bad offer is dropped: the model in the same reply still counts.
             try:
                 self._take(node, record)
             except ValueError as error:

@@ -35,10 +35,12 @@ def aggregate(
 ) -> tuple[ArrayRecord | None, MetricRecord | None]:
     """Let a strategy aggregate models by these weights, and metrics by its own."""
     drop_partial_metrics(replies)
-    number, like = context.round, context.arrays
+    number = context.round
+    like = context.arrays
     if not like or not replies or not isinstance(leaf, FedAvg):
         return inner.aggregate_train(number, replies)
-    weigh, own_key = leaf.train_metrics_aggr_fn, leaf.weighted_by_key
+    weigh = leaf.train_metrics_aggr_fn
+    own_key = leaf.weighted_by_key
     contents = [reply.content for reply in replies]
     limited = limited_metrics(context, replies, own_key, "train")
     counts = {id(content): other for content, other in zip(contents, limited, strict=True)}
@@ -46,7 +48,7 @@ def aggregate(
     def weigh_metrics(chosen: Sequence[RecordDict], _key: str = "") -> MetricRecord:
         return weigh([counts.get(id(content), content) for content in chosen], own_key)
 
-    # where only the mean matters it is made in place and goes in as a single reply
+    # Where only the mean matters, it is made in place and aggregated as a single reply.
     if inner is leaf and type(leaf).aggregate_train in [s.aggregate_train for s in LINEAR]:
         mean = mean_reply(replies, weights, like, own_key)
         with replaced(leaf, train_metrics_aggr_fn=lambda *_: weigh_metrics(contents)):
@@ -69,15 +71,17 @@ def limited_metrics(
     """Return what replies hold, metrics as they count beside those of others in the round."""
     if not replies:
         return []
-    fleet, skipped = context.fleet, {weight_key or "", *keys.PROTOCOL}
-    contents, reported = [reply.content for reply in replies], fleet.reported.setdefault(kind, {})
+    fleet = context.fleet
+    skipped = {weight_key or "", *keys.PROTOCOL}
+    contents = [reply.content for reply in replies]
+    reported = fleet.reported.setdefault(kind, {})
     nodes = {context.identity(reply.metadata.src_node_id) for reply in replies}
     known = fleet.metrics.get(kind, {}).items() if len(nodes) < QUORUM else ()
     others = [own for node, own in known if node not in nodes]
     limited, cut = limit_metrics(contents, skipped, reported, others)
     for place, text in cut.items():
         node_id = replies[place].metadata.src_node_id
-        # once: the data of a node may be odd in every round
+        # It is said once, because the data of a node may be odd in every round.
         if (name := f"metrics of {context.identity(node_id)}") not in fleet.cut:
             fleet.cut.add(name)
             fleet.nodes.warn(node_id, text)
@@ -135,9 +139,10 @@ def with_update(
     ((name, arrays),) = arrays_in(reply.content).items()
     moved = ArrayRecord(dict(arrays.items()))
     for key, end in arrays.items():
-        before, after = view_array(start[key]), view_array(end)
+        before = view_array(start[key])
+        after = view_array(end)
         own = scale_of_buffers if key.endswith(buffers) else scale
-        # integers are averaged, not optimised
+        # Integers are averaged and not optimised.
         if before.dtype.kind == "f" and own is not None:
             onto = before if base is start else view_array(base[key])
             dtype = after.dtype if after.dtype.kind == "f" else before.dtype
@@ -169,7 +174,7 @@ def model_norms(arrays: Mapping[str, Array], start: Mapping[str, Array] | None =
             flat = step.reshape(-1).astype(np.result_type(step, np.float32), copy=False)
             with np.errstate(over="ignore"):
                 square = float(np.dot(flat, flat))
-            # too large for single precision
+            # The square may be too large for single precision.
             squares[name.endswith(BUFFERS)] += min(square, MAX_SQUARE)
     return Norms(*map(math.sqrt, squares))
 
@@ -194,7 +199,7 @@ def mean_arrays(
     """Average ArrayRecords of one model without unpacking them, in the types of ``like``."""
     mean = ArrayRecord(dict(like.items()))
     for name, array in like.items():
-        # what nodes have left out is the server's own array
+        # What nodes have left out is the server's own array.
         if any(record[name] is not array for record in records):
             views = [view_array(r[name]).astype(array.dtype, copy=False) for r in records]
             mean[name] = Array(weighted_mean(views, weights))
@@ -204,13 +209,13 @@ def mean_arrays(
 def weighted_mean(arrays: Sequence[NDArray[Any]], weights: ArrayLike) -> NDArray[Any]:
     """Average arrays of one shape and type."""
     dtype = arrays[0].dtype.newbyteorder("=")
-    # half precision is added up in single, integers in double
+    # Half precision is added up in single precision, and integers in double precision.
     wide = np.promote_types(dtype, np.float32) if dtype.kind in "fc" else np.dtype(np.float64)
     factors = normalised(weights).astype(wide)
     total = np.multiply(arrays[0], factors[0], dtype=wide, order="C")
     for array, factor in zip(arrays[1:], factors[1:], strict=True):
         total += np.multiply(array, factor, dtype=wide)
-    # of masks the majority
+    # For masks, the majority counts.
     if dtype.kind == "b":
         return np.asarray(total >= 0.5)
     return np.asarray(np.rint(total) if dtype.kind in "iu" else total, dtype)
@@ -229,10 +234,11 @@ def keep_dtypes(arrays: ArrayRecord, like: ArrayRecord) -> ArrayRecord:
     if reason := why_no_model(arrays):
         log(ERROR, "the model stays as it was: that of this round %s", reason)
         return like
-    # averaging makes floats of integers
+    # Averaging makes floats of integers.
     for name, array in arrays.items():
         if name in like and array.dtype != like[name].dtype:
-            dtype, values = np.dtype(like[name].dtype), array.numpy()
+            dtype = np.dtype(like[name].dtype)
+            values = array.numpy()
             whole = dtype.kind in "iub" and values.dtype.kind == "f"
             arrays[name] = Array(np.asarray(np.rint(values) if whole else values, dtype))
     return arrays
@@ -241,7 +247,7 @@ def keep_dtypes(arrays: ArrayRecord, like: ArrayRecord) -> ArrayRecord:
 # --- reading and checking ----------------------------------------------------------------
 def view_array(array: Array) -> NDArray[Any]:
     """View an array of a reply without copying its payload and without pickle."""
-    # others are for structured types only
+    # Other versions are for structured types only.
     if array.data[6:7] != b"\1":
         raise ValueError("not an npy file of version 1")
     start = 10 + int.from_bytes(array.data[8:10], "little")
@@ -254,7 +260,7 @@ def view_array(array: Array) -> NDArray[Any]:
     return flat.reshape(shape, order="F" if fortran else "C")
 
 
-# the same few headers come again and again
+# The same few headers come again and again.
 @lru_cache(maxsize=1024)
 def _parse_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     stream = io.BytesIO(header)
@@ -264,8 +270,9 @@ def _parse_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 def check_arrays(arrays: Mapping[str, Array], sent: Mapping[str, Array]) -> None:
     """Check a model; ValueError says why it cannot be averaged with others of those sent."""
-    unknown, missing = arrays.keys() - sent.keys(), sent.keys() - arrays.keys()
-    # names of a list are positions, which do not say what is left out
+    unknown = arrays.keys() - sent.keys()
+    missing = sent.keys() - arrays.keys()
+    # The names of a list are positions, which do not say what is left out.
     if unknown or not arrays or (missing and all(map(str.isdecimal, sent))):
         raise ValueError(f"arrays {sorted(unknown or missing)[:3]} missing or unknown")
     for name, array in arrays.items():
@@ -281,12 +288,12 @@ def _check_array(array: Array, sent: Array) -> None:
         raise ValueError(f"is written as {array.stype!r}, not as {NUMPY!r}")
     try:
         values = view_array(array)
-    # the parser of its header raises what it likes
+    # The parser of its header may raise anything.
     except Exception as error:
         raise ValueError(f"cannot be read ({last_line(str(error))})") from error
     if values.shape != tuple(sent.shape):
         raise ValueError(f"has shape {values.shape} instead of {sent.shape}")
-    # averaging may have made floats of integers
+    # Averaging may have made floats of integers.
     if values.dtype.kind not in "fiub":
         raise ValueError(f"has type {values.dtype}, which cannot be averaged")
     check_values(values)
@@ -308,7 +315,7 @@ def check_values(values: NDArray[Any]) -> None:
         flat = flat.astype(np.float32)
     with np.errstate(all="ignore"):
         square = float(np.dot(flat, flat))
-    # nothing bad can hide in a small sum of squares
+    # Nothing bad can hide in a small sum of squares.
     if not square <= MAX_VALUE**2:
         if not np.isfinite(flat).all():
             raise ValueError("holds NaN or infinity")
@@ -340,10 +347,12 @@ def holds_trees(arrays: ArrayRecord, form: str) -> bool:
         if form == "any":
             return model[:1] == b"{"
         learner = json.loads(model)["learner"]["gradient_booster"]["model"]
-        numbers, trees = learner["gbtree_model_param"], learner["trees"]
-        new, whole = int(numbers["num_parallel_tree"]), int(numbers["num_trees"])
+        numbers = learner["gbtree_model_param"]
+        trees = learner["trees"]
+        new = int(numbers["num_parallel_tree"])
+        whole = int(numbers["num_trees"])
         good = 1 <= new <= len(trees) == whole and all(isinstance(tree, dict) for tree in trees)
         return good and isinstance(learner["iteration_indptr"][-1] + learner["tree_info"][-1], int)
-    # whatever a node may send
+    # A node may send anything.
     except Exception:
         return False

@@ -19,9 +19,9 @@ from flwr_hetero._flwr import log, trains_trees
 from flwr_hetero.errors import check_count, check_number, clean, invalid
 from flwr_hetero.files import GrowingFile, drafted
 from flwr_hetero.report.trackers import Trackers, check_trackers
-from flwr_hetero.server.limits import votes_from_json, votes_to_json
+from flwr_hetero.server.loop import Run
 from flwr_hetero.server.nodes import online_nodes
-from flwr_hetero.server.rounds import Run
+from flwr_hetero.server.votes import Votes
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import UnsavedState, entries_below, three_numbers
 
@@ -36,7 +36,8 @@ class Checkpoints:
     """The state of a run after each round, and beside it the metrics of all rounds."""
 
     def __init__(self, folder: Path, run: Run) -> None:
-        self.folder, self.metrics = folder, GrowingFile(folder / METRICS)
+        self.folder = folder
+        self.metrics = GrowingFile(folder / METRICS)
         # By kind: the number of entries in the file of metrics.
         self.written = dict.fromkeys(RESULTS, 0)
         self.initial = [settings_of(strategy) for strategy in run.strategy.chain()]
@@ -66,7 +67,7 @@ class Checkpoints:
             "nodes": fleet.nodes.state(),
             "norms": fleet.norms,
             "most_usual": fleet.most_usual,
-            "left_out": votes_to_json(fleet.left_out),
+            "left_out": fleet.votes.to_json(),
             "cut": sorted(fleet.cut),
             "known_metrics": fleet.metrics,
             "usual_names": fleet.usual_names,
@@ -133,7 +134,8 @@ class Checkpoints:
         run.wall_offset_s = check_number("wall_s", meta["wall_s"], "[0, inf)")
         run.logged_s = check_number("virtual_s", meta["virtual_s"], "[0, inf)")
         fleet.clock.virtual_s = run.logged_s
-        fleet.left_out = votes_from_json(meta.get("left_out", ()))
+        fleet.queue = None
+        fleet.votes = Votes.from_json(meta.get("left_out", ()))
         fleet.cut = set(map(str, meta.get("cut", ())))
         fleet.usual_names = {kind: str(name) for kind, name in meta.get("usual_names", {}).items()}
         fleet.metrics = {
@@ -170,7 +172,8 @@ class Checkpoints:
 def _check_fit(meta: dict[str, Any], arrays: dict[str, NDArray[Any]], run: Run) -> None:
     """Refuse a checkpoint of other strategies or of another model, or a model with NaN."""
     chain = run.strategy.chain()
-    saved, now = [s["type"] for s in meta["strategies"]], [type(s).__name__ for s in chain]
+    saved = [s["type"] for s in meta["strategies"]]
+    now = [type(s).__name__ for s in chain]
     if saved != now:
         raise ValueError(f"it is of {' > '.join(saved)}, this run is {' > '.join(now)}")
     model = entries_below("model/", arrays)
@@ -223,7 +226,8 @@ def load_flower_state(
     ``initial`` are the numbers before the run. A number that has not changed since is a setting, of
     which the value of today is used. The others are restored. The first values are returned.
     """
-    owner, began = type(strategy).__name__, dict[str, Any]()
+    owner = type(strategy).__name__
+    began = dict[str, Any]()
     for kind, name in dict.fromkeys(tuple(entry.split("/")[:2]) for entry in state):
         now = getattr(strategy, name, None)
         parts = entries_below(f"{kind}/{name}/", state)
@@ -301,7 +305,8 @@ class Recorded(Wrapper):
             raise invalid("run_dir", run_dir, "be an absolute path or a RunDirectory")
         if getattr(run_dir, "resume", resume) != resume:
             raise invalid("resume", resume, "be the same for Recorded and for its RunDirectory")
-        self.run_dir, self.resume = run_dir, resume
+        self.run_dir = run_dir
+        self.resume = resume
         self._begun = False
         self._trackers = Trackers()
         self.checkpoints: Checkpoints | None = None

@@ -28,7 +28,7 @@ from flwr_hetero.records import (
 from flwr_hetero.server.aggregate import check_arrays, holds_trees, weight_of
 from flwr_hetero.server.arrivals import is_enough
 from flwr_hetero.server.context import QUORUM, Exchange
-from flwr_hetero.server.limits import keep_common, limit_updates, measure_updates, usual_of
+from flwr_hetero.server.limits import keep_common, limit_updates, measure_updates
 
 MAX_WEIGHT = 2.0**53
 """Weights above this are nonsense, and sums of them could be infinite."""
@@ -62,7 +62,8 @@ class Verdicts:
 
     def __call__(self, reply: Message, node_id: int) -> bool:
         """Return whether a reply of a node is good, or record it as a failure."""
-        context, message_id = self.context, reply.metadata.reply_to_message_id
+        context = self.context
+        message_id = reply.metadata.reply_to_message_id
         if message_id not in context.judged:
             found = is_good(context, reply, node_id, self.expected)
             for wrapper in self.wrappers:
@@ -73,11 +74,12 @@ class Verdicts:
 
 def judge_of(wrapper: Any, context: Exchange, *, trains: bool = True) -> Verdicts:
     """Return what judges replies to training, or to evaluation, for the outermost wrapper."""
-    key, trees = getattr(wrapper.leaf, "weighted_by_key", None), format_of_trees(wrapper.leaf)
+    key = getattr(wrapper.leaf, "weighted_by_key", None)
+    trees = format_of_trees(wrapper.leaf)
     if not trains:
         return Verdicts(context, Expected(None, key))
     sent = None if trees else context.arrays
-    # noise for privacy is right for updates that nobody shortens
+    # Noise for privacy is right only for updates that nobody shortens.
     limit = None if any(map(is_private, wrapper.chain())) else wrapper.update_limit
     wanted = Expected(sent, key, trees=trees, update_limit=limit)
     return Verdicts(context, wanted, wrapper.wrappers())
@@ -85,7 +87,8 @@ def judge_of(wrapper: Any, context: Exchange, *, trains: bool = True) -> Verdict
 
 def accept(context: Exchange, replies: Sequence[Message], judge: Verdicts) -> list[Message]:
     """Return the good replies, sorted by node identity; record the others as failures."""
-    expected, good = judge.expected, _answers(context, replies, judge)
+    expected = judge.expected
+    good = _answers(context, replies, judge)
     sort_key = context.fleet.nodes.sort_key
     good.sort(key=lambda reply: sort_key(reply.metadata.src_node_id))
     if expected.arrays is not None:
@@ -105,7 +108,8 @@ def accept(context: Exchange, replies: Sequence[Message], judge: Verdicts) -> li
 
 def _answers(context: Exchange, replies: Sequence[Message], judge: Verdicts) -> list[Message]:
     """Return what answers an instruction and is good by itself; nodes without are silent."""
-    good, book = [], context.fleet.nodes
+    good = []
+    book = context.fleet.nodes
     waiting = {m.metadata.message_id: m.metadata.dst_node_id for m in context.messages}
     for reply in replies:
         node_id = waiting.pop(reply.metadata.reply_to_message_id, None)
@@ -119,14 +123,15 @@ def _answers(context: Exchange, replies: Sequence[Message], judge: Verdicts) -> 
     if is_enough(good, context.enough):
         context.surplus = [m for m in context.messages if m.metadata.message_id in waiting]
         return good
-    waited_s, why = context.timeout_s, f"no reply within {context.timeout_s:g} s"
+    waited_s = context.timeout_s
+    why = f"no reply within {context.timeout_s:g} s"
     if (late_s := context.late_s) < waited_s:
-        # it rests for longer than it was waited for
+        # A node rests for longer than it was waited for.
         waited_s = LATE_REST * late_s
         why = f"no reply within {late_s:.3g} s, {context.fleet.late_limit:g} times what most take"
     for node_id in waiting.values():
         context.fail(node_id, f"{why} (late_limit)" if late_s < context.timeout_s else why)
-        # a node that is away when it is to be timed is not asked again
+        # A node that is away when it is to be timed is not asked again.
         if judge.expected.metrics and not context.overlaps:
             book.keep_silent(node_id, context.fleet.clock.virtual_s, waited_s)
     return good
@@ -153,7 +158,7 @@ def is_good(context: Exchange, reply: Message, node_id: int, expected: Expected)
         if expected.weight_key:
             weigh_by_job(context, reply, expected.weight_key)
     except ValueError as error:
-        # an error whose cause is not known may not come the next time
+        # An error whose cause is unknown may not come the next time.
         answered = reply.has_content() or (expected.arrays is not None and hint_for(str(error)))
         context.fail(node_id, str(error), message_id if answered else None)
         return False
@@ -173,7 +178,8 @@ def check_form(reply: Message, expected: Expected) -> None:
     if expected.trees and not holds_trees(records[0], expected.trees):
         raise ValueError("its arrays are no boosted trees as Flower reads them")
     if expected.metrics:
-        metrics, key = list(metrics_in(reply.content).values()), expected.weight_key
+        metrics = list(metrics_in(reply.content).values())
+        key = expected.weight_key
         if len(metrics) != 1:
             raise ValueError(f"{len(metrics)} MetricRecords instead of 1")
         weight = 0 if key is None else metrics[0].get(key)
@@ -246,15 +252,15 @@ def judge_latency(context: Exchange, reply: Message) -> Latency | None:
     reported = reported_latency(reply)
     seen_s = context.round_trip_s.get(reply.metadata.reply_to_message_id)
     observed = None if seen_s is None else Latency(seen_s, False, "observed")
-    # only a simulated device is emulated
+    # Only a simulated device can be emulated.
     if reported is None or (reported.emulated and not context.simulated):
         return observed
     if seen_s is None or (reported.emulated and not context.same_clock):
         return reported
-    # no node can have worked longer than its reply was away
+    # No node can have worked for longer than its reply took.
     if reported.seconds > seen_s * (1 + 1e-6):
         return observed
-    # a simulation's round trip holds the wait for a free worker
+    # The round trip of a simulation contains the wait for a free worker.
     return reported if context.simulated else reported._replace(parts=divide(reply, seen_s))
 
 
@@ -276,13 +282,14 @@ def _settle_metrics(reply: Message) -> None:
 
 def _same_metrics(context: Exchange, good: list[Message]) -> list[Message]:
     """Drop replies whose metrics have other names than those of most; of few, other metrics."""
-    fleet, kind = context.fleet, context.messages[0].metadata.message_type
+    fleet = context.fleet
+    kind = context.messages[0].metadata.message_type
     nodes = [context.identity(reply.metadata.src_node_id) for reply in good]
     found = [named_metrics(reply.content) for reply in good]
     last = dict(zip(nodes, found, strict=True))
     others = {node: own for node, own in fleet.metrics.get(kind, {}).items() if node not in last}
     fleet.metrics[kind] = dict([*(others | last).items()][-VOTERS:])
-    # one or two nodes alone would agree with themselves: what three of the last ones report counts
+    # One or two nodes would agree with themselves, so names count that three of the last nodes use.
     if len(last) < QUORUM:
         known = fleet.metrics[kind].values()
         counts = Counter(name for own in known for name in own)
@@ -290,7 +297,7 @@ def _same_metrics(context: Exchange, good: list[Message]) -> list[Message]:
         keep_metrics((reply.content for reply in good), shared.intersection(*found))
     names = [names_in(reply.content) for reply in good]
     votes = Counter(dict(zip(nodes, names, strict=True)).values())
-    # earlier rounds count at a tie only: else a bad node once alone would shut out all others
+    # Earlier rounds count at a tie only. Otherwise a bad node once alone would exclude all.
     usual = max(votes, key=lambda name: (votes[name], name == fleet.usual_names.get(kind)))
     fleet.usual_names[kind] = usual
     other = "its metrics have other names than those of the others"
@@ -305,21 +312,25 @@ def _limit_examples(context: Exchange, good: list[Message], weight_key: str) -> 
     names = [context.identity(reply.metadata.src_node_id) for reply in good]
     for reply, name in zip(good, names, strict=True):
         claim = weight_of(reply, weight_key)
-        known[name] = known.get(name, (claim, claim))[0], claim
-    claims = [last for _, last in known.values() if last]
-    # one claim has none to compare with
-    early = context.fleet.is_early(len(known), kind)
-    usual = usual_of(claims, early) if len(claims) > 1 else math.inf
+        first, _ = known.get(name, (claim, claim))
+        known[name] = (first, claim)
+    context.fleet.num_claims += len(good)
+    usual, count = context.fleet.usual_claim(kind, context.fleet.is_early(len(known), kind))
+    # One claim has none to compare with.
+    usual = usual if count > 1 else math.inf
     for reply, name in zip(good, names, strict=True):
-        # a server update may hold several replies of a node
-        said, claim = known[name][0], weight_of(reply, weight_key)
-        # what a node said first may grow, but by no more than this, and to ten medians at most
-        if claim <= (most := min(MAX_SHARE * usual, max(MAX_INCREASE * said, usual))):
+        first, _ = known[name]
+        # A server update may hold several replies of a node.
+        claim = weight_of(reply, weight_key)
+        # What a node said first may grow, but by no more than this, and to ten medians at most.
+        most = min(MAX_SHARE * usual, max(MAX_INCREASE * first, usual))
+        if claim <= most:
             continue
         for metrics in metrics_in(reply.content).values():
             metrics[weight_key] = int(most) if isinstance(metrics[weight_key], int) else most
-        known[name] = said, most
-        # once: a large node is no failure in every round
+        known[name] = (first, most)
+        context.fleet.num_claims += 1
+        # It is said once, because a large node is no failure in every round.
         if name not in context.fleet.cut:
             context.fleet.cut.add(name)
             text = f"claims {claim:g} {weight_key}, counts as {most:g}"

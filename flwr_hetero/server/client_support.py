@@ -97,9 +97,9 @@ def check_client_support(wrapper: Any, context: Exchange, replies: Sequence[Mess
         lacking: dict[int, str] = wrapper.lacking.setdefault(support.key, {})
         lacking |= {n: context.identity(n) for n, has in found.items() if has is False}
         num_with = sum(map(bool, found.values()))
-        # one node that does shows that the app can; replies that do not tell never will
+        # One node that does shows that the app can. Replies that do not tell will never tell.
         never = bool(found) and all(has is None for has in found.values())
-        # that none does is believed of most that were asked: a few may just be the first to answer
+        # If none does, most of the nodes asked must show it: a few may be just the first to answer.
         if num_with or never or len(lacking) >= context.believed():
             wrapper.clear.add(support.key)
             if lacking and not never:
@@ -139,7 +139,7 @@ def check_progress(context: Exchange, of: str = "training") -> None:
     reasons = Counter(book.failed[node] for node in book.refused) if context.refused else Counter()
     reason, count = reasons.most_common(1)[0] if reasons else ("", 0)
     believed = context.believed(TYPES[of])
-    # the same reason in the first round ends it at once, once replies have counted in the second
+    # The same reason ends the run in the first round, or in the second if replies have counted.
     if count >= max(believed, len(book.refused) / 2) and (book.rounds > 1 or not book.begun):
         nodes = sorted(context.identity(n) for n in book.refused if book.failed[n] == reason)
         share = "all" if count == len(book.refused) else f"{count} of {len(book.refused)}"

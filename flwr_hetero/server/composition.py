@@ -21,7 +21,8 @@ def name_of(strategy: Strategy) -> str:
 
 def check_composition(wrapper: Any) -> None:
     """Refuse what a new outermost wrapper does not go with, by what the classes declare."""
-    me, leaf = name_of(wrapper), wrapper.leaf
+    me = name_of(wrapper)
+    leaf = wrapper.leaf
     parts = getattr(wrapper, "parts", ())
     for inner in (each for each in wrapper.wrappers()[1:] if each not in parts):
         name = name_of(inner)
@@ -42,12 +43,13 @@ def check_composition(wrapper: Any) -> None:
     if chooses_one_node(leaf) and "waiting" in wrapper.decides:
         raise invalid("strategy", type(leaf).__name__, f"ask several nodes at once inside {me}")
     for outside, strategy in pairwise(wrapper.chain()):
-        name, other = name_of(strategy), type(outside).__name__
+        name = name_of(strategy)
+        other = type(outside).__name__
         if not hasattr(strategy, "wrappers"):
             if type(strategy).start is not Strategy.start:
                 hint = "what it does each round fits into evaluate_fn or aggregate_train"
                 raise invalid("strategy", f"{name}.start", "leave start to the wrapper", hint)
-        # it would not pass on the hooks' context
+        # It would not pass on the context of hooks.
         elif not hasattr(outside, "wrappers"):
             raise invalid("strategy", name, f"not be inside {other}", f"write {name}({other}(...))")
 
@@ -61,7 +63,8 @@ def check_enough_updates(
 ) -> None:
     """Refuse fewer updates at a time than a strategy needs that distrusts some; None: unknown."""
     if count is not None and updates_of(count) < (need := updates_needed(leaf)):
-        kind, hostile = type(leaf).__name__, getattr(leaf, "num_malicious_nodes", 0)
+        kind = type(leaf).__name__
+        hostile = getattr(leaf, "num_malicious_nodes", 0)
         least = next(each for each in counter(count) if updates_of(each) >= need)
         rule = f"be at least {least} around {kind} with num_malicious_nodes={hostile}"
         why = f"{kind} cannot choose among fewer than {need} updates{hint.format(need)}"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, TypeAlias
@@ -13,9 +12,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType
 from flwr.serverapp import Grid
 
 from flwr_hetero.errors import clean
-from flwr_hetero.records import Latency, payload_bytes, reported_latency
-from flwr_hetero.server.arrivals import LATE_LIMIT, Arrivals, Judge
-from flwr_hetero.server.nodes import NodeBook, is_simulated, online_nodes, whole_grid
+from flwr_hetero.figures import Figure, usual_of
+from flwr_hetero.records import Latency
+from flwr_hetero.server.arrivals import LATE_LIMIT, Arrivals, Judge, device_s
+from flwr_hetero.server.clock import Clock, Costs
+from flwr_hetero.server.nodes import NodeBook, is_simulated, whole_grid
+from flwr_hetero.server.queue import MessageQueue, on_clock
+from flwr_hetero.server.votes import Votes
 
 Messages: TypeAlias = list[Message]
 QUORUM = 3
@@ -88,49 +91,69 @@ class Exchange:
         for kind in {message.metadata.message_type for message in messages}:
             self.fleet.asked[kind].update(nodes)
         if len(messages) < QUORUM:
-            self.quorum = min(QUORUM, max(1, len(online_nodes(whole_grid(grid)))))
+            self.quorum = min(QUORUM, max(1, len(self.fleet.queue_on(grid).online())))
 
     def send(self, grid: Grid) -> list[Message]:
-        """Send the instructions, wait for enough good replies, and advance the clock."""
+        """Send the instructions, and wait for enough good replies."""
         if not self.messages:
             return []
-        whole: Any = whole_grid(grid)
-        clock = self.fleet.clock
-        emulated_s = None
-        is_local = hasattr(whole, "virtual_time_s")
-        start_s = time.monotonic()
-        began_s = whole.virtual_time_s if is_local else start_s
-        self.same_clock = is_local or not self.simulated
-        arrivals = Arrivals(self, whole)
-        replies = arrived = arrivals.replies
-        if is_local:
-            arrivals.wait_locally(whole)
-            # Rounded to nanoseconds, because the clock of a resumed run begins at another time.
-            self.virtual_s = round(float(whole.virtual_time_s) - began_s, 9)
-        elif self.simulated:
-            arrived = arrivals.poll_simulation(whole)
-            self.virtual_s = time.monotonic() - start_s
-            if (emulated_s := self._emulated_s(arrivals)) is not None:
-                self.virtual_s = emulated_s
+        queue = self.fleet.queue_on(grid)
+        queue.resume()
+        began_s = queue.clock.virtual_s
+        self.same_clock = queue.is_local or not queue.is_simulated
+        sent = queue.send(self.messages, self.timeout_s)
+        arrivals = Arrivals(self, sent, is_real=not queue.is_simulated)
+        queue.forget(queue.pending.keys() - sent)
+        if not queue.is_simulated or queue.is_local or queue.finds_emulated():
+            self._wait(queue, arrivals, began_s)
         else:
-            arrivals.poll(whole)
-            self.virtual_s = time.monotonic() - start_s
+            self._wait_for_all(queue, arrivals)
         arrivals.close()
-        self.fleet.costs.sent(self.messages, clock.virtual_s, self.timeout_s)
-        clock.virtual_s += self.virtual_s
-        self.fleet.costs.answered(arrived, inf, self.round_trip_s if emulated_s is None else {})
-        return replies
+        if arrivals.are_enough():
+            queue.leave(arrivals.waiting)
+        else:
+            queue.forget(arrivals.waiting)
+        # Rounded to nanoseconds, because the clock of a resumed run begins at another time.
+        self.virtual_s = on_clock(queue.clock.virtual_s - began_s)
+        return arrivals.replies
 
-    def _emulated_s(self, arrivals: Arrivals) -> float | None:
-        """Return the time on the clock of emulated devices; None if devices are not emulated."""
-        latencies = [reported_latency(r) for r in arrivals.replies if r.has_content()]
-        # TiFL, Eq. 1: a round takes as long as its slowest node.
-        seconds = [latency.seconds for latency in latencies if latency and latency.emulated]
-        if not (seconds or self.fleet.clock.emulated):
-            return None
-        if not arrivals.is_over():
-            seconds.append(arrivals.limit_s())
-        return min(max(seconds, default=0.0), self.timeout_s)
+    def _wait(self, queue: MessageQueue, arrivals: Arrivals, began_s: float) -> None:
+        """Wait for replies until the others of their nodes say that it takes too long."""
+        clock = queue.clock
+        until_s = began_s + arrivals.limit_s()
+        while not arrivals.is_over():
+            was_time_over = clock.virtual_s >= on_clock(until_s)
+            answers = queue.next(until_s)
+            for job, reply in answers:
+                if reply is not None:
+                    took_s = queue.took_s(job)
+                    if queue.is_local or not queue.is_simulated:
+                        self.round_trip_s[job.message_id] = took_s
+                    arrivals.add(reply, took_s)
+            is_time_over = clock.virtual_s >= on_clock(until_s)
+            if is_time_over or arrivals.tells_more():
+                longer_s = began_s + arrivals.limit_s()
+                if longer_s <= until_s and is_time_over and (was_time_over or not answers):
+                    break
+                until_s = longer_s
+
+    def _wait_for_all(self, queue: MessageQueue, arrivals: Arrivals) -> None:
+        """Wait for all replies of nodes that share workers; the first by their own time count.
+
+        A round trip contains the wait for a free worker, so that nobody is late.
+        """
+        replies: list[Message] = []
+        while queue.pending:
+            for job, reply in queue.next():
+                if reply is not None:
+                    self.round_trip_s[job.message_id] = queue.took_s(job)
+                    replies.append(reply)
+        replies.sort(key=device_s)
+        for reply in replies:
+            if arrivals.is_over():
+                queue.put_aside(reply)
+            else:
+                arrivals.add(reply, device_s(reply))
 
     def beside(self, timeout_s: float) -> Exchange:
         """Return a new exchange in the same round."""
@@ -192,78 +215,6 @@ class Exchange:
         self.fleet.failures.append({"node": self.identity(node_id), "reason": reason})
 
 
-# --- time and costs ----------------------------------------------------------------------
-@dataclass
-class Clock:
-    """Time of the run, on the clock of the devices if these are emulated."""
-
-    virtual_s: float = 0.0
-    emulated: bool = False
-    """Whether a simulated node has reported an emulated time."""
-
-
-@dataclass
-class PendingCost:
-    """An instruction in flight: when it was sent, when it is given up, and the time counted."""
-
-    sent_s: float
-    until_s: float
-    counted_s: float = 0.0
-
-
-@dataclass
-class Costs:
-    """Bytes on the links, and seconds for which nodes worked, at most until they replied."""
-
-    bytes_down: int = 0
-    bytes_up: int = 0
-    device_s: float = 0.0
-    pending: dict[str, PendingCost] = field(default_factory=dict)
-    on_wire: dict[tuple[str, str], int] = field(default_factory=dict)
-    """Bytes of messages in another form, by their id and the id that they answer."""
-
-    def size(self, message: Message) -> int:
-        """Return the bytes of a message that was sent."""
-        ids = message.metadata.message_id, message.metadata.reply_to_message_id
-        size = self.on_wire.pop(ids, None)
-        if size is not None:
-            return size
-        return payload_bytes(message.content) if message.has_content() else 0
-
-    def sent(self, messages: Sequence[Message], now_s: float, timeout_s: float = inf) -> None:
-        """Count instructions that were sent now, so that they have an id."""
-        for message in messages:
-            self.bytes_down += self.size(message)
-            self.pending[message.metadata.message_id] = PendingCost(now_s, now_s + timeout_s)
-
-    def answered(
-        self, replies: Sequence[Message], now_s: float, trips_s: Mapping[str, float] | None = None
-    ) -> None:
-        """Count replies that arrive now; ``inf`` stands for the devices' own clock."""
-        for reply in replies:
-            message_id = reply.metadata.reply_to_message_id
-            self.bytes_up += self.size(reply)
-            if (job := self.pending.pop(message_id, None)) is None:
-                continue
-            took_s = (trips_s or {}).get(message_id, now_s - job.sent_s)
-            if latency := reported_latency(reply) if reply.has_content() else None:
-                took_s = min(took_s, latency.seconds)
-            self.device_s += (took_s if took_s < inf else 0.0) - job.counted_s
-
-    def until(self, now_s: float) -> dict[str, float]:
-        """Return the costs since the last call, including those of messages still in flight."""
-        for job in self.pending.values():
-            worked_s = max(job.counted_s, min(now_s, job.until_s) - job.sent_s)
-            self.device_s += worked_s - job.counted_s
-            job.counted_s = worked_s
-        spent: dict[str, float] = {"bytes_down": self.bytes_down, "bytes_up": self.bytes_up}
-        spent["device_s"] = round(self.device_s, 9)
-        self.bytes_down = 0
-        self.bytes_up = 0
-        self.device_s = 0.0
-        return spent
-
-
 # --- what lasts for the run --------------------------------------------------------------
 @dataclass
 class Standstill:
@@ -291,6 +242,8 @@ class Fleet:
     nodes: NodeBook = field(default_factory=NodeBook)
     clock: Clock = field(default_factory=Clock)
     costs: Costs = field(default_factory=Costs)
+    queue: MessageQueue | None = None
+    """What is on its way to and from the nodes of the grid in use."""
     stop_reason: str | None = None
     """Why the run ends after this round."""
     is_running: bool = False
@@ -315,19 +268,32 @@ class Fleet:
     """By message type: digest of the names of metrics that were accepted last."""
     examples: dict[str, dict[str, tuple[float, float]]] = field(default_factory=dict)
     """By message type and node: its examples as first reported, and as last counted."""
+    num_claims: int = 0
+    """The number of times that a node has said how many examples it has."""
     cut: set[str] = field(default_factory=set)
     """Nodes whose numbers of examples were cut, and "metrics of" nodes with values cut."""
     norms: dict[str, tuple[float, float, float]] = field(default_factory=dict)
     """By node, the latest at the end: norms (parameters, statistics) of its update, and steps."""
     most_usual: tuple[float, float, float] = (0.0, 0.0, 1.0)
     """The largest median of ``norms`` in the run."""
-    left_out: dict[str, frozenset[str]] = field(default_factory=dict)
-    """By node: the arrays that its last reply left out."""
+    votes: Votes = field(default_factory=Votes)
+    """Which arrays the last reply of each node left out."""
     first_arrays: dict[str, Array] | None = None
     """The first model, until most nodes that were asked have replied."""
     update_limit: float | None = 4.0
     standstill: dict[str, Standstill] = field(default_factory=lambda: defaultdict(Standstill))
     """By "training" and "evaluation"."""
+
+    _num_asked: dict[str, Figure[int]] = field(default_factory=lambda: defaultdict(Figure))
+    _usual_claim: dict[tuple[str, bool], Figure[tuple[float, int]]] = field(
+        default_factory=lambda: defaultdict(Figure)
+    )
+
+    def queue_on(self, grid: Grid) -> MessageQueue:
+        """Return the queue of a grid, which is a new one if another grid was used before."""
+        if self.queue is None or self.queue.grid is not whole_grid(grid):
+            self.queue = MessageQueue(grid, self.clock, self.costs)
+        return self.queue
 
     def begin_round(self) -> None:
         """Clear the failures and metrics of the last round."""
@@ -337,7 +303,23 @@ class Fleet:
 
     def num_asked(self, kind: str) -> int:
         """Return the number of nodes asked so far; after a resume, of nodes that have replied."""
-        return len({*map(self.nodes.identity, self.asked[kind]), *self.examples.get(kind, ())})
+        asked = self.asked[kind]
+        replied = self.examples.get(kind, {})
+        return self._num_asked[kind].of(
+            lambda: len({*map(self.nodes.identity, asked), *replied}),
+            changes=len(asked) + len(replied),
+            nodes=len(asked),
+        )
+
+    def usual_claim(self, kind: str, early: bool) -> tuple[float, int]:
+        """Return how many examples most nodes say that they have, and how many nodes say so."""
+
+        def compute() -> tuple[float, int]:
+            claims = [last for _, last in self.examples.get(kind, {}).values() if last]
+            return usual_of(claims or [inf], early), len(claims)
+
+        num_known = len(self.examples.get(kind, ()))
+        return self._usual_claim[kind, early].of(compute, self.num_claims, num_known)
 
     def is_early(self, known: int, kind: str) -> bool:
         """Return whether fewer than half of the nodes asked are known."""

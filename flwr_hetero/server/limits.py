@@ -19,10 +19,9 @@ array. One that half of the nodes or more leave out keeps the server's value, to
 without an array that most return is dropped, and what most leave out is taken out of a reply.
 """
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from logging import INFO
-from math import inf, sqrt
+from math import sqrt
 from statistics import median_low
 from typing import NamedTuple
 
@@ -31,6 +30,7 @@ from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero._flwr import log
 from flwr_hetero.errors import check_number, clean
+from flwr_hetero.figures import usual_of
 from flwr_hetero.records import arrays_in, steps_that_count
 from flwr_hetero.server.aggregate import Norms, aggregate, model_norms, with_update
 from flwr_hetero.server.context import QUORUM, Exchange
@@ -54,8 +54,6 @@ STILL_UPDATE: Known = (0.0, 0.0, 1.0)
 """The update of a node that does not move."""
 MOST_NAMES = 3
 """Arrays that a reason or a log line names."""
-Votes = Mapping[str, frozenset[str]]
-"""By node: the arrays that its last reply left out."""
 
 
 def check_limit(limit: float | None) -> float | None:
@@ -78,7 +76,8 @@ class Measured(NamedTuple):
 
 def measure_updates(context: Exchange, good: Sequence[Message]) -> Measured:
     """Measure updates, and remember those of each node and what is usual."""
-    fleet, known = context.fleet, context.fleet.norms
+    fleet = context.fleet
+    known = context.fleet.norms
     nodes = [context.identity(reply.metadata.src_node_id) for reply in good]
     asked = [context.instruction_of(reply) for reply in good]
     starts = [_model(message) for message in asked]
@@ -101,7 +100,8 @@ def limit_updates(
     context: Exchange, found: Measured, limit: float, weight_key: str | None = None
 ) -> list[Message]:
     """Shorten updates that are far longer than those of most nodes were; drop diverged ones."""
-    known, good = context.fleet.norms, found.replies
+    known = context.fleet.norms
+    good = found.replies
     is_first = len(known) < QUORUM
     # A fleet of one or two nodes has none to compare with.
     if is_first and context.quorum < QUORUM:
@@ -114,7 +114,8 @@ def limit_updates(
         for count in {*found.steps}
     }
     claims = context.fleet.examples.get(MessageType.TRAIN, {}) if weight_key else {}
-    heavy = HEAVY * usual_of([last for _, last in claims.values() if last] or [inf], early)
+    usual_claim, _ = context.fleet.usual_claim(MessageType.TRAIN, early)
+    heavy = HEAVY * usual_claim
     counted = []
     for reply, node, start, own, count in zip(*found, strict=True):
         share = min(1.0, heavy / claims[node][1]) if claims.get(node, (0, 0))[1] else 1.0
@@ -157,16 +158,6 @@ def longer_of(before: Known, now: Known) -> Known:
     """
     longer = now if now[0] > before[0] else before
     return longer[0], max(before[1], now[1]), longer[2]
-
-
-def usual_of(values: Sequence[float], early: bool = False) -> float:
-    """Return the median; early, as most of the first few may lie, at most twice the low quartile.
-
-    >>> usual_of([1.0, 2.0, 9.0, 9.0, 9.0]), usual_of([1.0, 2.0, 9.0, 9.0, 9.0], early=True)
-    (9.0, 4.0)
-    """
-    most = 2 * sorted(values)[(len(values) - 1) // 4] if early else inf
-    return min(median_low(values), most)
 
 
 def longest_update(
@@ -227,39 +218,30 @@ def _say(context: Exchange, node: str, part: float) -> None:
 # --- models of which nodes return a part -----------------------------------------------------
 def keep_common(context: Exchange, replies: Sequence[Message]) -> list[Message]:
     """Keep replies that have what most nodes return; take out of them what most leave out."""
-    fleet, votes, sent = context.fleet, context.fleet.left_out, context.arrays
+    fleet = context.fleet
+    votes = fleet.votes
+    sent = context.arrays
     if fleet.first_arrays is None:
         fleet.first_arrays = dict(sent.items())
-    # nodes that leave out the same share one set, which may hold hundreds of names
-    known = {names: names for names in votes.values()}
     for reply in replies:
         names = frozenset(sent.keys() - _model(reply).keys())
-        votes[context.identity(reply.metadata.src_node_id)] = known.setdefault(names, names)
-    counts, most = count_left_out(votes), context.believed(MessageType.TRAIN)
-    left_out = [name for name in sent if counts[name] and 2 * counts[name] >= len(votes)]
-    # a few bad nodes may answer first: what they have changed is undone once most disagree
+        votes.cast(context.identity(reply.metadata.src_node_id), names)
+    counts = votes.by_array()
+    total = len(votes.by_node)
+    left_out = [name for name in sent if counts[name] and 2 * counts[name] >= total]
+    # A few bad nodes may answer first. What they have changed is undone once most disagree.
     context.left_out = {name: fleet.first_arrays.get(name, sent[name]) for name in left_out}
-    if all(max(counts[name], len(votes) - counts[name]) >= most for name in sent):
+    most = context.believed(MessageType.TRAIN)
+    if all(max(counts[name], total - counts[name]) >= most for name in sent):
         fleet.first_arrays = {}
         _say_left_out(context, len(sent))
     return [reply for reply in replies if _takes_part(context, reply)]
 
 
-def count_left_out(votes: Votes) -> Counter[str]:
-    """Count by array how many nodes leave it out.
-
-    >>> count_left_out({"a": frozenset({"base"}), "b": frozenset({"base"}), "c": frozenset()})
-    Counter({'base': 2})
-    """
-    found = Counter[str]()
-    for names, count in Counter(votes.values()).items():
-        found.update(dict.fromkeys(names, count))
-    return found
-
-
 def _takes_part(context: Exchange, reply: Message) -> bool:
     """Take out of a reply what most nodes leave out; drop it if it lacks what most return."""
-    model, left_out = _model(reply), context.left_out
+    model = _model(reply)
+    left_out = context.left_out
     if lacking := context.arrays.keys() - left_out.keys() - model.keys():
         text = f"it leaves out arrays {_brief(lacking)}, which most nodes return"
         context.drop(reply, text)
@@ -272,7 +254,7 @@ def _takes_part(context: Exchange, reply: Message) -> bool:
         return False
     ((name, _),) = arrays_in(reply.content).items()
     reply.content[name] = ArrayRecord({n: a for n, a in model.items() if n not in extra})
-    # a node is named once, for its app returns them each time
+    # A node is named once, because its app returns them each time.
     node = f"arrays of {context.identity(reply.metadata.src_node_id)}"
     if node not in context.fleet.cut and not context.fleet.first_arrays:
         context.fleet.cut.add(node)
@@ -321,26 +303,3 @@ def _say_left_out(context: Exchange, num_arrays: int) -> None:
 
 def _brief(names: Iterable[str]) -> list[str]:
     return sorted(names)[:MOST_NAMES]
-
-
-# --- checkpoints -----------------------------------------------------------------------------
-def votes_to_json(votes: Votes) -> list[tuple[list[str], list[str]]]:
-    """Write each set of arrays once, with the nodes that leave it out.
-
-    >>> votes_to_json({"a": frozenset({"base"}), "b": frozenset({"base"})})
-    [(['base'], ['a', 'b'])]
-    """
-    found: dict[frozenset[str], list[str]] = {}
-    for node, names in votes.items():
-        found.setdefault(names, []).append(node)
-    return [(sorted(names), nodes) for names, nodes in found.items()]
-
-
-def votes_from_json(
-    saved: Iterable[tuple[Sequence[str], Sequence[str]]],
-) -> dict[str, frozenset[str]]:
-    """Read what :func:`votes_to_json` wrote."""
-    votes: dict[str, frozenset[str]] = {}
-    for names, nodes in saved:
-        votes |= dict.fromkeys(map(str, nodes), frozenset(map(str, names)))
-    return votes

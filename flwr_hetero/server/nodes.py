@@ -49,9 +49,12 @@ class GridAround(Grid):
         self.grid = grid
 
     run = property(lambda self: self.grid.run)
-    set_run, create_message = _passed_on("set_run"), _passed_on("create_message")
-    get_node_ids, get_nodes = _passed_on("get_node_ids"), _passed_on("get_nodes")
-    push_messages, pull_messages = _passed_on("push_messages"), _passed_on("pull_messages")
+    set_run = _passed_on("set_run")
+    create_message = _passed_on("create_message")
+    get_node_ids = _passed_on("get_node_ids")
+    get_nodes = _passed_on("get_nodes")
+    push_messages = _passed_on("push_messages")
+    pull_messages = _passed_on("pull_messages")
     send_and_receive = _passed_on("send_and_receive")
 
 
@@ -94,7 +97,7 @@ class TranslatingGrid(GridAround):
         return self._read_all(self.grid.pull_messages(message_ids))
 
     def _send(self, messages: Iterable[Message], send: Callable[..., Iterable[Any]]) -> list[Any]:
-        # a message that is there twice is sent once, as other grids do
+        # A message that occurs twice is sent once, as by other grids.
         distinct = {id(message): message for message in messages}.values()
         pairs = [(message, self.write(message)) for message in distinct]
         found = list(send([written for _, written in pairs]))
@@ -147,12 +150,17 @@ def wait_for_nodes(
     grid: Grid, at_least: int, wait_s: float = WAIT_S, settle_s: float = inf
 ) -> Set[int]:
     """Wait until enough nodes are online, none has come for a while, or time is up."""
-    whole, online, poll_s, still_s = whole_grid(grid), online_nodes(grid), 1.0, 0.0
-    # a LocalGrid has all at once
+    whole = whole_grid(grid)
+    online = online_nodes(grid)
+    poll_s = 1.0
+    still_s = 0.0
+    # A LocalGrid has all nodes at once.
     is_over = len(online) >= at_least or hasattr(whole, "virtual_time_s")
-    # a simulation registers its nodes in a row and has no others; a fleet's come one by one
+    # A simulation registers all nodes in a row. The nodes of a real fleet come one by one.
     if registers := not is_over and is_simulation_grid(whole):
-        poll_s, still_s, settle_s = REGISTER_POLL_S, REGISTER_POLL_S, REGISTER_S
+        poll_s = REGISTER_POLL_S
+        still_s = REGISTER_POLL_S
+        settle_s = REGISTER_S
     waited_s = same_s = 0.0
     while waited_s < wait_s and not is_over:
         if not (registers or same_s):
@@ -160,8 +168,10 @@ def wait_for_nodes(
             left_s = min(wait_s - waited_s, settle_s if online else inf)
             log(INFO if online else WARNING, text, len(online), left_s)
         time.sleep(poll_s)
-        before, online = len(online), online_nodes(grid)
-        waited_s, same_s = waited_s + poll_s, same_s + poll_s if len(online) == before else 0.0
+        before = len(online)
+        online = online_nodes(grid)
+        waited_s = waited_s + poll_s
+        same_s = same_s + poll_s if len(online) == before else 0.0
         is_over = bool(online) and same_s >= (still_s if len(online) >= at_least else settle_s)
     if not online:
         why = "start the SuperNodes, or see in their logs why the SuperLink has none of them"
@@ -184,7 +194,7 @@ def identity_key(identity: str) -> tuple[str, int, str]:
 
 
 class NodeBook:
-    """Who the nodes are, which are in flight or backed off, and how often they have failed.
+    """Who the nodes are, which are backed off, and how often they have failed.
 
     An identity is, in this order: the name given at registration, a hash of the node's public
     key, the ``partition-id`` that it reports, its id. Who claims one second keeps its id.
@@ -193,13 +203,11 @@ class NodeBook:
     def __init__(self) -> None:
         self._identity: dict[int, str] = {}
         self._node_id: dict[str, int] = {}
-        self.in_flight: dict[int, float] = {}
-        """Nodes with an instruction whose reply no round waits for, and since when."""
         self.failures: dict[str, Counter[str]] = defaultdict(Counter)
         """Failures in a row, by kind and identity: "silence" in rounds, "train", "evaluate"."""
         self.profile_kind: str | None = None
         """Type of the message that times a node, once it is known what the ClientApp handles."""
-        # nodes that are backed off, until when
+        # By node that is backed off: until when.
         self._until_s: dict[int, float] = {}
         self._warned: Counter[str] = Counter()
 
@@ -276,7 +284,7 @@ class NodeBook:
 
     def back_off(self, node_id: int, until_s: float) -> None:
         """Do not ask a node before a time of the fleet's clock."""
-        # as the clock shows it, or it might be missed
+        # The time is what the clock shows, or it might be missed.
         self._until_s[node_id] = round(until_s, 9)
 
     def backed_off(self, now_s: float) -> set[int]:
@@ -316,7 +324,7 @@ class NodeBook:
 
     def warn(self, node: int | str, reason: str) -> None:
         """Log what a node did wrong, of each kind a few times: thousands may do the same."""
-        # what the node itself has written makes no kinds
+        # What the node itself has written makes no kinds of its own.
         kind = NODES_WORDS.sub("#", reason)
         if kind not in self._warned and len(self._warned) >= MOST_KINDS:
             kind = ""

@@ -18,8 +18,7 @@ from flwr_hetero._flwr import CLIENT_APP_RAISED, log
 from flwr_hetero.errors import hint_for, with_hint
 from flwr_hetero.records import configs_in, read_number
 from flwr_hetero.server.checks import Expected, Verdicts, accept, reported_partition
-from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.nodes import NodeBook
+from flwr_hetero.server.context import Exchange, Fleet
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict
 
@@ -51,7 +50,7 @@ def profile_nodes(
     for number in range(warmup_rounds + sync_rounds):
         now = context.beside(t_max)
         good = _ask(strategy, now, grid, kind, number)
-        # who is late beside the others would be in each of the rounds
+        # A node that is late beside the others would be late in each round.
         for node_id in () if now.late_s == inf else now.failed.keys() - now.refused:
             del kind[node_id]
         # 4.2: the first rounds warm up and do not count
@@ -59,9 +58,10 @@ def profile_nodes(
             for wrapper in strategy.wrappers():
                 wrapper.on_profile_replies(now, good)
             for reply in good:
-                node_id, row = reply.metadata.src_node_id, number - warmup_rounds
+                node_id = reply.metadata.src_node_id
+                row = number - warmup_rounds
                 rounds[row, column[node_id]] = now.comparable_s(reply)
-        # what keeps all nodes from training is not waited for in further rounds
+        # If something keeps all nodes from training, further rounds would not help.
         known = next(filter(hint_for, now.failed.values()), "")
         if known and not good:
             raise RuntimeError(with_hint(f"no node can be profiled: {known}"))
@@ -72,32 +72,36 @@ def identify_nodes(strategy: Wrapper, context: Exchange, grid: Grid, t_max: floa
     """Find out the identities of unknown nodes after a resume."""
     fleet = context.fleet
     fleet.nodes.learn(grid, grid.get_node_ids())
-    if not (unknown := _unknown(fleet.nodes, grid)):
+    if not (unknown := _unknown(fleet, grid)):
         return
-    # it takes no time of the fleet's clock and costs nothing: the run goes on as it would have
-    virtual_s, costs = fleet.clock.virtual_s, deepcopy(fleet.costs)
+    # It takes no time of the fleet's clock and costs nothing, so that the run goes on as before.
+    virtual_s = fleet.clock.virtual_s
+    costs = deepcopy(vars(fleet.costs))
     log(INFO, "Asking %d nodes for their identity", len(unknown))
     usual = profile_kind(strategy, context, grid, unknown, t_max)
-    # the one asked first has been named
-    kind = dict.fromkeys(_unknown(fleet.nodes, grid), usual)
+    # The node that was asked first has a name by now.
+    kind = dict.fromkeys(_unknown(fleet, grid), usual)
     _ask(strategy, context.beside(t_max), grid, kind)
-    fleet.clock.virtual_s, fleet.costs = virtual_s, costs
+    fleet.queue_on(grid).set_clock(virtual_s)
+    vars(fleet.costs).update(costs)
 
 
-def _unknown(nodes: NodeBook, grid: Grid) -> list[int]:
-    free = set(grid.get_node_ids()) - nodes.in_flight.keys()
-    return sorted(node for node in free if not nodes.knows(node))
+def _unknown(fleet: Fleet, grid: Grid) -> list[int]:
+    free = set(grid.get_node_ids()) - fleet.queue_on(grid).busy.keys()
+    return sorted(node for node in free if not fleet.nodes.knows(node))
 
 
 def profile_kind(
     strategy: Wrapper, context: Exchange, grid: Grid, node_ids: Sequence[int], t_max: float
 ) -> str:
     """Find out once, by asking one node, which message it takes to time a node."""
-    nodes, now = context.fleet.nodes, context.beside(t_max)
+    nodes = context.fleet.nodes
+    now = context.beside(t_max)
     for node_id in [] if nodes.profile_kind else node_ids[:1]:
         message = profile_message(strategy, context, node_id, keys.PROFILE_MESSAGE, 0)
         now.ask([message], grid)
-        replies, own = now.send(grid), message.metadata
+        replies = now.send(grid)
+        own = message.metadata
         for reply in (r for r in replies if r.metadata.reply_to_message_id == own.message_id):
             if has_raised(reply):
                 nodes.profile_kind = MessageType.TRAIN
@@ -116,7 +120,7 @@ def profile_message(
     """Make the instruction that asks a node for its latency."""
     leaf = strategy.leaf
     config = ConfigRecord(dict(context.config))
-    # the round that is about to begin
+    # This is the round that is about to begin.
     config[keys.SERVER_ROUND] = max(context.round, 1)
     config[keys.PROFILE_ROUND] = number
     content = RecordDict()
@@ -183,7 +187,7 @@ class SamplerMetrics(Wrapper):
             group, _, part = name.partition(".")
             table = groups.setdefault(group, {}) if part else plain
             table[part or group] = float(np.mean(values))
-        # one node's number may be where others send a group
+        # A node may send a number under a name that is a group for others.
         self._info = plain | groups
         return replies
 

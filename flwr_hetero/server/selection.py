@@ -78,7 +78,8 @@ class Selection(Wrapper):
 
     def before_evaluate(self, context: Exchange, grid: Grid) -> Grid:
         """Show the nodes that evaluate, if they are shown to this wrapper."""
-        selected, online = self.select_for_evaluation(context, grid), online_nodes(grid)
+        selected = self.select_for_evaluation(context, grid)
+        online = online_nodes(grid)
         return GridView(grid, [node_id for node_id in selected if node_id in online])
 
     def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
@@ -97,11 +98,14 @@ class Selection(Wrapper):
     def _open_inner_selection(self) -> None:
         """Let the copy of the user's strategy train all nodes that it is shown."""
         leaf: Any = self.leaf
-        me, kind, count = name_of(self), type(leaf).__name__, self.clients_per_round
+        me = name_of(self)
+        kind = type(leaf).__name__
+        count = self.clients_per_round
         if not isinstance(leaf, FedAvg) or chooses_one_node(leaf):
             raise invalid("strategy", kind, "derive from FedAvg and leave the choice of nodes open")
         if leaf.fraction_train != 1.0:
-            rule, hint = f"be 1.0 inside {me}", f"set {self.count_argument} of {me} instead"
+            rule = f"be 1.0 inside {me}"
+            hint = f"set {self.count_argument} of {me} instead"
             raise invalid(f"{kind}.fraction_train", leaf.fraction_train, rule, hint)
         # Flower's sample_nodes would wait indefinitely for nodes that are hidden. Its default is 2.
         most = max(count or 0, 2)

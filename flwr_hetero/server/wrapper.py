@@ -23,7 +23,8 @@ from flwr_hetero.server.client_support import (
 from flwr_hetero.server.composition import check_composition, name_of
 from flwr_hetero.server.context import Exchange, Fleet
 from flwr_hetero.server.limits import aggregate_parts, check_limit
-from flwr_hetero.server.rounds import Loop, Run, by_node, run_rounds
+from flwr_hetero.server.lines import by_node
+from flwr_hetero.server.loop import Rounds, Run, SynchronousRounds, run_all
 from flwr_hetero.settings import FixedSettings, FleetSetting
 from flwr_hetero.state_dict import StateDict
 
@@ -77,7 +78,7 @@ class Wrapper(FixedSettings, Strategy):
     outermost: ClassVar[bool] = False
     """Whether no other wrapper may be put around this one."""
     only_rounds = ""
-    """Why this wrapper works in synchronous rounds only; empty if it works in any loop."""
+    """Why this wrapper works in synchronous rounds only; empty if it works in any rounds."""
     client_support: tuple[ClientSupport, ...] = ()
     """What nodes must do for this wrapper to have an effect."""
     update_limit = FleetSetting(check_limit)
@@ -104,6 +105,18 @@ class Wrapper(FixedSettings, Strategy):
 
     # --- hooks: override these -------------------------------------------------------
     # The context of a hook is an exchange: its round, the global model, messages and replies.
+    #
+    # A run calls `on_start` of all wrappers, the outermost first. A round then calls
+    # 1. `before_train`, the outermost first, until the wrapped strategy writes instructions;
+    # 2. `on_instructions`, the innermost first;
+    # 3. `why_bad` for each reply when it is here, the outermost first;
+    # 4. `on_replies`, the outermost first, until the wrapped strategy aggregates the replies by the
+    #    `weights` of the outermost;
+    # 5. `on_train_end`, the outermost first;
+    # 6. `before_evaluate`, `on_evaluate_replies` and `on_evaluate_end` in the same way;
+    # 7. `round_info`, the outermost first, and `on_round_end`, the innermost first.
+    # At its end, also after an error, a run calls `on_finish`, the innermost first.
+    # Without rounds, steps 3 to 5 belong to a server update, and 1 and 2 to what is sent at once.
 
     def before_train(self, context: Exchange, grid: Grid) -> Grid:
         """Prepare a round of training; return the grid that the wrapped strategy sees."""
@@ -151,6 +164,10 @@ class Wrapper(FixedSettings, Strategy):
     def on_evaluate_end(self, context: Exchange, good: list[str], failed: list[str]) -> None:
         """Learn which nodes' evaluation counted after all wrappers, and which nodes failed."""
 
+    def evaluated_model(self, arrays: ArrayRecord) -> ArrayRecord:
+        """Return the model that is evaluated and returned; ``arrays``: the newest one."""
+        return self.inner.evaluated_model(arrays) if isinstance(self.inner, Wrapper) else arrays
+
     def on_start(self, run: Run) -> None:
         """Prepare a run; called once by ``start``, before the first round."""
 
@@ -196,10 +213,9 @@ class Wrapper(FixedSettings, Strategy):
         """The outermost wrapper."""
         return self if self.outer is None else self.outer.top
 
-    @property
-    def loop(self) -> Loop:
-        """The loop that runs: rounds, unless a wrapper brings its own."""
-        return self.inner.loop if isinstance(self.inner, Wrapper) else run_rounds
+    def rounds(self, run: Run) -> Rounds:
+        """Return what a round is: synchronous training, unless a wrapper inside decides."""
+        return self.inner.rounds(run) if isinstance(self.inner, Wrapper) else SynchronousRounds()
 
     # --- Flower's Strategy -------------------------------------------------------------
     def configure_train(
@@ -212,7 +228,8 @@ class Wrapper(FixedSettings, Strategy):
     ) -> list[Message]:
         """Configure a round of training; see the hooks."""
         context = self.given(context)
-        arguments = server_round, arrays, config, self.before_train(context, grid)
+        view = self.before_train(context, grid)
+        arguments = (server_round, arrays, config, view)
         messages = self._ask(self.inner.configure_train, arguments, context, grid)
         messages = self.on_instructions(context, messages, grid)
         if self.outer is None:
@@ -259,7 +276,8 @@ class Wrapper(FixedSettings, Strategy):
     ) -> list[Message]:
         """Configure a round of evaluation; see the hooks."""
         context = self.given(context)
-        arguments = server_round, arrays, config, self.before_evaluate(context, grid)
+        view = self.before_evaluate(context, grid)
+        arguments = (server_round, arrays, config, view)
         messages = self._ask(self.inner.configure_evaluate, arguments, context, grid)
         if self.outer is None:
             context.ask(messages, grid, judge_of(self, context, trains=False))
@@ -333,7 +351,7 @@ class Wrapper(FixedSettings, Strategy):
         timeout_s = inf if timeout is None else timeout
         configs = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
         run = Run(self, grid, initial_arrays, num_rounds, timeout_s, *configs, evaluate_fn)
-        return self.loop(run)
+        return run_all(run, self.rounds(run))
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of a strategy inside, if this wrapper has none of that name."""

@@ -85,22 +85,28 @@ def _clipped(part: float) -> float:
     return min(1.0, max(0.0, part))
 
 
-def draw_chances(
-    slices_s: ArrayLike, all_slices_s: ArrayLike, equal: float = 0.0
-) -> NDArray[np.float64]:
+def usual_slice(slices_s: ArrayLike) -> float:
+    """Return a short slice that is usual: the low quartile of (num_nodes,), 0 if there is none.
+
+    >>> usual_slice([0.4, 0.4, 0.4, 1.6])
+    0.4
+    """
+    known = np.asarray(slices_s, np.float64)
+    return float(np.quantile(known, 0.25)) if known.size else 0.0
+
+
+def draw_chances(slices_s: ArrayLike, usual_s: float, equal: float = 0.0) -> NDArray[np.float64]:
     r"""Return with what chance each idle node's turn counts, so that none holds more places.
 
     .. math:: c_i = \min(1, Q_{1/4}(T) / T_i)^{1 - \lambda}
 
-    slices_s: (num_idle,), T, seconds from instruction to reply, NaN where unknown;
-    all_slices_s: (num_nodes,), of all that are known; equal: lambda -> (num_idle,), in (0, 1].
+    slices_s: (num_idle,), T, seconds from instruction to reply, NaN where unknown; usual_s: Q, of
+    all nodes that are known, 0 if none is; equal: lambda -> (num_idle,), in (0, 1].
 
-    >>> draw_chances([0.4, 1.6, np.nan], [0.4, 0.4, 0.4, 1.6])
+    >>> draw_chances([0.4, 1.6, np.nan], usual_s=0.4)
     array([1.  , 0.25, 1.  ])
     """
-    known = np.asarray(all_slices_s, np.float64)
     # l. 0: a step of a slow node takes longer than a slice, and its message, too
-    usual_s = float(np.quantile(known, 0.25)) if known.size else 0.0
     times_s = np.nan_to_num(np.asarray(slices_s, np.float64))
     if not usual_s:
         return np.ones(len(times_s))
@@ -130,28 +136,38 @@ def slice_steps(
     fixed_s = np.nan_to_num(np.asarray(fixed_times_s, np.float64))
     slice_s = np.maximum(quick_s, fixed_s * (1 - share) / share)
     steps = slice_s / np.asarray(step_times_s, np.float64)
-    # so that 0.3 / 0.1 is 3 steps and not 2
+    # The factor makes 3 steps of 0.3 / 0.1, and not 2.
     whole = np.floor(np.minimum(np.nan_to_num(steps, nan=FIRST_STEPS), most) * (1 + 1e-9))
     return np.asarray(np.maximum(whole, 1), np.int64)
 
 
-def equal_steps(steps: ArrayLike, most: ArrayLike, equal: float) -> NDArray[np.int64]:
+def quick_steps(steps: ArrayLike) -> float:
+    """Return the steps of a quick node: a high quantile of (num_nodes,); 1 if there is none.
+
+    >>> quick_steps([20, 20, 5])
+    20.0
+    """
+    known = np.asarray(steps, np.float64)
+    return float(np.quantile(known, QUICK)) if known.size else 1.0
+
+
+def equal_steps(steps: ArrayLike, most: ArrayLike, quick: float, equal: float) -> NDArray[np.int64]:
     r"""Lengthen slices of few steps towards those of nearly the most.
 
     .. math:: \min(m_i, \max(\tau_i, \tau_i^{1 - \lambda} Q_{0.9}(\tau)^\lambda))
 
-    steps: (num_nodes,), tau, of all nodes' slices of equal time; most: (num_nodes,), m, steps of
-    FedAvg's job; equal: lambda -> (num_nodes,).
+    steps: (num_nodes,), tau, of slices of equal time; most: (num_nodes,), m, steps of FedAvg's job;
+    quick: Q, of all nodes' slices of equal time; equal: lambda -> (num_nodes,).
 
-    >>> equal_steps([20, 20, 5], most=[99, 99, 10], equal=0.5)
+    >>> equal_steps([20, 20, 5], most=[99, 99, 10], quick=20.0, equal=0.5)
     array([20, 20, 10])
-    >>> equal_steps([20, 20, 5], most=[99, 99, 10], equal=0.0)
+    >>> equal_steps([20, 20, 5], most=[99, 99, 10], quick=20.0, equal=0.0)
     array([20, 20,  5])
     """
     own = np.asarray(steps, np.float64)
     if not equal or not own.size:
         return np.asarray(own, np.int64)
-    longer = np.rint(own ** (1 - equal) * np.quantile(own, QUICK) ** equal)
+    longer = np.rint(own ** (1 - equal) * quick**equal)
     return np.asarray(np.minimum(np.maximum(own, longer), np.maximum(own, most)), np.int64)
 
 
@@ -189,49 +205,77 @@ def are_alike(step_times_s: ArrayLike, ratio: float = ALIKE) -> bool:
     return bool(known.size and np.quantile(known, QUICK) <= ratio * np.quantile(known, 1 - QUICK))
 
 
-def largest_step(
-    steps: ArrayLike, num_updates: int, in_flight: int, momentum: float = 0.0
-) -> float:
+def spread_of(steps: ArrayLike) -> float:
+    """Return how many steps a quick node takes, in means of (num_nodes,); 1 if there is none.
+
+    >>> spread_of([10, 10, 10, 10]), round(spread_of([10, 1, 1, 1]), 3)
+    (1.0, 2.246)
+    """
+    known = np.asarray(steps, np.float64)
+    return float(np.quantile(known, QUICK) / known.mean()) if known.size else 1.0
+
+
+def largest_step(spread: float, num_updates: int, in_flight: int, momentum: float = 0.0) -> float:
     r"""Return the largest factor of a server update's mean.
 
     .. math:: \frac{1 - \mu}{1 + \mu} \frac{K}{n} \frac{\tau_{quick}}{\bar\tau}
 
-    steps: (num_nodes,), of the nodes' slices; momentum: the server's, which repeats an update 1 /
-    (1 - mu) times in all, on models that have moved since.
+    spread: the last factor, of all nodes' slices; momentum: the server's, which repeats an update 1
+    / (1 - mu) times in all, on models that have moved since.
 
-    >>> largest_step([10, 10, 10, 10], num_updates=2, in_flight=4)
+    >>> largest_step(1.0, num_updates=2, in_flight=4)
     0.5
-    >>> round(largest_step([10, 1, 1, 1], num_updates=2, in_flight=4), 3)
-    1.123
     """
-    known = np.asarray(steps, np.float64)
     # l. 4: all n nodes move the model no further than a quick one would; their sum overshoots
-    spread = float(np.quantile(known, QUICK) / known.mean()) if known.size else 1.0
     return (1 - momentum) / (1 + momentum) * num_updates / in_flight * spread
 
 
+class UsualJob(NamedTuple):
+    """What most nodes would do in a round of FedAvg."""
+
+    passes: float
+    """Local epochs."""
+    batch: float
+    """Examples of a step."""
+
+
 def believed_jobs(
-    passes: ArrayLike, steps: ArrayLike, examples: ArrayLike, *, early: bool = False
+    passes: ArrayLike,
+    steps: ArrayLike,
+    examples: ArrayLike,
+    *,
+    early: bool = False,
+    usual: UsualJob | None = None,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Cut what nodes say of their jobs to what most say: one node must not set a round's length.
 
     passes, steps, examples: (num_nodes,), of a node's job in FedAvg, infinite steps where unknown;
-    early: most of the few that are known may lie -> the same, with as many steps as give a
-    believable number of examples in each.
+    early: most of the few that are known may lie; usual: of all nodes, None: of these -> the same,
+    with as many steps as give a believable number of examples in each.
 
     >>> [x.tolist() for x in believed_jobs([1, 1, 1, 9], [4, 4, 4, 1], [32, 32, 32, 288])]
     [[1.0, 1.0, 1.0, 2.0], [4.0, 4.0, 4.0, 4.0], [32.0, 32.0, 32.0, 64.0]]
     """
     said, whole, size = (np.asarray(each, np.float64) for each in (passes, steps, examples))
-    usual = _usual(said, early)
-    counted = np.minimum(said, MOST_PASSES * usual)
+    usual = usual or usual_job(passes, steps, examples, early=early)
+    counted = np.minimum(said, MOST_PASSES * usual.passes)
     size = np.where(counted < said, size * counted / said, size)
     batches = size / whole
-    usual = _usual(batches, early)
-    possible = np.clip(batches, LEAST_BATCHES * usual, MOST_BATCHES * usual)
+    possible = np.clip(batches, LEAST_BATCHES * usual.batch, MOST_BATCHES * usual.batch)
     # What is believed stays as it is, to the last bit.
     is_cut = (possible != batches) & (possible > 0)
     return counted, np.where(is_cut, size / np.where(is_cut, possible, 1.0), whole), size
+
+
+def usual_job(
+    passes: ArrayLike, steps: ArrayLike, examples: ArrayLike, *, early: bool = False
+) -> UsualJob:
+    """Return what is usual of the jobs of all nodes, as :func:`believed_jobs` needs it."""
+    said, whole, size = (np.asarray(each, np.float64) for each in (passes, steps, examples))
+    usual_passes = _usual(said, early)
+    counted = np.minimum(said, MOST_PASSES * usual_passes)
+    size = np.where(counted < said, size * counted / said, size)
+    return UsualJob(usual_passes, _usual(size / whole, early))
 
 
 def _usual(values: NDArray[np.float64], early: bool) -> float:

@@ -14,7 +14,7 @@ from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.records import BUFFERS
 from flwr_hetero.server.aggregate import keep_dtypes
 from flwr_hetero.server.context import Exchange, Messages
-from flwr_hetero.server.rounds import Run
+from flwr_hetero.server.loop import Run
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.slices.algorithm import TOWARDS, new_part
 from flwr_hetero.state_dict import StateDict, entries_below
@@ -72,7 +72,7 @@ class ModelAverage(Wrapper):
             if new.dtype.kind != "f":
                 self.average[name] = new.copy()
                 continue
-            # half precision would drift, and new - old might be too large for the type
+            # Half precision would drift, and the difference might be too large for the type.
             wide = new.astype(np.promote_types(new.dtype, np.float32))
             old = self.average.get(name, wide)
             self.average[name] = np.asarray((1 - part) * old + part * wide)
@@ -95,22 +95,15 @@ class ModelAverage(Wrapper):
             self.add({name: new[name] for name in new if name not in context.left_out})
         return arrays, metrics
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, *more: Any, **named: Any
-    ) -> Messages:
-        """Send the average to the nodes that evaluate."""
-        return super().configure_evaluate(server_round, self.averaged(arrays), *more, **named)
+    def evaluated_model(self, arrays: ArrayRecord) -> ArrayRecord:
+        """Return the average."""
+        return self.averaged(super().evaluated_model(arrays))
 
     def on_start(self, run: Run) -> None:
-        """Let the server evaluate the average; a run that begins has none yet."""
+        """Begin a new average in a run that begins."""
         if run.round < 0 and not run.continues:
-            self.average, self.count = {}, 0
-        if (evaluate := run.evaluate_fn) is not None:
-            run.evaluate_fn = lambda number, arrays: evaluate(number, self.averaged(arrays))
-
-    def on_finish(self, run: Run) -> None:
-        """Return the average."""
-        run.arrays = self.averaged(run.arrays)
+            self.average = {}
+            self.count = 0
 
     def round_info(self) -> dict[str, Any]:
         """Return how many models the average is of."""
@@ -134,7 +127,13 @@ class RecentAverage(ModelAverage):
 
     def __init__(self, strategy: Strategy | None = None, *, window: int = 8) -> None:
         super().__init__(strategy, window=window)
-        # models since slices began to become equal
+        # The wrapper inside, a SliceRule, which says how far the run has gone.
+        self.rule: Any = self.inner
+        # The newest model, and the model between it and the average, made once for all nodes.
+        self._newest: ArrayRecord | None = None
+        self._num_mixed = 0
+        self._between = ArrayRecord()
+        # The number of models since slices began to become equal.
         self.num_late = 0
 
     def on_start(self, run: Run) -> None:
@@ -145,7 +144,7 @@ class RecentAverage(ModelAverage):
 
     def add(self, model: Mapping[str, Array]) -> None:
         """Add what nodes return of a model to the average, which grows towards the end."""
-        self.num_late += self.steps.ending.equal > 0
+        self.num_late += self.rule.steps.stage.ending.equal > 0
         super().add(model)
 
     def on_instructions(self, context: Exchange, messages: Messages, grid: Grid) -> Messages:
@@ -156,7 +155,11 @@ class RecentAverage(ModelAverage):
         if has_memory or not self.average or any(name.endswith(BUFFERS) for name in self.average):
             return messages
         # l. 1: steps from there are added to the newest model
-        between = self.between(context.arrays)
+        if self._newest is not context.arrays or self._num_mixed != self.count:
+            self._newest = context.arrays
+            self._num_mixed = self.count
+            self._between = self.between(context.arrays)
+        between = self._between
         for message in messages:
             (name,) = message.content.array_records
             message.content[name] = between
@@ -175,7 +178,7 @@ class RecentAverage(ModelAverage):
     def part(self) -> float:
         """Return the newest model's part in the average."""
         # l. 5: p_t; l. 7: late in the run all models are of the same objective
-        return new_part(self.count, self.window, self.num_late, alike=self.alike)
+        return new_part(self.count, self.window, self.num_late, alike=self.rule.alike)
 
     def state_dict(self) -> StateDict:
         """Return the average, and how many models it is of."""

@@ -3,7 +3,7 @@
 from logging import INFO
 
 from flwr_hetero._flwr import log
-from flwr_hetero.server.rounds import Run
+from flwr_hetero.server.loop import Run
 
 UNKNOWN_LENGTH = (
     "FedSlice: start goes on with an earlier run and does not say how long training is in all. "

@@ -1,26 +1,25 @@
 """How FedSlice draws nodes, makes server updates and ends rounds."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from math import inf
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MessageType, MetricRecord
-from flwr.serverapp import Grid
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import is_private, updates_needed
 from flwr_hetero.asynchronous.algorithm import Shares
 from flwr_hetero.asynchronous.engine import Update
-from flwr_hetero.asynchronous.in_flight import on_clock
+from flwr_hetero.asynchronous.rates import Conditions
 from flwr_hetero.asynchronous.strategy import FedBuff
-from flwr_hetero.biased_local_sgd.node_speeds import Job
+from flwr_hetero.figures import Figure
 from flwr_hetero.records import arrays_in, metrics_in, read_number
 from flwr_hetero.server.aggregate import replaced, with_update
 from flwr_hetero.server.composition import check_enough_updates
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.nodes import online_nodes
-from flwr_hetero.server.rounds import Run
+from flwr_hetero.server.loop import Run
+from flwr_hetero.server.queue import on_clock
 from flwr_hetero.slices.algorithm import (
     ALIKE,
     ALIKE_SHARED,
@@ -28,17 +27,19 @@ from flwr_hetero.slices.algorithm import (
     FIXED_SHARE,
     FIXED_SHARE_SHARED,
     Ending,
+    UsualJob,
     are_alike,
     believed_jobs,
     buffer_size,
     draw_chances,
     ending,
     largest_step,
+    usual_job,
 )
 from flwr_hetero.slices.average import ADAPTIVE, server_momentum
 from flwr_hetero.slices.progress import Progress
-from flwr_hetero.slices.steps import SliceSteps
-from flwr_hetero.slices.workers import FIRST_PLACES, Workers
+from flwr_hetero.slices.steps import SliceSteps, Stage
+from flwr_hetero.slices.workers import FIRST_PLACES, Usual, Workers
 from flwr_hetero.state_dict import StateDict
 
 QUARTER = ", a server update has a quarter of these; FedBuff(buffer_size={}) needs fewer nodes"
@@ -87,12 +88,12 @@ class SliceRule(FedBuff):
         # By node: the number of instructions before its last one, and the time of its last one.
         self._last_turns: dict[int, int] = {}
         self._sent_s: dict[int, float] = {}
-        self._online = frozenset[int]()
         # Examples trained on and server updates in this round.
         self.examples = 0.0
         self.count = 0
         self.round_facts: dict[str, Any] = {}
         self.progress = Progress(total_rounds)
+        self._usual_jobs = Figure[tuple[UsualJob, float]]()
 
     def on_start(self, run: Run) -> None:
         """Learn the length of the run."""
@@ -104,7 +105,7 @@ class SliceRule(FedBuff):
         is_even = self.shares_workers and self._are_similar()
         if not self.progress.rounds or self.alike or is_even or self._is_private():
             return Ending()
-        share = min(1.0, self._training / max(1, len(self._online)))
+        share = min(1.0, self._training / max(1, len(self._online())))
         is_late = self.progress.done >= ENDING_FROM
         # If nodes share workers, their speeds differ by chance.
         if share >= MOST_TRAIN and is_late and not self.shares_workers:
@@ -115,15 +116,18 @@ class SliceRule(FedBuff):
         """Return the nodes that start now; the first replies tell the number of workers."""
         if self.unsent and not self.shares_workers:
             # The devices are emulated, so that each node has a processor of its own.
-            chosen, self.unsent = self.unsent, []
+            chosen = self.unsent
+            self.unsent = []
             self.resting -= len(chosen)
             return chosen
         for node_id in self.unsent:
-            self.turns.give_back(self.identity(node_id), self._cost)
+            self.turns.give_back(self.identity(node_id))
         self.alike = self._are_alike(idle)
-        chosen, self.unsent = super().next_nodes(idle, in_flight, waiting), []
+        chosen = super().next_nodes(idle, in_flight, waiting)
+        self.unsent = []
         if self.shares_workers and not in_flight and not self.workers.number:
-            chosen, self.unsent = chosen[:FIRST_PLACES], chosen[FIRST_PLACES:]
+            self.unsent = chosen[FIRST_PLACES:]
+            chosen = chosen[:FIRST_PLACES]
             self.resting += len(self.unsent)
         self._last_turns |= dict.fromkeys(chosen, self.turns.given)
         self._sent_s |= dict.fromkeys(chosen, self.fleet.clock.virtual_s)
@@ -137,11 +141,11 @@ class SliceRule(FedBuff):
 
     def room(self, num_idle: int, in_flight: int) -> int:
         """Return how many idle nodes may start, so that no message waits long for a worker."""
-        self.steps.ending = self._ending()
-        room = super().room(num_idle, in_flight)
         is_even = self.shares_workers and self._are_similar()
-        self.steps.fixed_share = FIXED_SHARE_SHARED if is_even else FIXED_SHARE
-        self.steps.expect(alike=is_even)
+        fixed_share = FIXED_SHARE_SHARED if is_even else FIXED_SHARE
+        usual = self.steps.usual_of_others() if is_even else Usual()
+        self.steps.stage = Stage(self._ending(), fixed_share, usual)
+        room = super().room(num_idle, in_flight)
         return min(room, max(0, self.places(in_flight + room) - in_flight))
 
     def places(self, in_flight: int) -> int:
@@ -155,13 +159,16 @@ class SliceRule(FedBuff):
         super().failed(node_id)
 
     def _are_similar(self) -> bool:
-        return are_alike(list(self.steps.speeds.step_s.values()), ALIKE_SHARED)
+        return self.steps.are_similar(ALIKE_SHARED)
 
     def _are_alike(self, idle: list[int]) -> bool:
         """Return whether all nodes are asked, measured and about equally fast."""
-        nodes = {self.identity(node) for node in {*idle, *self.fleet.nodes.in_flight}}
+        busy = () if self.fleet.queue is None else self.fleet.queue.busy
         step_s = self.steps.speeds.step_s
-        if not nodes <= step_s.keys() or len(nodes) > (self.concurrency or inf):
+        if len(idle) + len(busy) > (self.concurrency or inf):
+            return False
+        nodes = {self.identity(node) for node in {*idle, *busy}}
+        if not nodes <= step_s.keys():
             return False
         ratio = ALIKE_SHARED if self.shares_workers else ALIKE
         return not self._is_private() and are_alike([step_s[node] for node in nodes], ratio)
@@ -177,9 +184,9 @@ class SliceRule(FedBuff):
             shuffled = [idle[i] for i in self.rng.permutation(len(idle))]
             return sorted(shuffled, key=lambda node: self._last_turns.get(node, -1))[:room]
         if 0 < room < len(idle):
-            each, every = [self.identity(node) for node in idle], list(self.steps.speeds.step_s)
-            slices_s = self.steps.slices_s(each), self.steps.slices_s(every)
-            chances = draw_chances(*slices_s, self.steps.ending.equal)
+            slices_s = self.steps.slices_s([self.identity(node) for node in idle])
+            equal = self.steps.stage.ending.equal
+            chances = draw_chances(slices_s, self.steps.usual_slice_s(), equal)
             # l. 0: keep the `room` nodes with the largest chance / uniform draw, so that a slow
             # node is skipped if enough others are idle.
             turns = (chances / self.rng.random(len(idle))).tolist()
@@ -189,6 +196,8 @@ class SliceRule(FedBuff):
 
     def due(self, waiting: list[Update], in_flight: int) -> list[Update]:
         """Return a buffer of updates, or all updates that equally fast nodes send together."""
+        self._training = self.num_training(in_flight + self.resting)
+        self._places = self.places(self._training)
         found = super().due(waiting, in_flight)
         self._wake_s = inf
         # Replies of nodes that share workers come one by one: waiting would cost server updates.
@@ -216,10 +225,8 @@ class SliceRule(FedBuff):
 
     def default_size(self, in_flight: int) -> int:
         """Return the number of updates of a server update."""
-        self._training = in_flight
-        self._places = self.places(in_flight)
         # l. 3; a strategy such as Krum needs more updates.
-        size = max(buffer_size(self._places), updates_needed(self.leaf))
+        size = max(buffer_size(self.places(in_flight)), updates_needed(self.leaf))
         return min(size, buffer_size(in_flight))
 
     def check_nodes(self, nodes: int) -> None:
@@ -230,21 +237,26 @@ class SliceRule(FedBuff):
         """Weigh as FedBuff does, and bound how far the model moves."""
         # `fleet.norms` keeps recent nodes only, so the norms of all nodes are copied.
         self.rates.lengths |= {node: norm for node, (norm, *_) in self.fleet.norms.items()}
-        # l. 7: a few steps of great weight may be too long. Equal steps have equal weights.
-        self.rates.bounds_lengths = self.steps.ending.equal < 1
-        self.rates.remembers = not self.fleet.is_early(len(self.rates.means), MessageType.TRAIN)
+        shares = super().weigh(updates, weights)
+        in_flight = max(len(updates), self._places)
+        spread = self.steps.spread()
+        limit = largest_step(spread, len(updates), in_flight, server_momentum(self))
+        # l. 7: longer slices allow a longer step, which becomes shorter towards the end.
+        equal, step = self.steps.stage.ending
+        limit *= step**equal
+        # l. 4: b, with which all updates in flight together move the model by one slice.
+        bound = min(1.0, limit / shares.mean_discount)
+        return shares._replace(scales=shares.scales * bound)
+
+    def conditions(self) -> Conditions:
+        """Return what is known of the nodes beside their replies."""
         # Where even nodes share workers they are drawn in turn. The first replies took as long as
         # the workers' start, which says nothing of how often a node replies.
-        self.rates.in_turn = self.shares_workers and self._are_similar()
-        shares, speeds = super().weigh(updates, weights), self.steps.speeds
-        in_flight = max(len(updates), self._places)
-        steps = self.steps.num_steps(list(speeds.step_s))
-        limit = largest_step(steps, len(updates), in_flight, server_momentum(self))
-        # l. 7: longer slices allow a longer step, which becomes shorter towards the end.
-        limit *= self.steps.ending.step**self.steps.ending.equal
-        # l. 4: b, with which all updates in flight together move the model by one slice.
-        bound = min(1.0, limit / self.rates.mean_discount())
-        return shares._replace(scales=shares.scales * bound)
+        in_turn = self.shares_workers and self._are_similar()
+        # l. 7: a few steps of great weight may be too long. Equal steps have equal weights.
+        bounds_lengths = self.steps.stage.ending.equal < 1
+        remembers = not self.fleet.is_early(len(self.rates.means), MessageType.TRAIN)
+        return Conditions(super().conditions().largest_share, in_turn, bounds_lengths, remembers)
 
     def moved(self, context: Exchange, update: Update, reply: Message, scale: float) -> Message:
         """Add a node's scaled update to the present model, which it did not start from."""
@@ -264,14 +276,13 @@ class SliceRule(FedBuff):
 
     def ends_round(self) -> bool:
         """Return whether nodes have trained on as many examples as in a round of FedAvg."""
-        jobs = self._believed_jobs()
-        known = [job.examples for job in jobs.values() if job.examples > 0]
-        wanted = self._training * (sum(known) / len(known) if known else 0.0)
+        usual, mean_examples = self._usual_of_jobs()
+        wanted = self._training * mean_examples
         self.count += 1
-        self.examples += sum(self._examples_of(update, jobs) for update in self.updates.values())
+        self.examples += sum(self._examples_of(update, usual) for update in self.updates.values())
         # l. 6: the round is over. It does not end before a job is known, because missing client
         # support must raise its error first.
-        if not jobs or self.examples < wanted:
+        if not self.steps.speeds.jobs or self.examples < wanted:
             self.progress.part = self.examples / wanted if wanted else 0.0
             return False
         facts = {"updates": self.count, "examples": self.examples, "examples_wanted": wanted}
@@ -281,40 +292,51 @@ class SliceRule(FedBuff):
         self.progress.ends_round(min(1.0, self.examples / wanted) if wanted else 0.0)
         return True
 
-    def before_train(self, context: Exchange, grid: Grid) -> Grid:
-        """Show the chosen nodes, and note which nodes are online."""
-        self._online = frozenset(online_nodes(grid))
-        return super().before_train(context, grid)
+    def _online(self) -> Set[int]:
+        """Return the nodes that are online, as far as a run has looked."""
+        queue = self.fleet.queue
+        return frozenset() if queue is None else queue.online()
 
-    def _believed_jobs(self) -> dict[str, Job]:
-        """Return the jobs of the nodes online, limited to what most nodes report."""
+    def _usual_of_jobs(self) -> tuple[UsualJob, float]:
+        """Return what most nodes report of their jobs in FedAvg, and the mean of their examples."""
+        jobs = self.steps.speeds.jobs
+        online = self._online()
+        early = self.fleet.is_early(len(jobs), MessageType.TRAIN)
+        return self._usual_jobs.of(
+            lambda: self._look_at_jobs(early),
+            self.steps.speeds.changes,
+            len(jobs),
+            key=(early, len(online)),
+        )
+
+    def _look_at_jobs(self, early: bool) -> tuple[UsualJob, float]:
         every = self.steps.speeds.jobs
         # Right after a resume, no node may have been identified yet.
-        there = set(map(self.identity, self._online))
-        names = [name for name in every if name in there] or list(every)
-        if not names:
-            return {}
-        early = self.fleet.is_early(len(names), MessageType.TRAIN)
-        said = [every[name] for name in names]
-        columns = believed_jobs(
-            [job.passes for job in said],
-            [job.steps for job in said],
-            [job.examples for job in said],
-            early=early,
+        there = set(map(self.identity, self._online()))
+        said = [job for name, job in every.items() if name in there] or list(every.values())
+        if not said:
+            return UsualJob(1.0, 1.0), 0.0
+        passes = [job.passes for job in said]
+        steps = [job.steps for job in said]
+        usual = usual_job(passes, steps, [job.examples for job in said], early=early)
+        _, _, believed = believed_jobs(
+            passes, steps, [job.examples for job in said], early=early, usual=usual
         )
-        rows = zip(*(column.tolist() for column in columns), strict=True)
-        return {name: Job(*row) for name, row in zip(names, rows, strict=True)}
+        known = [examples for examples in believed.tolist() if examples > 0]
+        return usual, sum(known) / len(known) if known else 0.0
 
-    def _examples_of(self, update: Update, jobs: dict[str, Job]) -> float:
+    def _examples_of(self, update: Update, usual: UsualJob) -> float:
         """Return the number of examples that a node trained on; its whole job if unknown."""
         (metrics,) = metrics_in(update.reply.content).values()
         examples = max(0.0, read_number(metrics, self.steps.speeds.weight_key, 1.0))
-        job = jobs.get(self.identity(update.pending.node_id))
+        said = self.steps.speeds.jobs.get(self.identity(update.pending.node_id))
         steps = read_number(metrics, keys.NUM_STEPS, 0.0)
-        if job is None or not steps or job.steps == inf:
+        if said is None or not steps:
             return examples
         # Both are bounded: steps by the instruction, and jobs by what most nodes report.
-        return examples * job.passes * (steps / job.steps)
+        columns = believed_jobs([said.passes], [said.steps], [said.examples], usual=usual)
+        passes, job_steps, _ = (float(column[0]) for column in columns)
+        return examples if job_steps == inf else examples * passes * (steps / job_steps)
 
     def state_dict(self) -> StateDict:
         """Return FedBuff's state, and the examples of this round."""

@@ -27,7 +27,7 @@ class Workers:
     """How many processes answer messages, and how long they take for one."""
 
     def __init__(self) -> None:
-        # worker and seconds in the ClientApp, of the last replies
+        # Worker and seconds in the ClientApp, of the last replies.
         self._replies: list[tuple[str, float]] = []
 
     def learn(self, reply: Message, memory: int) -> None:

@@ -169,20 +169,23 @@ def select(
     """
     # l. 3: r % I == 0 and r >= I
     if accuracy is not None:
-        before, known = state.accuracy, np.where(np.isnan(accuracy), state.accuracy, accuracy)
+        before = state.accuracy
+        known = np.where(np.isnan(accuracy), state.accuracy, accuracy)
         state = state._replace(accuracy=known)
         # l. 4: false with NaN
         if state.tier >= 0 and accuracy[state.tier] <= before[state.tier]:
             # l. 5
             state = state._replace(probs=change_probs(state.accuracy))
-    # n_j > |C| is assumed in the paper; here a tier may have no node
+    # The paper assumes n_j > |C|. Here a tier may have no node.
     possible = np.array([len(names) > 0 for names in members])
     while possible.any():
         # l. 8-14: one draw over the tiers with credits has the distribution of the loop, which
-        # never ends once none has any: here all are refilled then
-        credits, eligible = state.credits, possible & (state.credits > 0)
+        # never ends if no tier has credits. Here all get their credits again.
+        credits = state.credits
+        eligible = possible & (state.credits > 0)
         if not eligible.any():
-            credits, eligible = credits + state.full_credits, possible
+            credits = credits + state.full_credits
+            eligible = possible
         probs = _first_that_any(eligible, weights, state.probs)
         tier = int(rng.choice(len(probs), p=probs))
         # l. 15
@@ -197,7 +200,7 @@ def select(
 
 def _first_that_any(eligible: NDArray[np.bool_], *rows: Floats | None) -> Floats:
     """Return the first weights of which an eligible tier has some, as probabilities."""
-    # all alike in the end: "fast", say, with no node of tier 0
+    # All are alike in the end, for instance for "fast" without a node of tier 0.
     for row in (*rows, np.ones(len(eligible))):
         if row is not None and (weights := row * eligible).any():
             break
@@ -211,7 +214,7 @@ def draw_nodes(
     chosen: list[int] = []
     seen: set[int] = set()
     batch = count
-    # in growing batches, so that a large tier is not searched while most of it is online
+    # The batches grow, so that a large tier is not searched while most of it is online.
     while len(chosen) < count and len(seen) < len(members):
         batch = min(2 * batch, len(members))
         drawn = rng.choice(len(members), size=batch, replace=False).tolist()
@@ -320,7 +323,8 @@ def limit_probs(probs: Floats, sizes: Floats) -> Floats:
     >>> limit_probs(np.array([0.8, 0.1, 0.1]), sizes=np.array([1, 2, 2]))
     array([0.4, 0.3, 0.3])
     """
-    most, free = MOST_SHARES * sizes / sizes.sum(), np.ones(len(probs), bool)
+    most = MOST_SHARES * sizes / sizes.sum()
+    free = np.ones(len(probs), bool)
     while (over := free & (probs > most)).any():
         free &= ~over
         probs = np.where(free, probs * (1.0 - most[~free].sum()) / probs[free].sum(), most)
@@ -337,13 +341,13 @@ def steer(state: TierState, accuracy: Floats | None, latency: Floats, sizes: Flo
     if accuracy is None:
         accuracy = state.accuracy
     before = np.where(np.isnan(state.accuracy), accuracy, state.accuracy)
-    # the last tier to train has a higher accuracy than it will keep
+    # The last tier to train has a higher accuracy than it will keep.
     accuracy = np.where(np.isnan(accuracy), before, (before + accuracy) / 2)
     probs = limit_probs(weigh_tiers(accuracy, latency), sizes)
     return state._replace(accuracy=accuracy, probs=probs)
 
 
 def _times_faster(latency: Floats) -> Floats:
-    # a clock may be too coarse to see any time
+    # A clock may be too coarse to measure any time.
     seconds = np.maximum(latency, 1e-9)
     return np.asarray(seconds.max() / seconds)

@@ -6,7 +6,7 @@ a later one gives the node's latency and nothing else, and until it is here the 
 
 import json
 import math
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from logging import WARNING
 
@@ -18,9 +18,8 @@ from flwr_hetero import keys
 from flwr_hetero._flwr import log
 from flwr_hetero.server.checks import Expected, is_good, reported_partition
 from flwr_hetero.server.context import TRUSTED, Exchange
-from flwr_hetero.server.nodes import identity_key, is_simulated, whole_grid
+from flwr_hetero.server.nodes import identity_key, is_simulated
 from flwr_hetero.server.profiling import profile_message, profile_nodes
-from flwr_hetero.server.rounds import late_replies
 from flwr_hetero.server.selection import Selection
 from flwr_hetero.state_dict import StateDict
 from flwr_hetero.tifl.tiers import T_MAX, Tiers, form_tiers
@@ -43,9 +42,9 @@ class LateWork:
     node_id: int
     began_s: float
     over_s: float
-    seconds: float = math.nan
+    """When its node is asked again, even without a reply."""
     missing_s: float = 0.0
-    is_here: bool = False
+    """How long its reply was known not to be there."""
 
 
 class Latencies:
@@ -58,29 +57,37 @@ class Latencies:
     def __init__(
         self, strategy: Selection, num_tiers: int, every: int | None, phase: tuple[int, int] | None
     ) -> None:
-        self.strategy, self.fleet, self.nodes = strategy, strategy.fleet, strategy.fleet.nodes
+        self.strategy = strategy
+        self.fleet = strategy.fleet
+        self.nodes = strategy.fleet.nodes
         self._failures = self.nodes.failures["train"]
-        self.num_tiers, self.per_round = num_tiers, strategy.clients_per_round or 1
-        self.every, self.phase = every, phase
-        self.last, self.first, self.forming = 0, False, phase is None
-        # nodes whose replies to the last round do not count; work that no round waits for
+        self.num_tiers = num_tiers
+        self.per_round = strategy.clients_per_round or 1
+        self.every = every
+        self.phase = phase
+        self.last = 0
+        self.first = False
+        self.forming = phase is None
+        # Nodes whose replies to the last round do not count, and work that no round waits for.
         self.left_out: list[int] = []
         self.late: dict[str, LateWork] = {}
         self._seconds: dict[str, list[float]] = {}
-        # timed since the tiers were formed; asked for a latency
+        # Nodes that were timed since the tiers were formed, and nodes that were asked.
         self._fresh: set[str] = set()
         self._known: set[int] = set()
-        self._more, self._num_online = True, 0
+        self._more = True
+        self._num_online = 0
 
     # --- tiers -------------------------------------------------------------------------
 
     def update(self, context: Exchange, grid: Grid, online: Set[int], tiers: Tiers) -> Tiers | None:
         """Form tiers as first latencies come in, then every so many rounds of all latencies."""
-        known, since = len(tiers.latency), context.round - self.last
+        known = len(tiers.latency)
+        since = context.round - self.last
         if self.phase and (not known or (self.every and since >= self.every)):
             return self._profile(context, grid, online, *self.phase, first=not known)
-        for work in self._collect(context, grid, online) if self.late else ():
-            self._note(work.node_id, work.seconds)
+        if self.late:
+            self._learn(context, grid, online)
         formed = None if self.phase else self._renew(context.round, tiers)
         if known and formed in (None, tiers):
             self._place(tiers)
@@ -90,8 +97,9 @@ class Latencies:
 
     def _renew(self, server_round: int, tiers: Tiers) -> Tiers | None:
         """Form tiers of the latencies so far, if it is time."""
-        # while they form, a tenth more nodes make it worth while
-        last, more = not (self.late or self._more), 10 * len(self._fresh) >= len(tiers.latency)
+        # While tiers form, it is worth while for a tenth more nodes.
+        last = not (self.late or self._more)
+        more = 10 * len(self._fresh) >= len(tiers.latency)
         first = self.forming and (last or (bool(self._fresh) and more))
         if due := server_round - self.last >= (self.every or RENEW_EVERY):
             self.try_again()
@@ -101,18 +109,20 @@ class Latencies:
         return formed
 
     def _form(self, server_round: int, before: Tiers, first: bool) -> Tiers | None:
-        self.last, self.first = server_round, first
+        self.last = server_round
+        self.first = first
         names = sorted(self._seconds, key=identity_key)
-        # the first latency may be a cold start
+        # The first latency may contain a cold start.
         warm = [self._seconds[name][1:] or self._seconds[name] for name in names]
         rounds = np.array([(row + [math.nan] * MEMORY)[:MEMORY] for row in warm]).T
-        # who has not answered is slower than those that have
+        # Nodes that have not answered are slower than those that have.
         in_flight = [self.fleet.clock.virtual_s - work.began_s for work in self.late.values()]
         tiers = form_tiers(names, rounds, self.num_tiers, self.per_round, in_flight)
         if tiers is None or first or tiers.moved(before):
             return tiers
-        # members stay, and their latencies are renewed
-        before.seconds, before.slowest_s = tiers.seconds, tiers.slowest_s
+        # The members stay, and their latencies are renewed.
+        before.seconds = tiers.seconds
+        before.slowest_s = tiers.slowest_s
         return before
 
     def _place(self, tiers: Tiers) -> None:
@@ -137,8 +147,10 @@ class Latencies:
         self, context: Exchange, grid: Grid, online: Set[int], sync: int, warmup: int, first: bool
     ) -> Tiers | None:
         """Time all nodes in rounds of their own, and wait for them."""
-        self.last, self.first = context.round, first
-        nodes, how = sorted(online), {"sync_rounds": sync, "warmup_rounds": warmup}
+        self.last = context.round
+        self.first = first
+        nodes = sorted(online)
+        how = {"sync_rounds": sync, "warmup_rounds": warmup}
         _, rounds = profile_nodes(self.strategy, context, grid, nodes, **how, t_max=T_MAX)
         # 4.2: the ones that have timed out are incremented by T_max
         rounds = np.where(np.isnan(rounds), T_MAX, rounds)
@@ -152,7 +164,9 @@ class Latencies:
             log(WARNING, "%s: the tiers stay as they are", what)
             return None
         self.try_again()
-        self._known, self._num_online, self._more = set(online), len(online), False
+        self._known = set(online)
+        self._num_online = len(online)
+        self._more = False
         self._seconds = {name: [seconds] for name, seconds in tiers.latency.items()}
         return tiers
 
@@ -165,25 +179,29 @@ class Latencies:
         new = self._unknown(context.round, grid, online, rng)
         if not (self.phase and new):
             return new
-        kind, now_s = self.nodes.profile_kind or keys.PROFILE_MESSAGE, self.fleet.clock.virtual_s
+        kind = self.nodes.profile_kind or keys.PROFILE_MESSAGE
         messages = [profile_message(self.strategy, context, n, kind, 0) for n in new]
-        list(grid.push_messages(messages))
-        self.fleet.costs.sent(messages, now_s, T_MAX)
-        # there is no id if the node is gone
-        for message in (message for message in messages if message.metadata.message_id):
-            self._leave(message, message.metadata.dst_node_id, now_s)
+        queue = self.fleet.queue_on(grid)
+        queue.resume()
+        # A node that is gone is sent nothing.
+        sent = queue.send(messages, T_MAX)
+        for message in (each for each in messages if each.metadata.message_id in sent):
+            self._leave(message, self.fleet.clock.virtual_s)
+        queue.forget({*queue.pending})
         return []
 
     def _unknown(
         self, server_round: int, grid: Grid, online: Set[int], rng: np.random.Generator
     ) -> list[int]:
         """Return nodes without a latency that are not asked for one yet, some at a time."""
-        # to look at all nodes takes time in proportion to their number
+        # To look at all nodes takes time in proportion to their number.
         if not self._more and len(online) == self._num_online and server_round % LOOK_EVERY:
             return []
-        self._num_online, new = len(online), sorted(online - self._known)
+        self._num_online = len(online)
+        new = sorted(online - self._known)
         self.nodes.learn(grid, new)
-        name, blocked = self.nodes.identity, self.blocked
+        name = self.nodes.identity
+        blocked = self.blocked
         self._known.update(node for node in new if name(node) in self._seconds)
         new = [n for n in new if n not in self._known and name(n) not in blocked]
         room = max(0, max(AT_ONCE, self.per_round) - len(self.late))
@@ -199,94 +217,82 @@ class Latencies:
         """Learn from the good replies of a round; return those that count: the first ``enough``."""
         if self.phase:
             return replies
-        clock, round_s = self.fleet.clock, context.virtual_s
-        began_s = clock.virtual_s - round_s
+        began_s = self.fleet.clock.virtual_s - context.virtual_s
         self.left_out = [message.metadata.dst_node_id for message in context.surplus]
         for message in context.surplus:
-            self._leave(message, message.metadata.dst_node_id, began_s).missing_s = round_s
+            self._leave(message, began_s).missing_s = context.virtual_s
         seconds = {id(reply): self._latency_of(context, reply, online) for reply in replies}
         counting = set(sorted(seconds, key=lambda i: seconds[i])[:enough])
-        end_s = max((seconds[i] for i in counting), default=0.0)
-        # Flower's simulation waits for all: the clock goes back to where the round could go on
-        waited = context.enough is None and len(replies) > len(counting)
-        if early := waited and clock.emulated and round_s > end_s:
-            context.virtual_s, clock.virtual_s = end_s, began_s + end_s
         for reply in replies:
-            node_id, took_s = reply.metadata.src_node_id, seconds[id(reply)]
+            node_id = reply.metadata.src_node_id
+            self._note(node_id, seconds[id(reply)])
             if id(reply) not in counting:
                 context.latency.pop(reply.metadata.reply_to_message_id, None)
                 self.left_out.append(node_id)
-            if early and took_s > end_s:
-                # it is in flight until its time is over by the fleet's clock
-                work = self._leave(reply, node_id, began_s)
-                work.over_s, work.seconds, work.is_here = began_s + took_s, took_s, True
-            else:
-                self._note(node_id, took_s)
         return [reply for reply in replies if id(reply) in counting]
 
     def _latency_of(self, context: Exchange, reply: Message, online: Set[int]) -> float:
         """Return how long a node took; one that has rejoined gets its old name."""
-        node_id, partition = reply.metadata.src_node_id, reported_partition(reply)
+        node_id = reply.metadata.src_node_id
+        partition = reported_partition(reply)
         if partition is not None and not self.nodes.knows(node_id):
             self.nodes.rejoin(node_id, partition, online)
         return context.comparable_s(reply)
 
     # --- replies that no round waits for -----------------------------------------------------
 
-    def _leave(self, message: Message, node_id: int, began_s: float) -> LateWork:
+    def _leave(self, message: Message, began_s: float) -> LateWork:
         """Leave a node alone until its reply is here, or T_max is over."""
-        work = LateWork(node_id, began_s, over_s=began_s + T_MAX)
-        self.late[message.metadata.message_id] = work
-        self.nodes.in_flight[node_id] = began_s
+        message_id = message.metadata.message_id
+        work = LateWork(message.metadata.dst_node_id, began_s, over_s=began_s + T_MAX)
+        self.late[message_id] = work
+        if self.fleet.queue is not None:
+            self.fleet.queue.leave([message_id], work.over_s)
         return work
 
-    def _collect(self, context: Exchange, grid: Grid, online: Set[int]) -> Iterator[LateWork]:
-        """Yield the work that is over; its ``seconds`` are NaN if the node has failed."""
-        self._pull(context, grid, online)
-        for message_id, work in list(self.late.items()):
-            if work.over_s <= self.fleet.clock.virtual_s:
-                del self.late[message_id]
-                self.nodes.in_flight.pop(work.node_id, None)
-                yield work
-
-    def _pull(self, context: Exchange, grid: Grid, online: Set[int], *, wait: bool = False) -> None:
-        """Look for replies; if wanted, wait for one as long as there may be any."""
-        open_ids = {i for i, work in self.late.items() if not work.is_here}
-        if not open_ids:
-            return
-        clock, late = self.fleet.clock, context.beside(T_MAX)
-        late.simulated = is_simulated(grid)
-        wait_s = min(self.late[i].over_s for i in open_ids) - clock.virtual_s if wait else 0.0
-        for reply in late_replies(grid, self.fleet, open_ids, wait_s):
-            if (work := self.late.get(reply.metadata.reply_to_message_id)) is not None:
-                self._time(late, reply, work, online)
-        for work in (work for work in self.late.values() if not work.is_here):
-            work.missing_s = clock.virtual_s - work.began_s
-
-    def _time(self, late: Exchange, reply: Message, work: LateWork, online: Set[int]) -> None:
-        """Learn from a reply how long its node took."""
+    def _learn(
+        self, context: Exchange, grid: Grid, online: Set[int], *, waits: bool = False
+    ) -> None:
+        """Learn from the replies that have come; if wanted, wait for one while there may be any."""
+        queue = self.fleet.queue_on(grid)
+        left_s = min(work.over_s for work in self.late.values()) - self.fleet.clock.virtual_s
+        replies = queue.late(self.late.keys(), left_s if waits else 0.0)
+        found = {reply.metadata.reply_to_message_id: reply for reply in replies}
         now_s = self.fleet.clock.virtual_s
-        work.is_here, work.over_s = True, now_s
+        for message_id, work in list(self.late.items()):
+            seconds = math.nan
+            if message_id in found:
+                seconds = self._seconds_of(context, grid, found[message_id], work, online)
+            elif work.over_s > now_s:
+                work.missing_s = now_s - work.began_s
+                continue
+            del self.late[message_id]
+            queue.forget([message_id])
+            self._note(work.node_id, seconds)
+
+    def _seconds_of(
+        self, context: Exchange, grid: Grid, reply: Message, work: LateWork, online: Set[int]
+    ) -> float:
+        """Return how long a node took, by its reply; NaN if that is bad."""
+        late = context.beside(T_MAX)
+        late.simulated = is_simulated(grid)
         if not late.simulated:
-            late.round_trip_s[reply.metadata.reply_to_message_id] = now_s - work.began_s
+            took_s = self.fleet.clock.virtual_s - work.began_s
+            late.round_trip_s[reply.metadata.reply_to_message_id] = took_s
         if not is_good(late, reply, work.node_id, Expected(metrics=False)):
-            return
-        seconds, latency = self._latency_of(late, reply, online), late.latency_of(reply)
-        # it may claim less than it can have taken: the reply was not there before
-        work.seconds = max(seconds, TRUSTED * work.missing_s)
-        if latency is not None and latency.emulated:
-            work.over_s = max(now_s, work.began_s + work.seconds)
+            return math.nan
+        seconds = self._latency_of(late, reply, online)
         for wrapper in self.strategy.top.wrappers():
             wrapper.on_profile_replies(late, [reply])
+        # A node may claim less time than it can have taken, as its reply was not there before.
+        # Where nodes share workers, its message may just have waited for one.
+        shares_workers = self.fleet.queue is not None and self.fleet.queue.shares_workers
+        return seconds if shares_workers else max(seconds, TRUSTED * work.missing_s)
 
     def wait(self, context: Exchange, grid: Grid, online: Set[int]) -> bool:
         """Wait for late work, else ask again who kept failing: no round may go by idle."""
         if self.late:
-            clock, local = self.fleet.clock, hasattr(whole_grid(grid), "virtual_time_s")
-            self._pull(context, grid, online, wait=local or not clock.emulated)
-            if local or clock.emulated:
-                over_s = min(work.over_s for work in self.late.values())
-                clock.virtual_s = max(clock.virtual_s, over_s)
+            self._learn(context, grid, online, waits=True)
             return True
         if blocked := self.blocked:
             log(WARNING, "TiFL: no other node is left, %d that failed are back", len(blocked))
@@ -306,7 +312,7 @@ class Latencies:
         for name in sorted(failed):
             if (node_id := self.nodes.find(name)) is None:
                 continue
-            # it is to be timed again
+            # It must be timed again.
             if name not in self._seconds:
                 self._known.discard(node_id)
                 self._more |= self.phase is None
@@ -328,7 +334,8 @@ class Latencies:
 
     def load_state_dict(self, state: StateDict, tiers: Tiers) -> None:
         """Continue from ``state_dict``."""
-        self.last, self.forming = int(str(state["last_profile"])), bool(state["forming"])
+        self.last = int(str(state["last_profile"]))
+        self.forming = bool(state["forming"])
         self._seconds = json.loads(str(state["times"]))
         self._fresh = set(self._seconds) - set(tiers.latency)
         self._failures.update(json.loads(str(state["failures"])))

@@ -75,7 +75,7 @@ def tier_privacy(
     probs = policy_probs(policy, len(sizes))
     rates = sampling_rates(probs, np.array(sizes), clients_per_round)
     within = np.divide(rates, probs, out=np.zeros_like(rates), where=probs > 0)
-    # the tier's own rounds, at least one, and its draw of clients in them
+    # These are the tier's own rounds, at least one, and its draw of clients in them.
     seen = [
         epsilon_of(q, max(1, round(rounds * p)), noise_multiplier, delta)
         for q, p in zip(within.tolist(), probs.tolist(), strict=True)

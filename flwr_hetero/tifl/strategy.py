@@ -10,14 +10,14 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from flwr_hetero._flwr import is_simulation_grid, log
+from flwr_hetero._flwr import log
 from flwr_hetero.errors import check_choice, check_count, invalid
 from flwr_hetero.records import metrics_in
 from flwr_hetero.server.client_support import TIMES, ClientSupport
 from flwr_hetero.server.context import Exchange, Messages
-from flwr_hetero.server.nodes import WAIT_S, online_nodes, wait_for_nodes, whole_grid
+from flwr_hetero.server.loop import Run
+from flwr_hetero.server.nodes import WAIT_S, online_nodes, wait_for_nodes
 from flwr_hetero.server.profiling import identify_nodes
-from flwr_hetero.server.rounds import Run
 from flwr_hetero.server.selection import Outcome, Selection
 from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_str
 from flwr_hetero.tifl import algorithm
@@ -113,13 +113,16 @@ class TiFL(Selection):
         phase = (sync_rounds, warmup_rounds) if profiling == "phase" else None
         if phase is None and (sync_rounds, warmup_rounds) != (3, 1):
             rule = "be left out, for nodes are timed in training"
-            hint, given = "or give profiling='phase' too", (sync_rounds, warmup_rounds)
+            hint = "or give profiling='phase' too"
+            given = (sync_rounds, warmup_rounds)
             raise invalid("sync_rounds", given, rule, hint)
         self.evaluates = self.named in (ADAPTIVE, ALGORITHM_2)
         super().__init__(strategy, clients_per_round)
         self.timing = Latencies(self, self.num_tiers, profile_interval, phase)
-        self.tiers, self.state = Tiers({}, {}), algorithm.first_state("uniform", 1, None, 1)
-        self.due, self.draw = np.zeros(1), Draw(None, [], np.zeros(0))
+        self.tiers = Tiers({}, {})
+        self.state = algorithm.first_state("uniform", 1, None, 1)
+        self.due = np.zeros(1)
+        self.draw = Draw(None, [], np.zeros(0))
         # The accuracies on which the next draw depends.
         self.evaluated: Floats | None = None
         # The total time of the rounds of tiers, in seconds.
@@ -156,15 +159,18 @@ class TiFL(Selection):
             goes_on = not self.timing.first
             state = algorithm.carry_over(self.state, state, self.named, with_credits=goes_on)
         else:
-            self.due, self.evaluated = np.zeros(count), None
+            self.due = np.zeros(count)
+            self.evaluated = None
         if tiers is not self.tiers:
-            self._new_tiers, sizes = True, [len(names) for names in tiers.members]
+            self._new_tiers = True
+            sizes = [len(names) for names in tiers.members]
             why = f": {tiers.why_so_few}" if tiers.why_so_few else ""
             level = WARNING if why else DEBUG if self.timing.late else INFO
             log(level, "TiFL: tiers of %s nodes, fastest first%s", sizes, why)
         if self.named == ADAPTIVE:
             state = algorithm.steer(state, None, tiers.seconds, tiers.sizes)
-        self.tiers, self.state = tiers, state
+        self.tiers = tiers
+        self.state = state
 
     def select(self, context: Exchange, grid: Grid, online: Set[int]) -> list[int]:
         """Form tiers if they are due, draw a tier and its nodes, and add nodes to be timed."""
@@ -183,7 +189,9 @@ class TiFL(Selection):
 
     def _draw(self) -> None:
         """Draw a tier and nodes by Algorithm 2; two policies use other weights."""
-        state, evaluated, weights = self.state, self.evaluated, None
+        state = self.state
+        evaluated = self.evaluated
+        weights = None
         self.evaluated = None
         if self.named == PACED:
             # Remaining credits are the weights, so that a period is a random permutation.
@@ -191,8 +199,10 @@ class TiFL(Selection):
         if self.named == ADAPTIVE:
             # Weighted round-robin: each tier accumulates its probability until it is drawn.
             if evaluated is not None:
-                seconds, sizes = self.tiers.seconds, self.tiers.sizes
-                state, evaluated = algorithm.steer(state, evaluated, seconds, sizes), None
+                seconds = self.tiers.seconds
+                sizes = self.tiers.sizes
+                state = algorithm.steer(state, evaluated, seconds, sizes)
+                evaluated = None
             self.due = np.minimum(self.due + state.probs, algorithm.MOST_DUE)
             weights = np.maximum(self.due, 0.0)
         how = (self.tiers.members, self._available(self._online), self.clients_per_round, self.rng)
@@ -202,19 +212,21 @@ class TiFL(Selection):
             self.due = np.maximum(self.due - trained, -algorithm.MOST_DUE)
 
     def on_instructions(self, context: Exchange, messages: Messages, grid: Grid) -> Messages:
-        """Set how many replies are enough; Flower's simulation always waits for all."""
-        if self._enough is not None and not is_simulation_grid(whole_grid(grid)):
-            context.enough = self._enough
+        """Set how many replies are enough."""
+        context.enough = self._enough
         return messages
 
     def _free(self, online: Set[int]) -> Callable[[int | None], bool]:
         """Return a function that tells whether a node may be asked."""
         nodes = self.fleet.nodes
-        busy = nodes.in_flight.keys() | {nodes.find(name) for name in self.timing.blocked}
+        busy = {nodes.find(name) for name in self.timing.blocked}
+        if self.fleet.queue is not None:
+            busy |= self.fleet.queue.busy.keys()
         return lambda node_id: node_id in online and node_id not in busy
 
     def _available(self, online: Set[int]) -> algorithm.Available:
-        find, free = self.fleet.nodes.find, self._free(online)
+        find = self.fleet.nodes.find
+        free = self._free(online)
         return lambda identity: node_id if free(node_id := find(identity)) else None
 
     def has_support(self, context: Exchange, reply: Message, support: ClientSupport) -> bool | None:
@@ -281,11 +293,12 @@ class TiFL(Selection):
             "tier_probs": self.state.probs.tolist(),
             "tier_chances": self.draw.probs.tolist(),
             **{n: [x if np.isfinite(x) else None for x in row.tolist()] for n, row in rows.items()},
-            "in_flight": len(self.fleet.nodes.in_flight),
+            "in_flight": len(self.timing.late),
             "actual_s": self.actual_s,
         }
         if self._new_tiers:
-            self._new_tiers, tiers = False, self.tiers
+            self._new_tiers = False
+            tiers = self.tiers
             dropouts = sorted(set(tiers.latency) - set(tiers.tier))
             info |= {"tiers": tiers.tier, "latency": tiers.latency, "dropouts": dropouts}
         return info
@@ -306,9 +319,11 @@ class TiFL(Selection):
         """Continue from ``state_dict``; nodes are recognised by their identity."""
         check_state(state, STATE, "TiFL")
         held = {name: json.loads(str(state[name])) for name in HELD}
-        self.tiers, self.actual_s = Tiers(**held["tiers"]), held["actual_s"]
+        self.tiers = Tiers(**held["tiers"])
+        self.actual_s = held["actual_s"]
         rows = {n: np.array(row) if n != "tier" else row for n, row in held["state"].items()}
-        self.state, self.due = algorithm.TierState(**rows), np.array(held["due"])  # type: ignore[arg-type]
+        self.state = algorithm.TierState(**rows)
+        self.due = np.array(held["due"])  # type: ignore[arg-type]
         self.evaluated = None if held["evaluated"] is None else np.array(held["evaluated"])
         self.timing.load_state_dict(state, self.tiers)
         self.rng = rng_from_str(str(state["rng"]))

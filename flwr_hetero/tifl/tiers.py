@@ -38,21 +38,24 @@ def quantile_tiers(latency: Floats, num_tiers: int) -> tuple[Floats, Floats]:
     (array([4.]), array([0.75, 7.5 ]))
     """
     ordered = np.sort(latency[~np.isnan(latency)])
-    # positions that separate no equal latencies
+    # These are positions that separate no equal latencies.
     changes = np.flatnonzero(np.diff(ordered)) + 1
     cuts: list[int] = []
-    # first change that is free, first node of the current tier
-    first, begin = 0, 0
+    # The first change that is free, and the first node of the current tier.
+    first = 0
+    begin = 0
     for remaining in range(min(num_tiers - 1, len(changes)), 0, -1):
         ideal = begin + (len(ordered) - begin) / (remaining + 1)
-        # leaves one for each later cut
+        # This leaves one for each later cut.
         free = changes[first : len(changes) - remaining + 1]
         nearest = int(np.abs(free - ideal).argmin())
-        first, begin = first + nearest + 1, int(free[nearest])
+        first = first + nearest + 1
+        begin = int(free[nearest])
         cuts.append(begin)
     at = np.array(cuts, np.int64)
-    # a boundary lies midway between two nodes, if neighbouring floats have a middle
-    slowest, fastest = ordered[at - 1], ordered[at]
+    # A boundary lies midway between two nodes, unless they are neighbouring floats.
+    slowest = ordered[at - 1]
+    fastest = ordered[at]
     middle = slowest + (fastest - slowest) / 2
     median = np.array([np.median(part) for part in np.split(ordered, at)])
     return np.where(middle < fastest, middle, slowest), median
@@ -82,11 +85,13 @@ def speeds_differ(rounds: Floats) -> bool:
     >>> speeds_differ(noise), speeds_differ(noise * np.linspace(1, 4, 10))
     (False, True)
     """
-    # a clock may be too coarse to see any time
+    # A clock may be too coarse to measure any time.
     logs = np.log(np.maximum(rounds, 1e-9))
     count = np.sum(~np.isnan(logs), axis=0)
-    logs, count = logs[:, count > 0], count[count > 0]
-    total, groups = count.sum(), len(count)
+    logs = logs[:, count > 0]
+    count = count[count > 0]
+    total = count.sum()
+    groups = len(count)
     if groups < 2:
         return False
     mean = np.nansum(logs, axis=0) / count
@@ -111,7 +116,7 @@ def expected_slowest(latency: Floats, num_selected: int) -> float:
     # F(k) c / k, and sums of log1p neither overflow nor cancel
     ordered = np.sort(latency)
     c = min(num_selected, len(ordered))
-    # slowest first
+    # The slowest node comes first.
     k = np.arange(len(ordered), c, -1)
     log_f = np.concatenate([[0.0], np.cumsum(np.log1p(-c / k))])
     weights = np.exp(log_f) * c / np.append(k, c)
@@ -123,7 +128,7 @@ def expected_round_times(rounds: Floats, tier: NDArray[np.int64], count: int) ->
 
     rounds: (num_measurements, num_nodes), tier: (num_nodes,) -> (num_tiers,).
     """
-    # right with jitter too: within a round latencies are as independent as in a training round
+    # This holds with jitter, because latencies are as independent as in a round of training.
     members = [rounds[:, tier == j] for j in range(tier.max() + 1)]
     return np.array([np.mean([expected_slowest(row, count) for row in m]) for m in members])
 
@@ -156,8 +161,10 @@ class Tiers:
         seconds: ArrayLike = (),
         slowest_s: ArrayLike = (),
     ) -> None:
-        self.latency, self.tier = latency, tier
-        self.boundaries, self.seconds = np.array(boundaries), np.array(seconds)
+        self.latency = latency
+        self.tier = tier
+        self.boundaries = np.array(boundaries)
+        self.seconds = np.array(seconds)
         self.slowest_s = np.array(slowest_s)
         self.members: list[list[str]] = [[] for _ in range(len(self.boundaries) + 1)]
         for identity, number in tier.items():
@@ -171,7 +178,8 @@ class Tiers:
     def add(self, identity: str, latency_s: float) -> int:
         """Place a late joiner by the boundaries between the tiers."""
         tier = int(place(np.array([latency_s]), self.boundaries)[0])
-        self.latency[identity], self.tier[identity] = latency_s, tier
+        self.latency[identity] = latency_s
+        self.tier[identity] = tier
         self.members[tier].append(identity)
         return tier
 
@@ -197,7 +205,8 @@ class Tiers:
         """
         total, weight = np.zeros((2, len(self.members)))
         for name, metrics in reported.items():
-            accuracy, examples = accuracy_of(metrics), read_number(metrics, weight_key, 1)
+            accuracy = accuracy_of(metrics)
+            examples = read_number(metrics, weight_key, 1)
             if name in self.tier and not np.isnan(accuracy):
                 total[self.tier[name]] += accuracy * examples
                 weight[self.tier[name]] += examples
@@ -236,9 +245,11 @@ def form_tiers(
     dropout = np.isnan(rounds).all(axis=0)
     if dropout.all():
         return None
-    known, why = np.where(dropout, np.nan, latency), ""
+    known = np.where(dropout, np.nan, latency)
+    why = ""
     if not in_flight and num_tiers > 1 and not speeds_differ(rounds[:, ~dropout]):
-        num_tiers, why = 1, _why_one_tier(np.nanmin(known), np.nanmax(known))
+        num_tiers = 1
+        why = _why_one_tier(np.nanmin(known), np.nanmax(known))
     if in_flight:
         least = np.maximum(in_flight, latency.max())
         others = least * (1 + 1e-6 * np.arange(1, len(least) + 1))

@@ -13,13 +13,13 @@ from flwr.serverapp.strategy import Strategy
 from flwr_hetero import keys
 from flwr_hetero.asynchronous.algorithm import Shares, staleness_weights
 from flwr_hetero.asynchronous.engine import Update
-from flwr_hetero.asynchronous.in_flight import on_clock
 from flwr_hetero.asynchronous.strategy import Rule
 from flwr_hetero.biased_local_sgd.node_speeds import assigned_steps
 from flwr_hetero.errors import check_count
 from flwr_hetero.records import config_of
 from flwr_hetero.server.client_support import STEPS
 from flwr_hetero.server.context import Exchange
+from flwr_hetero.server.queue import on_clock
 from flwr_hetero_studies.rivals.node_memory import NodeMemory
 
 SMOOTHING, SLACK = 0.1, 1.2

@@ -13,7 +13,7 @@ from flwr_hetero.asynchronous.engine import Update
 from flwr_hetero.records import BUFFERS, arrays_in
 from flwr_hetero.server.aggregate import step_between, view_array
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.rounds import Run
+from flwr_hetero.server.loop import Run
 from flwr_hetero_studies.rivals.asgd import LocalASGD
 
 Gradient = dict[str, NDArray[Any]]
@@ -93,7 +93,7 @@ class RingleaderASGD(LocalASGD):
         super().on_start(run)
 
     def next_nodes(self, idle: list[int], in_flight: int, waiting: list[Update]) -> list[int]:
-        self._workers = {*idle, *self.fleet.nodes.in_flight}
+        self._workers = {*idle, *(self.fleet.queue.busy if self.fleet.queue else ())}
         gathered = {update.pending.node_id for update in waiting}
         drawn = [idle[i] for i in self.rng.permutation(len(idle)).tolist()]
         drawn.sort(key=lambda node: self._turn(node, gathered))

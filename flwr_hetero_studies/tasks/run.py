@@ -13,7 +13,7 @@ from flwr.serverapp import strategy as flower
 
 from flwr_hetero._flwr import log
 from flwr_hetero.report import RunDirectory
-from flwr_hetero.server.rounds import Run
+from flwr_hetero.server.loop import Run
 from flwr_hetero.strategy import Recorded, Wrapper
 from flwr_hetero_studies.tasks.data import load_test
 from flwr_hetero_studies.tasks.models import make_model, model_from

@@ -3,6 +3,7 @@ import pytest
 
 from flwr_hetero.asynchronous.algorithm import (
     draw_nodes,
+    mean_weight,
     update_weights,
     usual_contribution,
     weights_by_length,
@@ -23,7 +24,8 @@ def test_nodes_count_by_their_weight_whatever_their_pace():
     total, steps, every = np.zeros(3), [], weight * interval_s
     for start in range(0, len(arrivals) - 3, 4):
         nodes = [node for _, node in arrivals[start : start + 4]]
-        weights, step, _ = update_weights(every[nodes], every, 1 / interval_s)
+        mean = mean_weight(every, 1 / interval_s)
+        weights, step, _ = update_weights(every[nodes], mean)
         steps.append(step)
         np.add.at(total, nodes, step * weights / weights.sum())
     np.testing.assert_allclose(total / total.sum(), weight / weight.sum(), rtol=0.01)
@@ -41,7 +43,8 @@ def test_nodes_count_by_their_weight_whatever_their_pace():
 )
 def test_weights_are_clipped_and_it_is_said(weights, every, expected, step, clipped_share):
     every = weights if every is None else every
-    found = update_weights(weights, every, [1.0] * len(every), most=50.0)
+    mean = mean_weight(every, [1.0] * len(every), 50.0)
+    found = update_weights(weights, mean, most=50.0)
     np.testing.assert_allclose(found[0], expected)
     assert found[1:] == pytest.approx((step, clipped_share))
 

@@ -1,6 +1,7 @@
 """A simulation: its order is that of the devices' clock where they are emulated, else its own."""
 
 from itertools import pairwise
+from math import inf
 
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -9,10 +10,10 @@ from recording import History
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import unavailable
-from flwr_hetero.asynchronous import in_flight
-from flwr_hetero.asynchronous.in_flight import MessageQueue
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
-from flwr_hetero.server.context import Clock, Costs
+from flwr_hetero.server import queue as queues
+from flwr_hetero.server.clock import Clock, Costs
+from flwr_hetero.server.queue import MessageQueue
 from flwr_hetero.strategy import FedBuff
 from flwr_hetero_studies.rivals import FedAsync, FedAT, FedCompass
 
@@ -74,7 +75,7 @@ class Time:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Time()
-    monkeypatch.setattr(in_flight, "time", clock)
+    monkeypatch.setattr(queues, "time", clock)
     return clock
 
 
@@ -118,9 +119,9 @@ def test_devices_that_are_not_emulated(kind, clock):
 def test_a_wait_ends_in_time_where_a_node_hangs(clock):
     devices = [DeviceProfile(1.0, seconds_per_example=speed) for speed in (1.0, 1e4)]
     grid = InMemoryGrid(LocalGrid(app([0.0, 1.0], [100] * 2, 0.05), devices), clock)
-    queue = MessageQueue(grid, Clock(), Costs(), 70.0)
+    queue = MessageQueue(grid, Clock(), Costs())
     content = {"arrays": start(), "config": ConfigRecord()}
-    queue.send([Message(RecordDict(content), node, "train") for node in (1000, 1001)])
+    queue.send([Message(RecordDict(content), node, "train") for node in (1000, 1001)], 70.0)
     (answered,) = queue.next(5.0)  # before the first reply nobody knows whose clock counts
     assert answered[0].node_id == 1000
     assert STEPS <= queue.clock.virtual_s < STEPS + 0.2
@@ -137,7 +138,7 @@ def test_slow_polls_of_a_simulation_are_rare(clock, poll_s):
     grid.poll_s = poll_s
     queue = MessageQueue(grid, Clock(), Costs())
     content = {"arrays": start(), "config": ConfigRecord()}
-    queue.send([Message(RecordDict(content), node, "train") for node in (1000, 1001, 1002)])
+    queue.send([Message(RecordDict(content), node, "train") for node in (1000, 1001, 1002)], inf)
     assert len(queue.next()) == 1
     polls = len(grid.polled_s)
     # both are there when the node that took longest is

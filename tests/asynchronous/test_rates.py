@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from flwr_hetero.asynchronous.rates import RateCorrection
+from flwr_hetero.asynchronous.rates import Conditions, RateCorrection
 
 NODES = [str(i) for i in range(8)]
 
@@ -31,10 +31,10 @@ def test_nodes_that_are_asked_in_turn_reply_equally_often():
     weighed = {}
     for in_turn in (False, True):
         rates = RateCorrection((1.0, 1.0))
-        rates.in_turn = in_turn
         for node, took_s in zip(NODES, [10.0, 10.0, *[1.0] * 6], strict=True):
             rates.learn(node, 1.0, 0.0, took_s, 1.0)
-        weighed[in_turn] = rates.weigh(NODES, [1.0] * 8, np.ones(8))
+        conditions = Conditions(in_turn=in_turn)
+        weighed[in_turn] = rates.weigh(NODES, [1.0] * 8, np.ones(8), conditions)
     assert weighed[True].step == pytest.approx(1.0)
     assert weighed[True].factors == pytest.approx(np.ones(8))
     assert weighed[False].step > 2

@@ -79,7 +79,7 @@ def recorded_run(name, folder, evaluate_fn, resume, rounds=4):
     grid = LocalGrid(composition_app(), FLEET)
     result = strategy.start(grid, whole_model(), rounds, evaluate_fn=evaluate_fn)
     assert not changed(result.arrays)
-    assert set(strategy.fleet.left_out.values()) == {frozenset(frozen_arrays())}
+    assert set(strategy.fleet.votes.by_node.values()) == {frozenset(frozen_arrays())}
     return result
 
 
@@ -104,7 +104,7 @@ def test_votes_outlast_a_resume(tmp_path):
     folder, found = Folder(tmp_path), []
     for resume in (False, True):
         inner = ours.Wrapper(leaf())
-        inner.on_start = lambda run: found.append(dict(run.fleet.left_out))
+        inner.on_start = lambda run: found.append(dict(run.fleet.votes.by_node))
         strategy = ours.Recorded(inner, run_dir=folder, resume=resume)
         strategy.start(LocalGrid(composition_app(), FLEET), whole_model(), 1 + resume)
     left_out = frozenset(frozen_arrays())

@@ -14,7 +14,7 @@ from toy import InMemoryGrid, toy_app, toy_arrays
 from flwr_hetero import strategy as ours
 from flwr_hetero._flwr import be_server_task, only_errors, set_message_id
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid, named_fleet
-from flwr_hetero.server import arrivals
+from flwr_hetero.server import queue
 from flwr_hetero.server.context import Exchange, Fleet
 
 TIMEOUT_S = 30.0
@@ -219,7 +219,7 @@ def clock(monkeypatch):
         made.now_s += seconds
 
     made = SimpleNamespace(now_s=5.0, monotonic=lambda: made.now_s, sleep=sleep)
-    monkeypatch.setattr(arrivals, "time", made)
+    monkeypatch.setattr(queue, "time", made)
     be_server_task(1, 1, 1)
     return made
 
@@ -227,10 +227,7 @@ def clock(monkeypatch):
 def polled(grid, **settings):
     messages = [Message(RecordDict(), node, "train") for node, _ in enumerate(grid.answers, 1)]
     exchange = Exchange(Fleet(), messages=messages, timeout_s=LIMIT_S, **settings)
-    found = arrivals.Arrivals(exchange, grid)
-    found.poll(grid)
-    found.close()
-    return [reply.metadata.src_node_id for reply in found.replies], exchange
+    return [reply.metadata.src_node_id for reply in exchange.send(grid)], exchange
 
 
 def test_reply_sent_while_a_poll_was_held_up_counts(clock):

@@ -19,7 +19,7 @@ from flwr_hetero._flwr import only_errors
 from flwr_hetero.files import GrowingFile
 from flwr_hetero.fleet import LocalGrid
 from flwr_hetero.server.checkpoint import Checkpoints
-from flwr_hetero.server.rounds import Run
+from flwr_hetero.server.loop import Run
 
 ROUNDS = 3
 

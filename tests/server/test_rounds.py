@@ -7,7 +7,8 @@ from recording import History
 from toy import toy_app, toy_arrays
 
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
-from flwr_hetero.server import rounds
+from flwr_hetero.server import lines
+from flwr_hetero.server.loop import Run
 from flwr_hetero.strategy import FedBuff, LocalSteps, ModelAverage, RandomSelection, Wrapper
 
 
@@ -58,15 +59,15 @@ def test_a_strategy_of_flowers_goes_inside(kind):
 
 
 def test_line_of_a_round():
-    run = rounds.Run(None, None, toy_arrays(), 20, 60.0, ConfigRecord(), ConfigRecord(), None)
+    run = Run(None, None, toy_arrays(), 20, 60.0, ConfigRecord(), ConfigRecord(), None)
     record = {"round": 7, "virtual_s": 2.5, "selected": ["a", "a", "b"], "train": {"acc": 0.1}}
     record |= {"evaluate": {"loss": 0.25}, "global": {"x": [1.0]}, "tifl": {"tier": 4}}
-    line = rounds.log_line(run, record | {"failures": [{"node": n} for n in "bbcde"]})
+    line = lines.log_line(run, record | {"failures": [{"node": n} for n in "bbcde"]})
     assert line == (
         "round  7/20  tier 4   2 nodes     2.50 s  at    2.5 s  acc 0.1  failed: b, c and 2 more"
     )
     run.logged_s, record["train"], record["failures"] = 0.5, {}, []
-    line = rounds.log_line(run, record | {"tifl": {"tier": None}})
+    line = lines.log_line(run, record | {"tifl": {"tier": None}})
     assert line == "round  7/20  tier -   2 nodes     2.00 s  at    2.5 s  loss 0.25"
 
 

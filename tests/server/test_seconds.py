@@ -12,7 +12,7 @@ from flwr_hetero._flwr import be_server_task, set_message_id
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import timing
 from flwr_hetero.records import Latency
-from flwr_hetero.server import rounds
+from flwr_hetero.server import lines
 from flwr_hetero.server.checks import judge_latency
 from flwr_hetero.server.context import Exchange, Fleet
 from flwr_hetero.strategy import FedBuff, FedSlice, TiFL, Wrapper
@@ -72,7 +72,7 @@ def test_line_of_a_round_has_means_by_node():
     times = [{"wait": 1.0, "train": 2.0}, {"wait": 2.0, "train": 1.0, "start": 0.5004}, None]
     context.latency = {str(i): Latency(2.0, False, "reported", t) for i, t in enumerate(times)}
     node, other = context.identity(7), context.identity(8)
-    found = rounds._times_by_node(context)
+    found = lines._times_by_node(context)
     assert found["latency"] == {node: 2.0, other: 2.0}
     expected = {"wait": {node: 1.5}, "train": {node: 1.5}, "start": {node: 0.25}}
     assert found["seconds"] == expected

@@ -10,6 +10,7 @@ from flwr_hetero.slices.algorithm import (
     largest_step,
     new_part,
     slice_steps,
+    spread_of,
 )
 
 TIMES = st.floats(1e-3, 1e3)
@@ -60,11 +61,13 @@ def test_all_in_flight_together_move_the_model_by_a_slice_of_a_quick_node(
 ):
     in_flight = max(len(steps), num_updates)
     times = in_flight / num_updates  # server updates until each node has replied once
-    moved = times * largest_step(steps, num_updates, in_flight, momentum) * np.mean(steps)
+    moved = (
+        times * largest_step(spread_of(steps), num_updates, in_flight, momentum) * np.mean(steps)
+    )
     # momentum repeats each update, 1 + 0.9 + 0.81 + ..., the later times on a model that has moved
     repeated = moved / (1 - momentum)
     assert repeated * (1 + momentum) == pytest.approx(np.quantile(steps, 0.9))
 
 
 def test_before_any_node_was_timed_steps_count_as_equal():
-    assert largest_step([], 2, 4) == 0.5
+    assert largest_step(spread_of([]), 2, 4) == 0.5

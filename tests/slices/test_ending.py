@@ -13,6 +13,7 @@ from toy import partition_of, reply_with
 from flwr_hetero._flwr import only_errors
 from flwr_hetero.fleet import LocalGrid, named_fleet
 from flwr_hetero.slices.algorithm import Ending
+from flwr_hetero.slices.steps import Stage
 from flwr_hetero.strategy import FedSlice, RandomSelection
 
 NODES, JOB, RATE = 20, 20, 0.1
@@ -128,7 +129,7 @@ def test_an_average_of_the_last_models_grows_towards_the_end():
     average = FedSlice(fedavg(), window=4).parts[0]
     average.count = 40
     assert average.part() == 1 / 4
-    average.steps.ending = Ending(equal=0.5)
+    average.steps.stage = Stage(Ending(equal=0.5))
     for _ in range(3):
         average.add({"x": Array(np.zeros(1))})
     assert 1 / average.part() == pytest.approx(4 + 3 * 0.3)

@@ -273,6 +273,23 @@ def test_a_loop_of_single_rounds_takes_up_what_is_in_flight():
     assert found[1]["accuracy"] == pytest.approx(usual[6]["accuracy"], abs=0.03)
 
 
+def test_a_loop_of_single_rounds_with_evaluation_takes_little_longer():
+    """While the nodes evaluate, which takes as long as the slowest one trains, others train on."""
+    grid = Metered(TASK.app, named_fleet("paper-5", NODES), seed=1, run_config=CONFIG)
+    strategy = FedSlice(FedAvg(fraction_evaluate=1.0))
+    arrays = TASK.first()
+    for _ in range(8):
+        result = strategy.start(grid, arrays, 1, evaluate_fn=accuracy)
+        arrays = result.arrays
+        # What is returned is what was evaluated, although training has gone on.
+        found = result.evaluate_metrics_serverapp[1]["accuracy"]
+        assert found == accuracy(1, arrays)["accuracy"]
+        assert len(result.evaluate_metrics_clientapp[1])
+    whole, _, other = run(FedSlice(FedAvg(fraction_evaluate=1.0)), 8)
+    assert grid.virtual_time_s < 1.4 * whole.virtual_time_s
+    assert found == pytest.approx(other.evaluate_metrics_serverapp[8]["accuracy"], abs=0.03)
+
+
 def test_other_arrays_begin_a_new_run():
     grid = Metered(TASK.app, named_fleet("paper-5", NODES), seed=1, run_config=CONFIG)
     strategy = FedSlice(quiet())

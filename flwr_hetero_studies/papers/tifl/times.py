@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr_hetero import keys
 from flwr_hetero.client.batch_sampler import UniformSampler
 from flwr_hetero.fleet import LocalGrid
-from flwr_hetero.server.rounds import Run
+from flwr_hetero.server.loop import Run
 from flwr_hetero.strategy import TiFL, Wrapper
 from flwr_hetero.tifl.algorithm import VANILLA, policy_probs
 from flwr_hetero.tifl.tiers import paper_estimate
