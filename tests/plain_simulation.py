@@ -3,7 +3,7 @@
 from flwr.app import ConfigRecord
 
 from flwr_hetero import keys
-from flwr_hetero.asynchronous import in_flight
+from flwr_hetero.server import queue
 
 TICK_S = 0.1
 """Seconds between two looks of the simulation for messages that wait."""
@@ -33,7 +33,7 @@ class InMemoryGrid:
         self.hidden, self.handover_s, self.clock = grid, handover_s, Time()
         self.free_at_s, self.replies = [0.0] * workers, {}
         self.answered, self.at_once = [], []
-        monkeypatch.setattr(in_flight, "time", self.clock)
+        monkeypatch.setattr(queue, "time", self.clock)
 
     def __getattr__(self, name):
         if name == "virtual_time_s":

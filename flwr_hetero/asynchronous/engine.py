@@ -16,7 +16,7 @@ from flwr_hetero.server.context import QUORUM, Exchange
 from flwr_hetero.server.lines import Record, complete, joined, keep_infos
 from flwr_hetero.server.loop import Run, aggregate, evaluate_centrally
 from flwr_hetero.server.nodes import WAIT_S, GridView, wait_for_nodes, whole_grid
-from flwr_hetero.server.queue import LOOK_S, MessageQueue, Pending
+from flwr_hetero.server.queue import LOOK_S, MessageQueue, Pending, on_clock
 
 REST_S = 10.0
 """Seconds for which a node is backed off after a failure, doubled with each one in a row."""
@@ -26,6 +26,8 @@ MAX_FAILURES = 6
 """Failures in a row of every node that end a run; 2 if no reply has counted yet."""
 MANY_NODES = 1_000
 """Nodes of an emulated fleet above which others are looked for only if their number changes."""
+HURRY = 0.3
+"""Part of a round's time for which its evaluation is waited for, if another run is to follow."""
 FRUITLESS = 2
 """Bad replies in a row, in nodes that train and from as many nodes, that end a run."""
 
@@ -127,6 +129,8 @@ class AsynchronousRounds:
         self.book.failures["train"].clear()
         self._context = self._new_context([])
         self._updated_s = self.now_s
+        # When the round began.
+        self._began_s = self.now_s
 
     def end(self, run: Run) -> None:
         """Keep the newest model, with which another run may continue."""
@@ -158,6 +162,7 @@ class AsynchronousRounds:
         record["global"] = evaluate_centrally(run, number)
         record["evaluate"] = self._evaluate(number)
         self._updated_s = self.now_s
+        self._began_s = self.now_s
         complete(run, record)
         self.fleet.begin_round()
         return record
@@ -199,9 +204,13 @@ class AsynchronousRounds:
     def _end_evaluation(self) -> None:
         """Wait for the evaluation of the last model.
 
-        If more runs are likely to follow, training goes on meanwhile, for a round at most.
+        If more runs are likely to follow, training goes on meanwhile, for a round at most. Then
+        nodes that train for much longer are left out, for they would make every run wait.
         """
         run = self.run
+        hurry_s = inf
+        if run.continues:
+            hurry_s = on_clock(self.now_s + HURRY * (self.now_s - self._began_s))
         run.final = run.strategy.evaluated_model(run.arrays)
         train_metrics = dict(run.result.train_metrics_clientapp)
         while not self.evaluations.is_over():
@@ -211,7 +220,11 @@ class AsynchronousRounds:
             if self.evaluations.is_over():
                 break
             wake_s = min(late_s, self.rule.wake_s) if trains else late_s
+            if self.now_s < hurry_s:
+                wake_s = min(wake_s, hurry_s)
             self.receive(wake_s, judges=run.continues)
+            if self.now_s >= hurry_s:
+                self.evaluations.hurry()
             if trains and (due := self.rule.due(self.waiting, self.num_at_work)):
                 self.update(due)
         run.result.train_metrics_clientapp = train_metrics

@@ -146,7 +146,7 @@ class Rule(Selection):
 
     # --- what a run asks -------------------------------------------------------
 
-    def rounds(self, run: Run) -> Rounds:
+    def make_rounds(self, run: Run) -> Rounds:
         """Return rounds without waiting, or those of the last run if this one continues it."""
         if self.node_limit is not None:
             check_number("node_limit", self.node_limit, "[1, inf)", "or None, for no limit")

@@ -84,13 +84,13 @@ class Compressed(Wrapper):
         self._told = False
         self._grid: PackingGrid | None = None
 
-    def rounds(self, run: Run) -> Rounds:
+    def make_rounds(self, run: Run) -> Rounds:
         """Return the wrapped strategy's rounds, on a grid that packs."""
         # It is the same grid again, because a run may continue what the last one has left.
         if self._grid is None or self._grid.grid is not run.grid:
             self._grid = PackingGrid(run.grid, self)
         run.grid = self._grid
-        return super().rounds(run)
+        return super().make_rounds(run)
 
     # --- what the grid asks --------------------------------------------------------------
     def reads(self, node_id: int) -> bool:

@@ -246,9 +246,11 @@ class MessageQueue:
         return on_clock(self._grid_s() - job.grid_s)
 
     def resume(self) -> None:
-        """Let the server's clock go on from where it was when the last wait was over."""
-        if not self.is_local:
-            self._zero_s = self.clock.virtual_s - self._grid_s()
+        """Let the clock go on from where it was when the last wait was over.
+
+        What the server does between two waits is not counted.
+        """
+        self._zero_s = self.clock.virtual_s - self._grid_s()
 
     def set_clock(self, virtual_s: float) -> None:
         """Set the clock back, as if what happened since then had taken no time."""

@@ -213,9 +213,11 @@ class Wrapper(FixedSettings, Strategy):
         """The outermost wrapper."""
         return self if self.outer is None else self.outer.top
 
-    def rounds(self, run: Run) -> Rounds:
+    def make_rounds(self, run: Run) -> Rounds:
         """Return what a round is: synchronous training, unless a wrapper inside decides."""
-        return self.inner.rounds(run) if isinstance(self.inner, Wrapper) else SynchronousRounds()
+        if isinstance(self.inner, Wrapper):
+            return self.inner.make_rounds(run)
+        return SynchronousRounds()
 
     # --- Flower's Strategy -------------------------------------------------------------
     def configure_train(
@@ -351,7 +353,7 @@ class Wrapper(FixedSettings, Strategy):
         timeout_s = inf if timeout is None else timeout
         configs = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
         run = Run(self, grid, initial_arrays, num_rounds, timeout_s, *configs, evaluate_fn)
-        return run_all(run, self.rounds(run))
+        return run_all(run, self.make_rounds(run))
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of a strategy inside, if this wrapper has none of that name."""
