@@ -83,7 +83,7 @@ class AsynchronousRounds:
 
     def __init__(self, rule: Any) -> None:
         self.rule = rule
-        self.unit = rule.unit
+        self.unit: str = rule.unit
         # The number of server updates, and of nodes at work after the last instructions.
         self.version = 0
         self.num_at_work = 0
@@ -124,7 +124,7 @@ class AsynchronousRounds:
             return
         self.queue = MessageQueue(run.grid, self.fleet.clock, self.fleet.costs)
         self.fleet.queue = self.queue
-        self.evaluations = Evaluations(run, self.rule.evaluates_each_round)
+        self.evaluations: Evaluations = Evaluations(run, self.rule.evaluates_each_round)
         # An earlier run may have left some.
         self.book.failures["train"].clear()
         self._context = self._new_context([])

@@ -200,8 +200,8 @@ class RateCorrection:
         if conditions.largest_share is not None and not conditions.in_turn:
             # A node that has just begun may seem faster than it can be.
             share = max(conditions.largest_share, NODE_LIMIT / len(means))
-            rates = [1 / each.interval_s(usual_idle_s) for each in means]
-            of_all = of_all._replace(largest_rate=largest_rate(rates, share))
+            possible = [1 / each.interval_s(usual_idle_s) for each in means]
+            of_all = of_all._replace(largest_rate=largest_rate(possible, share))
         weight_power, interval_power = self.powers
         intervals_s = np.array([of_all.interval_s(each) for each in means])
         rates = 1 / intervals_s

@@ -30,7 +30,7 @@ def read_samples(record: ConfigRecord) -> tuple[Indices, NDArray[np.float32]]:
     lists = [record.get(keys.INDICES), record.get(keys.LOSSES, b"")]
     if not all(isinstance(packed, bytes) for packed in lists):
         raise ValueError("no list of samples")
-    indices = np.frombuffer(lists[0], "<i4")
+    indices = np.frombuffer(lists[0], "<i4")  # type: ignore[arg-type]
     losses = np.frombuffer(lists[1], "<f4")  # type: ignore[arg-type]
     return indices.astype(np.int64), losses.astype(np.float32)
 

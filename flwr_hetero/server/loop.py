@@ -6,7 +6,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from logging import DEBUG, INFO, WARNING
 from math import inf
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -78,7 +78,7 @@ class Run:
 class Rounds(Protocol):
     """What a run does between two lines of its history."""
 
-    unit: ClassVar[str]
+    unit: str
     """What a round is called in the log."""
 
     def begin(self, run: Run) -> None:
@@ -108,7 +108,7 @@ def run_all(run: Run, rounds: Rounds) -> Result:
 class SynchronousRounds:
     """Rounds that end when all nodes, or enough of them, have replied."""
 
-    unit: ClassVar[str] = "round"
+    unit = "round"
 
     def begin(self, run: Run) -> None:
         """Do nothing, because nothing goes on between two rounds."""

@@ -322,8 +322,8 @@ class TiFL(Selection):
         self.tiers = Tiers(**held["tiers"])
         self.actual_s = held["actual_s"]
         rows = {n: np.array(row) if n != "tier" else row for n, row in held["state"].items()}
-        self.state = algorithm.TierState(**rows)
-        self.due = np.array(held["due"])  # type: ignore[arg-type]
+        self.state = algorithm.TierState(**rows)  # type: ignore[arg-type]
+        self.due = np.array(held["due"])
         self.evaluated = None if held["evaluated"] is None else np.array(held["evaluated"])
         self.timing.load_state_dict(state, self.tiers)
         self.rng = rng_from_str(str(state["rng"]))
