@@ -1,7 +1,7 @@
 """Through how many files of flwr_hetero the server's part of a round runs.
 
-``python -m flwr_hetero_studies.cost.journeys``. Counted are files whose functions are called during
-one round, or one server update, on a LocalGrid; grid and nodes are not.
+``python -m flwr_hetero_studies.cost.journeys`` counts the files whose functions are called during
+one round, or one server update, on a LocalGrid. The grid and the nodes do not count.
 """
 
 import sys
@@ -19,12 +19,15 @@ from flwr_hetero_studies.core.tables import table
 from flwr_hetero_studies.cost.scale import EchoFleet, fedavg
 
 ROOT = str(Path(flwr_hetero.__file__).parent) + "/"
-NODES, CLIENTS, ROUND, UPDATE = 20, 4, 4, 10
-"""A fleet, and the round or server update that is looked at: nothing is done for the first time."""
+NODES = 20
+CLIENTS = 4
+ROUND = 4
+UPDATE = 10
+"""The round and the server update whose calls are counted, late enough to do nothing new."""
 
 
 class Journey(NamedTuple):
-    """What is looked at, one update or a whole round, and through how many files it may run."""
+    """A server update or a whole round, and through how many files it may run."""
 
     name: str
     make: Callable[[], Wrapper]
@@ -41,13 +44,15 @@ JOURNEYS = (
 
 
 def visited(journey: Journey) -> set[str]:
-    files, inside, seen = set[str](), 0, 0
+    files: set[str] = set()
+    # The depth of calls that the grid has made.
+    inside = 0
+    seen = 0
 
     def profile(frame: FrameType, event: str, _: Any) -> None:
         nonlocal inside
         name = frame.f_code.co_filename
         if inside or (name.startswith(ROOT + "fleet/") and event == "call"):
-            # the grid, and all that it calls
             inside += (event == "call") - (event == "return")
         elif event == "call" and name.startswith(ROOT):
             files.add(name.removeprefix(ROOT))
@@ -57,7 +62,7 @@ def visited(journey: Journey) -> set[str]:
         seen += 1
         at = seen if journey.updates else moment.round
         last = UPDATE if journey.updates else ROUND
-        # off before anything else is called
+        # The profiler is switched off before anything else is called.
         sys.setprofile(profile if at == last - 1 else None)
         if at == last:
             raise Enough
