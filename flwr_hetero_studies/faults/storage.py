@@ -1,6 +1,6 @@
 """A ServerApp is killed in the middle of a checkpoint, or its disk is full.
 
-A separate process (``storage.py FOLDER [resume]``) runs FedAvg on a LocalGrid with a model of 32 MB.
+A separate process (``storage.py FOLDER [resume]``) runs FedAvg on a LocalGrid; its model has 32 MB.
 """
 
 import subprocess

@@ -1,15 +1,15 @@
 r"""The least time in which SGD on nodes of unequal speed is known to reach a target.
 
 Tyurin and Richtarik, *Optimal Time Complexities of Parallel Stochastic Optimization Methods Under a
-Fixed Computation Model*, NeurIPS 2023. Node i takes :math:`\tau_1 \le \dots \le \tau_n` seconds for
-the gradient of an example. Where all nodes draw from the same data (Rennala SGD) and where each has
-its own (Malenia SGD):
+Fixed Computation Model*, NeurIPS 2023. Node i takes :math:`\tau_i` seconds for the gradient of an
+example, :math:`\tau_1 \le \dots \le \tau_n`. The least time is :math:`T_{same}` if all nodes draw
+from the same data (Rennala SGD), and :math:`T_{own}` if each has its own (Malenia SGD):
 
 .. math:: T_{same} = S \min_m \frac{m + B}{\sum_{i \le m} 1 / \tau_i}, \qquad
           T_{own} = S \left( \tau_n + \frac{B}{n} \cdot \frac{1}{n} \sum_i \tau_i \right)
 
-S, the steps without any noise, and B, the batch from which on more examples a step do not pay, are
-those of the task: SGD on the pooled data takes :math:`E(b) = S (b + B)` examples in batches of b.
+S is the number of steps without any noise, and B the batch size from which on more examples in a
+step do not pay. SGD on the pooled data takes :math:`E(b) = S (b + B)` examples in batches of b.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,11 +32,16 @@ from flwr_hetero_studies.race.outcomes import TARGETS, Contest, reach, smooth
 from flwr_hetero_studies.race.tuning import DEVELOPMENT
 from flwr_hetero_studies.race.watch import RunningAverage
 
-RUNS, TUNING = "limit", "limit tuning"
+RUNS = "limit"
+TUNING = "limit tuning"
 BATCHES = (4, 8, 16, 32, 64, 128)
 RATES = (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8)
-EXAMPLES, LOOK, BETWEEN = 97_200, 1_215, 300
-"""Examples of a run, and those between two looks at its model, and between two models averaged."""
+EXAMPLES = 97_200
+"""Examples of a run."""
+LOOK = 1_215
+"""Examples between two looks at its model."""
+BETWEEN = 300
+"""Examples between two models of the average."""
 WINDOW = 8
 HEAD = ["seconds to FedAvg's end less a point, main cell, 20 at work", "", "FedSlice's = 1"]
 
@@ -46,8 +51,8 @@ def is_limit(line: Line) -> bool:
 
 
 def plan(options: Options, lines: Sequence[Line]) -> Iterator[Trial]:
-    """Try rates of each batch size on the validation split, then run the best one on the test's."""
-    (seed, *_) = DEVELOPMENT
+    """Try rates for each batch size on the validation split, then run the best one to be tested."""
+    seed, *_ = DEVELOPMENT
     for batch in BATCHES:
         case = {"experiment": TUNING, "name": f"batches of {batch}", "batch": batch}
         for rate in RATES:
@@ -57,15 +62,12 @@ def plan(options: Options, lines: Sequence[Line]) -> Iterator[Trial]:
             continue
         best = max(tried, key=lambda line: float(np.mean(smooth(line))))
         case |= {"experiment": RUNS, "rate": best["case"]["rate"]}
-        for each in options.seeds_or(range(CELLS[MAIN].seeds)):
-            yield Trial(case, each, {"split": "test"})
+        for reported in options.seeds_or(range(CELLS[MAIN].seeds)):
+            yield Trial(case, reported, {"split": "test"})
 
 
 def run(case: Case, seed: int, data: Data, split: str) -> dict[str, Any]:
-    cell = CELLS[MAIN]
-    train, valid, test = cell.rows
-    dataset = data.first(train + valid, test)
-    learning = Learning(dataset, cell.model, cell.partition, cell.nodes, cell.rows, seed)
+    learning = CELLS[MAIN].learning(data, seed)
     return pooled(learning, case["batch"], case["rate"], split, EXAMPLES, LOOK, WINDOW, BETWEEN)
 
 
@@ -80,15 +82,16 @@ def pooled(
     between: int,
 ) -> dict[str, Any]:
     """Train on all data in one place; ``between``: examples between two models of the average."""
-    net, every = network_of(learning.first()), learning.splits["train"]
-    sampler = UniformSampler(len(every), batch, seed=learning.seed)
+    net = network_of(learning.first())
+    pool = learning.splits["train"]
+    sampler = UniformSampler(len(pool), batch, seed=learning.seed)
     average = RunningAverage(window)
     points: list[dict[str, Any]] = []
     examples = 0
     next_look = look
     steps = max(1, between // batch)
     while examples < most:
-        examples += train_numpy(net, every, sampler, steps, rate).examples_processed
+        examples += train_numpy(net, pool, sampler, steps, rate).examples_processed
         average.add({str(n): array.copy() for n, array in enumerate(net)})
         if examples >= next_look:
             next_look = examples + look
@@ -101,9 +104,9 @@ def pooled(
 
 
 def fitted(examples: Mapping[int, float]) -> tuple[float, float]:
-    """Return S and B of the task, by the examples that each batch size takes.
+    """Return S and B of the task, given the examples that each batch size takes.
 
-    The logarithms are fitted, so that each batch size counts alike.
+    The logarithms are fitted, so that each batch size has the same weight.
 
     >>> fitted({10: 3000.0, 20: 4000.0, 40: 6000.0})
     (100.0, 20.0)
@@ -111,7 +114,7 @@ def fitted(examples: Mapping[int, float]) -> tuple[float, float]:
     sizes = np.array(list(examples), np.float64)
     taken = np.array(list(examples.values()))
     noises = np.concatenate([[0.0], np.geomspace(0.1, 1000, 8001)])
-    # Of all steps S the best one for a B is known: the mean difference of the logarithms.
+    # For a given B, the best logarithm of S is the mean difference of the logarithms.
     gaps = np.log(taken) - np.log(sizes + noises[:, None])
     place = int(gaps.std(axis=1).argmin())
     return round(float(np.exp(gaps[place].mean())), 2), round(float(noises[place]), 2)
@@ -134,13 +137,13 @@ def least_s(step_s: Sequence[float], steps: float, noise: float) -> tuple[float,
 
 def section(lines: Sequence[Line], contest: Contest | None) -> dict[str, str]:
     """Tabulate the limits beside what FedSlice and FedAvg took, by the means over seeds."""
-    own = record.of(lines, experiment=RUNS)
-    if contest is None or not own or OURS not in contest.runs:
+    pooled_lines = record.of(lines, experiment=RUNS)
+    if contest is None or not pooled_lines or OURS not in contest.runs:
         return {}
     examples: dict[int, float] = {}
-    for batch, runs in record.by(own, "batch").items():
+    for batch, runs in record.by(pooled_lines, "batch").items():
         ends = {seed: yard["metrics"]["limits"]["end"] for seed, yard in contest.yard.items()}
-        taken = [reach(x, ends[x["seed"]] + TARGETS[0])["examples"] for x in runs]
+        taken = [reach(line, ends[line["seed"]] + TARGETS[0])["examples"] for line in runs]
         if all(map(isfinite, taken)):
             examples[batch] = mean(taken)
     if len(examples) < 3:
