@@ -10,7 +10,7 @@ from flwr_hetero_studies.core import record
 from flwr_hetero_studies.core.apps import app_modules
 from flwr_hetero_studies.core.plan import DIGITS, Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
-from flwr_hetero_studies.race import limit, wide
+from flwr_hetero_studies.race import wide
 from flwr_hetero_studies.race.cells import CELLS, MAIN, PACKED, RaceCell, case_of
 from flwr_hetero_studies.race.methods import BASE, METHODS, OURS, OWN_AVERAGE
 from flwr_hetero_studies.race.node import IN_TORCH
@@ -53,7 +53,6 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
         yield from racing(name, cell, tuning)
     if options.data == CELLS[MAIN].data:
         yield from parts(tuning)
-        yield from limit.plan(options, lines)
     yield from wide.plan(options, lines)
 
 
@@ -113,8 +112,6 @@ def parts(tuning: Tuning) -> Iterator[Trial]:
 def run(case: Case, seed: int, data: Data, split: str, **given: Any) -> dict[str, Any]:
     if case["experiment"].startswith((wide.RUNS, wide.TUNING)):
         return wide.run(case, seed, data, split, **given)
-    if case["experiment"] in (limit.RUNS, limit.TUNING):
-        return limit.run(case, seed, data, split)
     if case["name"] == YARDSTICK:
         return run_yardstick(case, seed, data, split, **given)
     return run_method(case, seed, data, split, **given)

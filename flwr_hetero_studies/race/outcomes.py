@@ -121,9 +121,9 @@ class Contest(NamedTuple):
         reached = [isfinite(self.reach(x, shift)["virtual_s"]) for pair in pairs for x in pair]
         return Duel(base[0]["case"]["name"], ratios, more, more_slow, any(reached))
 
-    def duel(self, shift: float = TARGETS[0], without: str = "") -> "Duel | None":
-        """Hold ours against the best rival of all but one."""
-        rivals = [name for name in self.runs if name not in (OURS, without)]
+    def duel(self, shift: float = TARGETS[0]) -> "Duel | None":
+        """Hold ours against the best rival."""
+        rivals = [name for name in self.runs if name != OURS]
         if OURS not in self.runs or not rivals:
             return None
         return self.against(self.runs[self.best(rivals, shift)], self.runs[OURS], shift)

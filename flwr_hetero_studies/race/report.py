@@ -11,7 +11,7 @@ from flwr_hetero_studies.core import plots, record, tables
 from flwr_hetero_studies.core.curves import over_time
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.core.record import Line
-from flwr_hetero_studies.race import limit, packed, wide_report
+from flwr_hetero_studies.race import packed, wide_report
 from flwr_hetero_studies.race.cases import BITS, ROUNDS, SETTINGS
 from flwr_hetero_studies.race.cells import CELLS, MAIN, PAIR
 from flwr_hetero_studies.race.methods import BASE, METHODS, OURS
@@ -200,7 +200,7 @@ def parts_under_ours(contest: Contest) -> str:
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
-    main = [x for x in lines if not wide_report.is_wide(x) and not limit.is_limit(x)]
+    main = [line for line in lines if not wide_report.is_wide(line)]
     groups: dict[str, list[Line]] = {TUNING: [], PARTS: [], PACKED: [], "": []}
     for line in main:
         experiment = line["case"]["experiment"]
@@ -220,12 +220,10 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     sections = [section(cell, [c for c in found if c.cell == cell]) for cell in cells]
     parts |= duels(found)
     parts |= {"costs": costs(found), "cells": "".join(sections), "tuned": tuned(main)}
-    by_place = {(contest.cell, contest.at_work): contest for contest in found}
-    if (MAIN, 5) in by_place:
-        contest = by_place[MAIN, 5]
-        rows = [brief(contest.row(name)) for name in contest.ranked()]
-        parts["methods"] = tables.only([HEAD[0], HEAD[1], *HEAD[4:]], HEAD, rows)
-    parts |= limit.section(lines, by_place.get((MAIN, 20)))
+    for contest in found:
+        if (contest.cell, contest.at_work) == (MAIN, 5):
+            rows = [brief(contest.row(name)) for name in contest.ranked()]
+            parts["methods"] = tables.only([HEAD[0], HEAD[1], *HEAD[4:]], HEAD, rows)
     parts |= packed.section(compared, groups[PACKED])
     parts |= wide_report.section(lines)
     if groups[PARTS]:

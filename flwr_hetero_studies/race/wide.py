@@ -17,7 +17,6 @@ from flwr_hetero.fleet import DeviceProfile
 from flwr_hetero_studies.core import record
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
-from flwr_hetero_studies.race import limit
 from flwr_hetero_studies.race.cells import ADDED, MAIN, TEXTS, UNRELIABLE, RaceCell, mild, paper_5
 from flwr_hetero_studies.race.methods import (
     BASE,
@@ -36,7 +35,6 @@ from flwr_hetero_studies.race.methods import (
 from flwr_hetero_studies.race.node import NORMED
 from flwr_hetero_studies.race.tuning import DEVELOPMENT, LEVELS, YARDSTICK, scores_of
 from flwr_hetero_studies.race.watch import (
-    BATCH_SIZE,
     WINDOWS,
     Limits,
     end_of,
@@ -52,9 +50,6 @@ LONG = 3
 """FedAvg trains so many times as long as until the end that sets the target."""
 TUNED_SHARE = 2 / 3
 MOST_RATES = 4
-POOLED = "SGD on the pooled data"
-BETWEEN = 19
-"""Steps between two models of the average of pooled SGD."""
 
 
 def two_kinds(seed: int) -> list[DeviceProfile]:
@@ -218,10 +213,8 @@ def reported(options: Options, tuned: Tuned) -> Iterator[Trial]:
     yards = record.by_seed(record.of(tuned.lines, **yard))
     seeds = options.seeds_or(range(WIDE[tuned.cell].cell.seeds))
     yield from (Trial(yard, seed, {"split": "test"}) for seed in seeds)
-    given = {OURS: (rate, OWN_AVERAGE), POOLED: base}
-    more = [POOLED] if tuned.cell == "main" else []
-    for name in (*names_in(tuned.cell), *more):
-        best = given.get(name) or tuned.best(name)
+    for name in names_in(tuned.cell):
+        best = (rate, OWN_AVERAGE) if name == OURS else tuned.best(name)
         if best is None:
             continue
         case = case_of(RUNS, tuned.cell, name, best[0], window=best[1])
@@ -241,12 +234,6 @@ def run(
     most = LONG * case["rounds"] * cell.examples_a_round
     look = 1.5 * cell.examples_a_round
     learning = cell.learning(data, seed, wide.optimizer)
-    if name == POOLED:
-        # The batches are those of the nodes, and the limit is that in examples.
-        return limit.pooled(
-            learning, BATCH_SIZE, case["rate"], split, most / LONG, look, window,
-            BETWEEN * BATCH_SIZE,
-        )  # fmt: skip
     if limits is None:
         strategy = draw(wide.base(), 3, seed)
         bounds = Limits(inf, most, look)

@@ -1,8 +1,6 @@
 """The tables of the wider race: ours, at FedAvg's rate, against the best rival."""
 
 from collections.abc import Sequence
-from math import isfinite
-from statistics import mean
 from typing import NamedTuple
 
 from flwr_hetero_studies.core import record, tables
@@ -12,22 +10,18 @@ from flwr_hetero_studies.race.outcomes import (
     HEAD,
     LESS_SLOW_THAN_BASE,
     LESS_THAN_BASE,
-    TARGETS,
     Contest,
     Duel,
 )
 from flwr_hetero_studies.race.tuning import YARDSTICK
-from flwr_hetero_studies.race.wide import AT_WORK, POOLED, RUNS, TUNING, WIDE
+from flwr_hetero_studies.race.wide import AT_WORK, RUNS, TUNING, WIDE
 
 AHEAD = 1.3
 """Speed-up over the best rival that was wanted in three quarters of the cells."""
 LEAST = 1.0
 """Speed-up over the best rival that was wanted in all cells."""
-MOST_EXAMPLES = 2.2
-"""Examples that were wanted in the main cell, as a multiple of those of pooled SGD."""
 HEAD_CELLS = ["cell", "seeds", "s", "best rival: its s", "times faster",
               "to the late target", "points more than FedAvg, slowest tier's"]  # fmt: skip
-HEAD_POOLED = ["examples to FedAvg's end less a point, main cell", "", "in those of pooled data"]
 
 
 def is_wide(line: Line) -> bool:
@@ -77,7 +71,7 @@ class WideContest(NamedTuple):
 
 
 def ours_against_best(contest: Contest) -> Duel:
-    duel = contest.duel(without=POOLED)
+    duel = contest.duel()
     # A cell is reported only if ours and a rival have run.
     assert duel is not None
     return duel
@@ -104,27 +98,12 @@ def with_late_target(yard: Line) -> Line:
     return yard | {"metrics": yard["metrics"] | {"limits": limits | {"end": limits["late"]}}}
 
 
-def pooled(main: Contest) -> tuple[str, list[str]]:
-    """Tabulate the examples of SGD on the pooled data and of ours; return what is missed."""
-    if POOLED not in main.runs:
-        return "", []
-    counts = {}
-    for name in (POOLED, OURS):
-        examples = [main.reach(line, TARGETS[0])["examples"] for line in main.runs[name]]
-        counts[name] = mean(count for count in examples if isfinite(count))
-    rows = [[n, f"{count:.0f}", f"{count / counts[POOLED]:.1f}"] for n, count in counts.items()]
-    share = counts[OURS] / counts[POOLED]
-    missed = f"{share:.1f} times the examples of pooled data (main, {OURS})"
-    return "\n" + tables.table(HEAD_POOLED, rows), [missed] if share > MOST_EXAMPLES else []
-
-
 def details(contest: Contest) -> str:
     rows = []
     for name in contest.ranked():
-        if name != POOLED:
-            case = contest.runs[name][0]["case"]
-            models = "newest" if case["window"] == 1 else str(case["window"])
-            rows.append([*contest.row(name), f"{case['rate']:g}", models])
+        case = contest.runs[name][0]["case"]
+        models = "newest" if case["window"] == 1 else str(case["window"])
+        rows.append([*contest.row(name), f"{case['rate']:g}", models])
     seeds = ", ".join(map(str, sorted(contest.yard)))
     table = tables.table([*HEAD, "rate", "models averaged"], rows)
     return f"### {contest.cell}\n\nSeeds {seeds}.\n\n{table}\n"
@@ -139,11 +118,6 @@ def section(lines: Sequence[Line]) -> dict[str, str]:
     ahead = sum(contest.duel.ratio >= AHEAD for contest in contests)
     if ahead < 0.75 * len(contests):
         missed.insert(0, f"{AHEAD} times as fast in {ahead} of {len(contests)} cells")
-    for contest in contests:
-        if contest.first.cell == "main":
-            table, too_many = pooled(contest.first)
-            text += table
-            missed += too_many
     text += (
         f"\nAt least {AHEAD} times as fast in {ahead} of {len(contests)} cells, at FedAvg's rate."
     )
