@@ -103,7 +103,7 @@ class Learning:
     def measure(
         self, model: dict[str, Values], slow: list[int], split: str = "test"
     ) -> tuple[float, float]:
-        """Return accuracy on all examples, and with classes as often as the slow nodes hold them."""
+        """Return accuracy on all examples, and with classes as often as slow nodes hold them."""
         inputs, labels = self.splits[split]
         rows = np.concatenate([deal(self)[node] for node in slow])
         held = self.splits["train"].labels[rows]
