@@ -10,7 +10,6 @@ from quadratics import STEPS, Watched, answers, fedavg, models
 from recording import History
 
 from flwr_hetero.fleet import DeviceProfile, Fault
-from flwr_hetero.strategy import LocalSteps
 from flwr_hetero_studies.rivals import FedAT
 from flwr_hetero_studies.rivals.fedat import mirrored_weights
 
@@ -67,21 +66,6 @@ def test_each_tier_updates_at_its_own_pace():
         assert {int(node[-1]) // 3 for node in record["selected"]} == {record["tier"]}
     assert {len(record["selected"]) for record in records[10:]} == {2}
     assert strategy.tier == {f"node-{i}": i // 3 for i in range(9)}
-
-
-def test_normalised_steps_are_those_from_the_tiers_own_start():
-    def found(inner):
-        return models(FedAT(inner, 2, 3), Watched(range(9), SPEEDS, lr=0.05), 30)[0]
-
-    same = LocalSteps(fedavg(), STEPS, gamma=1.0, step_correction=1.0)
-    assert found(same) == pytest.approx(found(fedavg()), rel=1e-9)
-
-
-def test_another_run_begins_without_models_of_tiers():
-    strategy = FedAT(fedavg(), 2, 3)
-    first, second = (models(strategy, Watched(range(9), SPEEDS), 9)[0] for _ in range(2))
-    assert sum(strategy.counts) == 9
-    assert second[1] == first[1]
 
 
 def test_dead_node_costs_its_tier_the_time_out_and_the_others_nothing():

@@ -40,13 +40,6 @@ def test_dirichlet_equals_flower_datasets():
         assert theirs.load_partition(node)["row"][:] == part.tolist()
 
 
-def test_quantity_shares_per_fifth():
-    sizes = [len(part) for part in partition_rows(LABELS, 10, "quantity")]
-    assert sizes == [30, 30, 45, 45, 60, 60, 75, 75, 90, 90]
-    both = [len(part) for part in partition_rows(LABELS, 50, "quantity-classes")]
-    assert sum(both[:10]) < sum(both[20:30]) < sum(both[40:])
-
-
 @pytest.mark.parametrize(("nodes", "num", "slow"), [(20, 2, 4), (5, 1, 1), (7, 9, 6), (2, 1, 1)])
 def test_last_nodes_alone_hold_the_last_classes(nodes, num, slow):
     parts = partition_rows(LABELS, nodes, "classes-by-speed", classes_per_node=num)
