@@ -231,18 +231,6 @@ def test_run_configs_and_lines_make_same_strategies(monkeypatch):
                     assert vars(mine).get(name) == vars(other).get(name), (choice.name, name)
 
 
-def test_advice_of_compression_names_the_mod(capsys):
-    choice = next(c for c in candidates(4, 2, limited=True) if c.name == "FedAvg, 4 bits")
-    points = make(choice, 100, None).run()
-    rows = {"mixed": [row(choice, [judge(points, points)])]}
-    _print(Advice(list(FLEET), 2, 16, rows, base=choice.name))
-    said = capsys.readouterr().out
-    made = "RandomSelection(clients_per_round=2)"
-    assert f"strategy = Compressed({made}, bits_up=4, bits_down=4)\n" in said
-    assert "app = ClientApp(mods=[hetero])\n" in said
-    assert "batches" not in said, "the app takes its own steps"
-
-
 def test_command_ends_with_lines_for_the_users_app(capsys):
     choice = next(choice for choice in candidates(4, 2) if choice.name.endswith("few in flight"))
     points = make(choice, 100, None).run()

@@ -7,15 +7,12 @@ from flwr.clientapp import ClientApp
 from matplotlib.figure import Figure
 
 from flwr_hetero.fleet import DeviceProfile
-from flwr_hetero_studies import tasks
-from flwr_hetero_studies.core.apps import app_modules
-from flwr_hetero_studies.core.plan import DIGITS, Options
+from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.core.record import of
 from flwr_hetero_studies.real import cases, foretell, race, report
-from flwr_hetero_studies.real.workloads import SPEEDS, WORKLOADS, fleet
+from flwr_hetero_studies.real.workloads import SPEEDS, fleet
 
 NODES = {"node-0": {"message_s": 3.0, "train_s": 2.0, "first_s": [5.0, 4.0]}}
-CLASSES_OF_SEED_1 = {"partition": "classes", "classes_per_node": 5, "seed": 1}
 
 
 def line(trial, target_s, seconds=(1.0, 50.0, 100.0), target=0.8):
@@ -66,15 +63,6 @@ def test_a_run_is_foretold_once_it_was_made_from_what_fedavg_measured():
     assert [t.case["foretold"] for t in trials] == sorted(t.case["foretold"] for t in trials)
 
 
-def test_seeds_and_rounds_are_not_mixed_up():
-    first = planned([], seeds=[0, 1])
-    lines = [line(first[0], 90.0)]
-    slices = [t for t in planned(lines, seeds=[0, 1]) if t.case["name"] == "FedSlice"]
-    assert [t.seed for t in slices] == [0]
-    other = Options(cases.SETTINGS | {"light": 2}, "data", [0])
-    assert all(t.case["name"] == "FedAvg" for t in cases.plan(other, lines))
-
-
 # --- what is run ----------------------------------------------------------------------------
 
 
@@ -118,23 +106,6 @@ def test_messages_are_sums_of_their_parts_and_the_first_are_told_apart():
     nodes = race.messages_of(history(*points))
     assert nodes["node-0"] == {"first_s": [6.0, 7.0], "message_s": 9.0, "train_s": 8.0}
     assert nodes["node-1"] == {"first_s": [15.0, 15.0], "message_s": 15.0, "train_s": 10.0}
-
-
-def test_end_is_measured_on_the_classes_of_the_slowest_node_too():
-    config = WORKLOADS["light"].run_config("FedSlice", DIGITS, 1, 2)
-    slowest = tasks.load_partition(DIGITS, 5, len(SPEEDS), **CLASSES_OF_SEED_1)
-    held = slowest.targets.numpy()
-    settings = app_modules("fleet", "fleet_app")[1].FleetSettings.from_run_config(config)
-    model = {name: 0 * each.numpy() for name, each in tasks.initial_arrays(settings).items()}
-    bias = next(array for name, array in model.items() if array.shape == (10,))
-    often = int(np.bincount(held).argmax())
-    # says the same class of each image
-    bias[often] = 1.0
-    found = race.ended(model, config)
-    labels = tasks.load_test(DIGITS).targets.numpy()
-    assert found["end"] == pytest.approx((labels == often).mean(), abs=1e-4)
-    assert found["end_slow"] == pytest.approx((held == often).mean(), abs=1e-4)
-    assert found["end_slow"] > found["end"] + 0.02
 
 
 # --- what is foretold -----------------------------------------------------------------------

@@ -123,16 +123,6 @@ def test_unknown_task_is_refused_with_the_settings(own, name, message):
 
 
 @pytest.mark.parametrize(
-    ("dataset", "task", "kind"),
-    [("digits", "language-model", "texts"), ("series", "language-model", "texts"),
-     ("breast-cancer", "forecasting", "series"), ("stdlib", "forecasting", "series")],
-)  # fmt: skip
-def test_task_that_does_not_fit_the_data(dataset, task, kind):
-    with pytest.raises(ValueError, match=f"task must have {kind} to learn from"):
-        data_shape(dataset, task)
-
-
-@pytest.mark.parametrize(
     ("columns", "task", "message"),
     [
         ({"series": [[1.0] * 25]}, "auto", "hold examples, .* too short"),

@@ -58,11 +58,6 @@ def test_settings_refusals(run_config, message):
         AppSettings.from_run_config(run_config)
 
 
-def test_errors_name_the_typed_key():
-    with pytest.raises(ValueError, match=r"^local-epochs and num-tiers$"), Settings().as_typed():
-        raise ValueError("local_epochs and num-tiers")
-
-
 def test_run_directory_is_that_asked_for_or_new(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     for asked in (f"{tmp_path}/run", "~/run"):

@@ -10,12 +10,10 @@ from flwr_hetero_studies.tasks import (
     data_shape,
     load_partition,
 )
-from flwr_hetero_studies.tasks.sources import measure, open_source
+from flwr_hetero_studies.tasks.sources import measure
 from flwr_hetero_studies.tasks.texts import (
     LENGTH,
-    PACKAGES,
     VOCABULARY,
-    stdlib_texts,
     token_numbers,
 )
 
@@ -44,17 +42,6 @@ def folder(tmp_path):
     columns = {"id": [f"row {i}" for i in range(60)], "sentence": rows, "label": labels}
     pq.write_table(pa.table(columns), tmp_path / "train.parquet")
     return tmp_path
-
-
-def test_stdlib_is_balanced_and_the_same_each_time():
-    source = open_source("stdlib")
-    assert (source.shape, source.num_classes) == ((LENGTH,), len(PACKAGES))
-    counts = [np.bincount(split.labels).tolist() for split in (source.train, source.test)]
-    assert counts == [[800] * 10, [200] * 10]
-    again = stdlib_texts()
-    assert again[0] == stdlib_texts()[0]
-    assert not any("def test_" in text for text in again[0][:1000])
-    assert len(load_partition("stdlib", 0, 10, partition="classes", classes_per_node=1)) == 800
 
 
 def test_rows_of_numbers_are_standardised_by_column(tmp_path):
