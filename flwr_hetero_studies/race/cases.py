@@ -1,19 +1,15 @@
 """Every method tuned alike, at equal concurrency, as ``page.template`` said before the runs."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from math import inf
 from typing import Any
 
-from flwr_hetero.strategy import Compressed, SamplerMetrics
-from flwr_hetero_studies.core import record
-from flwr_hetero_studies.core.apps import app_modules
+from flwr_hetero.strategy import Compressed
 from flwr_hetero_studies.core.plan import DIGITS, Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
 from flwr_hetero_studies.race import wide
 from flwr_hetero_studies.race.cells import CELLS, MAIN, PACKED, RaceCell, case_of
 from flwr_hetero_studies.race.methods import BASE, METHODS, OURS, OWN_AVERAGE
-from flwr_hetero_studies.race.node import IN_TORCH
 from flwr_hetero_studies.race.tuning import TUNED, YARDSTICK, Tuning, scores_of
 from flwr_hetero_studies.race.watch import WINDOWS, Limits, end_of, place_of, race, with_window
 
@@ -28,15 +24,6 @@ MORE_FOR_ALL = 2
 SETTINGS = {"rounds": ROUNDS, "time": 1.0}
 FAST = {"rounds": 4}
 FAST_CASES = ["*dirichlet*/yardstick", "*dirichlet, 5*/FedAvg", "*dirichlet, 5*/FedSlice"]
-PARTS: dict[str, dict[str, str]] = {
-    "ours alone": {},
-    "with Mercury": {"sampler": "mercury"},
-    "with PGD": {"sampler": "pgd"},
-    "with ID-GraB": {"order": "id-grab"},
-}
-"""Samplers and orders of ``apps/fleet`` under our setting, in torch; CD-GraB needs rounds."""
-PARTS_AT = 5
-PARTS_SEEDS = 5
 BITS = 4
 """Bits of a value each way in the runs with compression."""
 PACKED_SEEDS = 3
@@ -51,8 +38,6 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
             yield from tuning.plan(name)
     for name, cell in cells.items():
         yield from racing(name, cell, tuning)
-    if options.data == CELLS[MAIN].data:
-        yield from parts(tuning)
     yield from wide.plan(options, lines)
 
 
@@ -94,21 +79,6 @@ def entrant(
             yield Trial(case, seed, {"split": "test", "limits": limits})
 
 
-def parts(tuning: Tuning) -> Iterator[Trial]:
-    chosen = tuning.choice(MAIN, PARTS_AT, BASE)
-    if chosen is None:
-        return
-    yards = record.of(tuning.lines, cell=MAIN, name=YARDSTICK)
-    yards = [line for line in yards if not line["case"]["experiment"].startswith("tuning")]
-    more = {"trial": list(chosen[0]), "window": OWN_AVERAGE, "method": OURS}
-    for part in PARTS:
-        case = case_of("parts: ", MAIN, PARTS_AT, part, tuning.options, **more)
-        for yard in yards:
-            if yard["seed"] < PARTS_SEEDS:
-                given = {"split": "test", "limits": yard["metrics"]["limits"]}
-                yield Trial(case, yard["seed"], given)
-
-
 def run(case: Case, seed: int, data: Data, split: str, **given: Any) -> dict[str, Any]:
     if case["experiment"].startswith((wide.RUNS, wide.TUNING)):
         return wide.run(case, seed, data, split, **given)
@@ -141,17 +111,10 @@ def run_method(
 ) -> dict[str, Any]:
     cell = CELLS[case["cell"]]
     rate, first, second = case["trial"]
-    method = METHODS[case.get("method", case["name"])]
-    strategy = method.build(case["at_work"], seed, first, second)
+    strategy = METHODS[case["name"]].build(case["at_work"], seed, first, second)
     if "bits" in case:
         strategy = Compressed(strategy, case["bits"], case["bits"])
     learning = cell.learning(data, seed)
-    more: dict[str, Any] = {}
-    if case["name"] in PARTS:
-        # Samplers are written for torch, so the same network is trained there.
-        strategy = SamplerMetrics(strategy)
-        learning = replace(learning, model=IN_TORCH)
-        more = {"app": app_modules("fleet", "fleet_app")[0], "more": fleet_config(case, cell, data)}
     most = LONG * case["rounds"] * cell.examples_a_round
     # Rounds of all nodes, each with one epoch, would end too early to judge.
     if case["at_work"] == cell.nodes:
@@ -159,16 +122,9 @@ def run_method(
     part = TUNED_SHARE[case["at_work"]] if split == "valid" else 1.0
     own_limits = Limits(part * limits["virtual_s"], part * most, 1.5 * cell.examples_a_round)
     metrics, curve = race(
-        learning, cell.fleet(seed), strategy, rate=rate, split=split, limits=own_limits, **more
+        learning, cell.fleet(seed), strategy, rate=rate, split=split, limits=own_limits
     )
     if split == "valid":
         ends = {str(window): round(end_of(curve, window), 4) for window in WINDOWS}
         return {"metrics": metrics | {"scores": scores_of(curve, limits), "ends": ends}}
     return {"metrics": metrics, "curve": with_window(curve, case["window"])}
-
-
-def fleet_config(case: Case, cell: RaceCell, data: Data) -> dict[str, Any]:
-    train, _, test = cell.rows
-    config = {"engine": "fedslice", "selection": "all", "order": "reshuffle", "sampler": "uniform"}
-    config |= {"partition": cell.partition, "dataset": data.first(train, test), "model": IN_TORCH}
-    return config | PARTS[case["name"]]

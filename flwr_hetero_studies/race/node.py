@@ -26,8 +26,6 @@ from flwr_hetero_studies.tasks.training import train
 HIDDEN = 100
 NUMPY = "mlp-100"
 """A network with one hidden layer of 100 units, which trains in NumPy."""
-IN_TORCH = "flwr_hetero_studies.race.node:in_torch"
-"""The same network in torch."""
 STATE = "optimizer"
 """Where a node keeps its optimizer's state in its context."""
 NORMED = "flwr_hetero_studies.race.node:normed"

@@ -32,7 +32,6 @@ from flwr_hetero_studies.race.tuning import TUNED, TUNED_AT, YARDSTICK, Tuning
 from flwr_hetero_studies.race.watch import SMOOTHED
 
 TUNING = "tuning: "
-PARTS = "parts: "
 PACKED = f"{BITS} bits: "
 ENOUGH = 1.5
 """Speed-up over the best rival that was wanted in two thirds of the tables."""
@@ -188,20 +187,9 @@ def band(lines: Sequence[Line]) -> list[Any]:
     return [folded[0][0], *(column for _, column in folded)]
 
 
-def parts_under_ours(contest: Contest) -> str:
-    """Hold samplers and orders under ours against ours alone, which comes first."""
-    base, *others = contest.runs
-    rows = []
-    for name in others:
-        duel = contest.against(contest.runs[base], contest.runs[name])
-        rows.append([name, tables.extent(duel.ratios), *duel.points])
-    head = ["method", f"faster than {base}, less a point", "points more", "slowest tier's"]
-    return tables.table(head, rows)
-
-
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     main = [line for line in lines if not wide_report.is_wide(line)]
-    groups: dict[str, list[Line]] = {TUNING: [], PARTS: [], PACKED: [], "": []}
+    groups: dict[str, list[Line]] = {TUNING: [], PACKED: [], "": []}
     for line in main:
         experiment = line["case"]["experiment"]
         kind = next(kind for kind in groups if experiment.startswith(kind))
@@ -226,7 +214,4 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
             parts["methods"] = tables.only([HEAD[0], HEAD[1], *HEAD[4:]], HEAD, rows)
     parts |= packed.section(compared, groups[PACKED])
     parts |= wide_report.section(lines)
-    if groups[PARTS]:
-        runs = record.by(groups[PARTS], "name")
-        parts["added"] = parts_under_ours(found[0]._replace(runs=runs))
     return parts

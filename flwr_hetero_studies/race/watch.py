@@ -157,13 +157,11 @@ def race(
     rate: float,
     split: str,
     limits: Limits,
-    app: ClientApp | None = None,
-    more: dict[str, Any] | None = None,
 ) -> tuple[dict[str, str], Columns]:
     """Train once; return why the run failed, if it did, as metrics, and the curve."""
     seed = learning.seed
-    config = {"learning-rate": rate, "batch-size": BATCH_SIZE, "seed": seed, **(more or {})}
-    grid = MeteredGrid(app or learning.app, profiles, seed=seed, run_config=config)
+    config = {"learning-rate": rate, "batch-size": BATCH_SIZE, "seed": seed}
+    grid = MeteredGrid(learning.app, profiles, seed=seed, run_config=config)
     first = learning.first()
     size = sum(len(array.data) for array in first.values())
     slow = slowest(profiles, size, learning.rows[0] / len(profiles))
