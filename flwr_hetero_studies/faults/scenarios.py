@@ -199,7 +199,8 @@ def killed_pushing(folder: Path, *, warm: bool) -> Found:
 def clock_jumps(what: str, days: int, nodes: tuple[str, ...], folder: Path, *, warm: bool) -> Found:
     """Let the clocks of all machines, or of one, jump in the middle of a round."""
     folder.mkdir(parents=True, exist_ok=True)
-    offset, library = folder / "offset", folder / "clock.so"
+    offset = folder / "offset"
+    library = folder / "clock.so"
     offset.write_text("0\n")
     source = Path(__file__).with_name("clock.c")
     subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
