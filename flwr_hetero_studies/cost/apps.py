@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flwr_hetero.fleet import DeviceProfile
-from flwr_hetero_studies.core.plan import Data, NotHereError, Options, Trial
+from flwr_hetero_studies.core.plan import Data, NotHereError, Trial
 from flwr_hetero_studies.core.record import Case, of, read
 
 REPEATS = 3
@@ -23,7 +23,7 @@ KINDS = ("torch", "scikit-learn", "xgboost", "lightning", "hugging-face")
 TESTS = Path(__file__).parents[2] / "tests"
 
 
-def plan(options: Options) -> Iterator[Trial]:
+def plan() -> Iterator[Trial]:
     """Yield a run for each kind of app, or none without a checkout of the repository."""
     if TESTS.is_dir():
         for kind in KINDS:

@@ -1,21 +1,21 @@
-"""What methods cost: large fleets, memory of a node, CPU time in apps, CPU time of a codec."""
+"""What methods cost: large fleets, and CPU time in apps."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
-from flwr_hetero_studies.cost import apps, codec, memory, scale
+from flwr_hetero_studies.cost import apps, scale
 
-EXPERIMENTS = {"scale": scale, "memory": memory, "apps": apps, "codec": codec}
+EXPERIMENTS = {"scale": scale, "apps": apps}
 SETTINGS: dict[str, Any] = {"rounds": 100}
 FAST = {"rounds": 5}
 FAST_CASES = ["scale/*100 nodes*"]
 
 
 def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
-    for experiment in EXPERIMENTS.values():
-        yield from experiment.plan(options)
+    yield from scale.plan(options)
+    yield from apps.plan()
 
 
 def run(case: Case, seed: int, data: Data) -> dict[str, Any]:

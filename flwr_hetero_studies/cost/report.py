@@ -1,4 +1,4 @@
-"""How costs grow with the fleet, the memory of a node, and the CPU time of the codec."""
+"""How costs grow with the fleet."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,9 +8,6 @@ import numpy as np
 
 from flwr_hetero_studies.core import record, tables
 from flwr_hetero_studies.core.record import Line, metric
-
-MEMORY = {"resident": "resident MB", "private": "private MB", "peak": "peak resident MB"}
-CODEC = ["codec", "bytes", "ms to encode", "ms to decode"]
 
 
 def growth(lines: Sequence[Line], name: str) -> float:
@@ -73,22 +70,6 @@ def scale(lines: list[Line]) -> dict[str, Any]:
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
-    groups = record.by(lines, "experiment")
-    software = record.software(lines, "flwr", "torch", "python", "machine")
-    parts: dict[str, Any] = {"software": software}
-    if "scale" in groups:
-        parts |= scale(groups["scale"])
-    if "memory" in groups:
-        rows = [
-            [line["case"]["name"], *(f"{line['metrics'][key]:,.0f}" for key in MEMORY)]
-            for line in groups["memory"]
-        ]
-        parts["memory"] = tables.table(["process", *MEMORY.values()], rows)
-    if "codec" in groups:
-        rows = []
-        for line in groups["codec"]:
-            m = line["metrics"]
-            figures = [f"{m['share']:.3f}", f"{m['encode_ms']:.1f}", f"{m['decode_ms']:.1f}"]
-            rows.append([line["case"]["name"], *figures])
-        parts["codec"] = tables.table(CODEC, rows)
-    return parts
+    scales = record.of(lines, experiment="scale")
+    software = record.software(scales, "flwr", "torch", "python", "machine")
+    return {"software": software, **scale(scales)}
