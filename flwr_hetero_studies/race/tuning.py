@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from math import log
 from typing import Any, TypeAlias
 
@@ -73,6 +74,11 @@ class Tuning:
     options: Options
     lines: list[Line]
 
+    @cached_property
+    def tried(self) -> dict[tuple[str, str], list[Line]]:
+        """The lines by experiment and name, without those with another number of rounds."""
+        return record.by(record.of(self.lines, **self.options.settings), "experiment", "name")
+
     def yardstick(self, kind: str, cell: str, rate: float) -> tuple[Case, dict[int, Line]]:
         """Return the case of FedAvg's long runs, and the lines of those that exist, by seed."""
         case = case_of(kind, cell, YARDSTICK_AT_WORK, YARDSTICK, self.options, rate=rate)
@@ -119,10 +125,8 @@ class Tuning:
 
     def by_window(self, cell: str, at_work: int, name: str) -> dict[Choice, dict[int, float]]:
         """Return each trial's mean score by the window of averaging; the least is the best."""
-        # Trials with another number of rounds belong to another series.
-        where = {"experiment": f"tuning: {cell}, {at_work} at work", "name": name}
         found: dict[Choice, list[Line]] = {}
-        for line in record.of(self.lines, **where, **self.options.settings):
+        for line in self.tried.get((f"tuning: {cell}, {at_work} at work", name), []):
             found.setdefault(tuple(line["case"]["trial"]), []).append(line)
         return {
             choice: {w: float(np.mean([score(x, str(w)) for x in lines])) for w in WINDOWS}

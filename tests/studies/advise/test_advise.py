@@ -175,7 +175,7 @@ def test_every_option_of_the_command_line_counts(monkeypatch, capsys):
 
 def make(choice, seed, target):
     task = small_task(4, 48, seed=seed)
-    return Simulation(choice, task, FLEET, 4, 2, 10, seed, target)
+    return Simulation(choice, task, FLEET, 4, 2, 5, seed, target)
 
 
 @pytest.mark.parametrize("choice", candidates(4, 2, limited=True), ids=lambda choice: choice.name)
@@ -185,7 +185,7 @@ def test_every_setting_can_be_tried(choice):
 
 def test_same_seed_same_ranking():
     choices = candidates(4, 2)
-    chosen = [c for c in choices if c.name in ("FedAvg", "deadline", "FedBuff, slices", "TiFL")]
+    chosen = [c for c in choices if c.name in ("FedAvg", "deadline", "FedBuff, slices")]
     asked = []
 
     def execute(work):
@@ -194,7 +194,7 @@ def test_same_seed_same_ranking():
         return [each.run() for each in work]
 
     first = rank(chosen, [100, 101], make, execute)
-    assert [len(group) for group in asked] == [2, 3, 2]  # the better half runs again
+    assert [len(group) for group in asked] == [2, 2, 1]  # the better half runs again
     assert rank(chosen, [100, 101], make, execute) == first
     assert {row.candidate.name for row in first} == {choice.name for choice in chosen}
     assert [row.speedup for row in first] == sorted((r.speedup for r in first), reverse=True)
