@@ -66,12 +66,12 @@ def tuned(lines: Sequence[Line]) -> str:
 def contests(lines: Sequence[Line]) -> list[Contest]:
     """Group runs by cell and nodes at work, in the order of the page."""
     yards: dict[str, dict[int, Line]] = {}
-    for cell, runs in record.by(record.of(lines, name=YARDSTICK), "cell").items():
+    for cell, yardsticks in record.by(record.of(lines, name=YARDSTICK), "cell").items():
         base = next(x for x in record.of(lines, cell=cell, name=BASE) if "window" in x["case"])
         # The yardstick averages as many models as FedAvg was tuned to.
         window = base["case"]["window"]
         yards[cell] = {}
-        for line in runs:
+        for line in yardsticks:
             curve = line["curve"]
             chosen = {key: curve[f"{key}/{window}"] for key in ("all", "slow")}
             yards[cell][line["seed"]] = line | {"curve": curve | chosen}

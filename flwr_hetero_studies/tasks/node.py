@@ -80,8 +80,9 @@ class NodeTask:
         content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
         if self.is_real:
             # An emulated device's pace is known from its profile.
-            work = {keys.NUM_STEPS: result.num_steps, keys.STEP_TIME: result.step_s}
-            content[keys.WORK] = ConfigRecord(work)
+            content[keys.WORK] = ConfigRecord(
+                {keys.NUM_STEPS: result.num_steps, keys.STEP_TIME: result.step_s}
+            )
         return Message(content, reply_to=self.message)
 
 
