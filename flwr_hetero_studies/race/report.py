@@ -173,7 +173,9 @@ def picture(found: Sequence[Contest], path: Path) -> None:
             if name in contest.runs:
                 drawn[name] = contest.runs[name]
         title = f"{contest.at_work} of 20 nodes at work"
-        panels[title] = {name: band(lines) for name, lines in drawn.items()}
+        # Runs of --fast may be too short to draw.
+        drawable = {n: x for n, x in drawn.items() if all(len(smooth(line)) for line in x)}
+        panels[title] = {name: band(lines) for name, lines in drawable.items()}
         levels[title] = 100 * (mean(map(target_of, yards)) + TARGETS[0])
     labels = ("virtual time in seconds", "test accuracy in %")
     plots.draw(panels, path, *labels, levels=levels, xscale="log", ylim=(60, None))
