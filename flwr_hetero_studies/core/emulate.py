@@ -88,15 +88,15 @@ def drive(
     seed: int,
     rounds: int = ENDLESS,
     updates: bool = False,
-    **how: Any,
+    **more: Any,
 ) -> Watch:
-    """Train on a grid until the note has enough; ``how`` is for ``Strategy.start``."""
+    """Train on a grid until the note has enough; ``more`` is for ``Strategy.start``."""
     # Flower draws the nodes of a round from this generator.
     random.seed(seed)
     watch = Watch(strategy, note, updates=updates)
     # The note ends the run from within a hook, so that nothing more is sent.
     with suppress(Enough):
-        watch.start(grid, arrays, rounds, **how)
+        watch.start(grid, arrays, rounds, **more)
     return watch
 
 
@@ -143,9 +143,16 @@ def emulate(
 
     grid = LocalGrid(app, profiles, seed=settings.seed, run_config=run_config)
     first = tasks.initial_arrays(settings) if arrays is None else arrays
-    given = ConfigRecord(train_config or {})
-    how: dict[str, Any] = {"train_config": given, "evaluate_fn": evaluate}
-    drive(strategy, grid, first, add, seed=settings.seed, rounds=rounds, **how)
+    drive(
+        strategy,
+        grid,
+        first,
+        add,
+        seed=settings.seed,
+        rounds=rounds,
+        train_config=ConfigRecord(train_config or {}),
+        evaluate_fn=evaluate,
+    )
     return rounded(columns(points))
 
 

@@ -51,7 +51,7 @@ def own_fleet(
         fleet.down()
 
 
-def told(run: FleetRun, rounds: int, *rows: Found, **more: Any) -> Found:
+def outcome_of(run: FleetRun, rounds: int, *rows: Found, **more: Any) -> Found:
     """Return what came of a run, and what each fault cost, unless its row says otherwise."""
     history = run.finish()
     lost = losses(history, rounds)
@@ -84,7 +84,7 @@ def bad_replies(fleet: RealFleet, folder: Path) -> Found:
     run = FleetRun(fleet, folder, faults=BAD_REPLIES, **config).start()
     words = [word.split(":") for word in BAD_REPLIES.split()]
     rows = [fault(KINDS[kind], int(number), f"node-{node}") for node, number, kind in words]
-    return told(run, 5, *rows) | {"log": run.tail(20_000)}
+    return outcome_of(run, 5, *rows) | {"log": run.tail(20_000)}
 
 
 def frozen_and_stopped(fleet: RealFleet, folder: Path) -> Found:
@@ -102,7 +102,7 @@ def frozen_and_stopped(fleet: RealFleet, folder: Path) -> Found:
     send(pids, signal.SIGCONT)
     frozen = fault("SuperNode frozen past the time-out of 30 s, then thawed", 2, "node-1")
     stopped = fault("SuperNode stopped politely and started again", 2, "node-2")
-    return told(run, 14, frozen, stopped)
+    return outcome_of(run, 14, frozen, stopped)
 
 
 def killed_and_joined(fleet: RealFleet, folder: Path) -> Found:
@@ -120,7 +120,7 @@ def killed_and_joined(fleet: RealFleet, folder: Path) -> Found:
     killed = fault("SuperNode killed, started again under its key", 2, "node-1", note=note)
     late = {"injected": 1, "note": f"trains from round {joined} on"}
     newcomer = fault("a node joins during the run", joined, **late)
-    return told(run, 8, killed, fault("ClientApp killed", 2, "node-2"), newcomer)
+    return outcome_of(run, 8, killed, fault("ClientApp killed", 2, "node-2"), newcomer)
 
 
 def come_back(run: FleetRun, node: str, after_round: int = 0) -> str:
@@ -148,7 +148,7 @@ def resumed(run: FleetRun, what: str, reached: int, start_s: float, before: str 
     usual_s = losses(run.finish(), 6)["usual_round_s"]
     note = f"{before}round {reached + 1} is done again after `resume=true`"
     more = {"injected": 1, "rounds_lost": 1, "seconds_lost": round(max(0.0, redone_s - usual_s), 1)}
-    return told(run, 6, fault(what, reached + 1, note=note, **more), killed_after=reached)
+    return outcome_of(run, 6, fault(what, reached + 1, note=note, **more), killed_after=reached)
 
 
 def server_app_killed(fleet: RealFleet, folder: Path) -> Found:
@@ -193,7 +193,7 @@ def killed_pushing(folder: Path, *, warm: bool) -> Found:
         fleet.end_process(node.pid)
         note = come_back(run, "node-3", after_round=2)
         pushing = fault("SuperNode killed while it sends 8 MB", 2, "node-3", note=note)
-        return told(run, 6, pushing)
+        return outcome_of(run, 6, pushing)
 
 
 def clock_jumps(what: str, days: int, nodes: tuple[str, ...], folder: Path, *, warm: bool) -> Found:
@@ -226,7 +226,7 @@ def clock_jumps(what: str, days: int, nodes: tuple[str, ...], folder: Path, *, w
             note += f"; the run ended after round {last}: `resume=true`"
             run.start(resume=True)
         jumped = fault(f"{what} in the middle of a round", 2, *nodes, note=note)
-        return told(run, 6, jumped)
+        return outcome_of(run, 6, jumped)
 
 
 def certificate_expires(folder: Path, *, warm: bool) -> Found:
@@ -272,7 +272,7 @@ def throttle_killed(folder: Path, *, warm: bool) -> Found:
         run.finish()
         note = f"online in the end: {', '.join(sorted(fleet.online()))}"
         what = "throttle of `fleet up` killed, which is the relay of node-3"
-        return told(run, 5, fault(what, 2, "node-3", note=note))
+        return outcome_of(run, 5, fault(what, 2, "node-3", note=note))
 
 
 OWN_FLEET = {
