@@ -22,9 +22,9 @@ ROUND = 4
 UPDATE = 10
 JOURNEYS = {
     "a round of TiFL(BiasedLocalSGD(CDGraB(FedAvg)))": (
-        lambda: TiFL(BiasedLocalSGD(CDGraB(fedavg()), fast_steps=8), 4), False, 24),
-    "a server update of FedSlice": (lambda: FedSlice(fedavg()), True, 24),
-    "a round of TiFL": (lambda: TiFL(fedavg(), 4), False, 18),
+        lambda: TiFL(BiasedLocalSGD(CDGraB(fedavg()), fast_steps=8), 4), False, 29),
+    "a server update of FedSlice": (lambda: FedSlice(fedavg()), True, 29),
+    "a round of TiFL": (lambda: TiFL(fedavg(), 4), False, 23),
 }  # fmt: skip
 
 
