@@ -1,7 +1,7 @@
 """Through how many files of flwr_hetero the server's part of a round runs.
 
 Files count if their functions are called during one round, or one server update, on a LocalGrid.
-The grid and the nodes do not count. The limits are the numbers of today, which are not to grow.
+The grid and the nodes do not count. The limits are to fall, and never to grow.
 """
 
 import sys
