@@ -1,9 +1,10 @@
-"""Advice on a fleet: rank the settings on it by runs of a small task, and say which to take."""
+"""Advice on a fleet: rank settings by runs of a small task, and recommend one."""
 
 import os
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from multiprocessing import get_context
 from typing import Any
@@ -20,15 +21,16 @@ from flwr_hetero_studies.advise.task import BATCH_SIZE, EXAMPLES, RATES, run_con
 
 SEEDS = 3
 PARTITIONS = {"mixed": "dirichlet", "slow nodes hold classes alone": "classes-by-speed"}
-"""What the nodes may hold, for nobody knows but the user."""
+"""How data may be divided, which only the user knows."""
 SLOW_LESS = 0.05
-"""Of accuracy on the slow nodes' data: what a setting may have less than the base."""
+"""Accuracy on the slow nodes' data that a setting may have less than the base."""
 IN_APP: dict[str, dict[str, Any]] = {
     "sgd": {}, "momentum": {"momentum": 0.9}, "adam": {"optimizer": "adam"},
 }  # fmt: skip
-"""An optimizer of the nodes, in the run-config of ``apps/fleet``."""
-ROUNDS, ROUNDS_S = 40, 60.0
-"""Rounds of FedAvg, for seconds of wall time on two cores; measured by the study advise."""
+"""The nodes' optimizer in the run-config of ``apps/fleet``."""
+ROUNDS = 40
+ROUNDS_S = 60.0
+"""With so many rounds of FedAvg, advice takes about these seconds on two cores."""
 UNKNOWN = (
     "It trains a small network on generated data: your own model and data may rank close settings "
     "differently. Links, sizes and what a message costs are as you gave them, or as a real run's "
@@ -38,7 +40,7 @@ UNKNOWN = (
 
 @dataclass(frozen=True)
 class Advice:
-    """Rows for each way that data may lie, each with the best setting first."""
+    """A ranking for each way that data may be divided."""
 
     devices: list[DeviceProfile]
     clients_per_round: int
@@ -48,8 +50,7 @@ class Advice:
     base: str = "FedAvg"
 
     def order(self) -> list[str]:
-        """Name the settings, the best in both ways of lying first."""
-        # nobody but the user knows how data lie: both ways count alike
+        """Name the settings in the order of their speed-ups, with the same weight for each task."""
         product: dict[str, float] = {}
         for row in chain(*self.rows.values()):
             name = row.candidate.name
@@ -57,16 +58,19 @@ class Advice:
         return sorted(product, key=lambda name: -product[name])
 
     def rows_of(self, name: str) -> dict[str, Row]:
-        """Return a setting's rows, by how data lie."""
-        every = ((task, row) for task, rows in self.rows.items() for row in rows)
-        return {task: row for task, row in every if row.candidate.name == name}
+        """Return a setting's rows, by the division of the data."""
+        pairs = ((task, row) for task, rows in self.rows.items() for row in rows)
+        return {task: row for task, row in pairs if row.candidate.name == name}
 
     @property
     def sure(self) -> list[str]:
-        """The settings that reached the target in all their runs, the best first; all, if none."""
-        # a setting that misses the target in a run is no advice, whatever its mean
-        every = {name: self.rows_of(name).values() for name in self.order()}
-        return [n for n, own in every.items() if all(r.reached == r.seeds for r in own)] or [*every]
+        """The settings that reached the target in all their runs, the best first; or all."""
+        order = self.order()
+
+        def always_reached(name: str) -> bool:
+            return all(row.reached == row.seeds for row in self.rows_of(name).values())
+
+        return [name for name in order if always_reached(name)] or order
 
     @property
     def best(self) -> Candidate:
@@ -74,14 +78,15 @@ class Advice:
 
     @property
     def fair(self) -> Candidate | None:
-        """The best setting that is nowhere much worse than the base on the slow nodes' data."""
-        found = (name for name in self.sure if self.unfair_in(name) is None)
-        return next(map(self._candidate, found), None)
+        """The best setting that is never much worse than the base on the slow nodes' data."""
+        names = (name for name in self.sure if self.unfair_in(name) is None)
+        return next(map(self._candidate, names), None)
 
     def unfair_in(self, name: str) -> str | None:
-        """Say how data lie where a setting has most less on the slow nodes' data, if it has."""
-        own, base = self.rows_of(name), self.rows_of(self.base)
-        less = {task: base[task].slow - own[task].slow for task in self.rows}
+        """Return the division where a setting is far below the base on the slow nodes' data."""
+        rows = self.rows_of(name)
+        base = self.rows_of(self.base)
+        less = {task: base[task].slow - rows[task].slow for task in self.rows}
         worst = max(less, key=lambda task: less[task])
         return worst if less[worst] > SLOW_LESS else None
 
@@ -96,16 +101,22 @@ class Advice:
         return " ".join(parts)
 
     def as_dict(self) -> dict[str, Any]:
-        settings = {task: [*map(self.figures, rows)] for task, rows in self.rows.items()}
-        head = {"nodes": len(self.devices), "best": self.best.name, "order": self.order()}
-        head["fair"] = self.fair.name if self.fair else None
-        return {**head, "settings": settings}
+        fair = self.fair
+        return {
+            "nodes": len(self.devices),
+            "best": self.best.name,
+            "order": self.order(),
+            "fair": fair.name if fair else None,
+            "settings": {task: [*map(self.figures, rows)] for task, rows in self.rows.items()},
+        }
 
     def figures(self, row: Row) -> dict[str, Any]:
-        costs = {k: getattr(row, k) if row.reached else None for k in ("bytes", "device_s")}
-        choice, lines = row.candidate, row.candidate.python(self.fast_steps)
-        made = {"candidate": choice.name, "run-config": self.run_config(choice), "python": lines}
-        return row._asdict() | made | costs
+        choice = row.candidate
+        figures = row._asdict() | {"candidate": choice.name, "run-config": self.run_config(choice)}
+        figures["python"] = choice.python(self.fast_steps)
+        if not row.reached:
+            figures |= {"bytes": None, "device_s": None}
+        return figures
 
 
 def advise(
@@ -123,36 +134,41 @@ def advise(
     jobs: int | None = None,
     seed: int = 0,
 ) -> Advice:
-    """Rank settings on a fleet, by simulations that take ``seconds`` on two cores of any age."""
-    check_choice("optimizer", optimizer, tuple(RATES)), check_choice("base", base, BASES)
-    check_count("examples", examples, 1), check_count("batch_size", batch_size, 1)
-    check_number("model_mb", model_mb, "(0, inf)"), check_number("seconds", seconds, "(0, inf)")
-    sizes = check_count("nodes", nodes, 3), examples, model_mb, batch_size
-    devices = read_fleet(path, *sizes, node=node)
-    some = clients_per_round or max(2, round(0.15 * len(devices)))
-    check_count("clients_per_round", some, 1)
-    # so many that FedAvg learns, however short the time
+    """Rank settings on a fleet, by simulations that take about ``seconds`` on two cores."""
+    check_choice("optimizer", optimizer, tuple(RATES))
+    check_choice("base", base, BASES)
+    check_count("nodes", nodes, 3)
+    check_count("examples", examples, 1)
+    check_count("batch_size", batch_size, 1)
+    check_number("model_mb", model_mb, "(0, inf)")
+    check_number("seconds", seconds, "(0, inf)")
+    devices = read_fleet(path, nodes, examples, model_mb, batch_size, node=node)
+    per_round = clients_per_round or max(2, round(0.15 * len(devices)))
+    check_count("clients_per_round", per_round, 1)
+    # With fewer rounds FedAvg would not learn.
     rounds = max(10, round(ROUNDS * seconds / ROUNDS_S))
-    counts = len(devices), min(some, len(devices))
-    rows, choices = {}, candidates(*counts, limited=is_limited(devices), base=base)
+    choices = candidates(
+        len(devices), min(per_round, len(devices)), limited=is_limited(devices), base=base
+    )
+
+    def make(partition: str, choice: Candidate, seed: int, target: float | None) -> Simulation:
+        task = small_task(len(devices), EXAMPLES, partition, seed, optimizer)
+        task_mb = payload_bytes(RecordDict({"arrays": task.first()})) / 1e6
+        # The small task has to wait for devices and links as the user's would.
+        profiles = for_task(devices, examples, model_mb, EXAMPLES, task_mb)
+        return Simulation(
+            choice, task, profiles, EXAMPLES // BATCH_SIZE, per_round, rounds, seed, target,
+            run_config(optimizer),
+        )  # fmt: skip
+
+    rows = {}
     with ProcessPoolExecutor(jobs or os.cpu_count(), get_context("spawn")) as pool:
 
         def execute(work: Iterable[Simulation]) -> list[list[Point]]:
             return list(pool.map(Simulation.run, work))
 
         for name, partition in PARTITIONS.items():
-
-            def make(
-                choice: Candidate, number: int, target: float | None, partition: str = partition
-            ) -> Simulation:
-                shape = len(devices), EXAMPLES, partition, number, optimizer
-                task, config = small_task(*shape), run_config(optimizer)
-                own_mb = payload_bytes(RecordDict({"arrays": task.first()})) / 1e6
-                # the small task is to wait for devices and links as the user's would
-                profiles = for_task(devices, examples, model_mb, EXAMPLES, own_mb)
-                length = (EXAMPLES // BATCH_SIZE, some, rounds)
-                return Simulation(choice, task, profiles, *length, number, target, config)
-
-            rows[name] = rank(choices, range(seed, seed + SEEDS), make, execute)
+            seeds = range(seed, seed + SEEDS)
+            rows[name] = rank(choices, seeds, partial(make, partition), execute)
     steps = max(1, round(examples / batch_size))
-    return Advice(devices, some, steps, rows, optimizer, choices[0].name)
+    return Advice(devices, per_round, steps, rows, optimizer, choices[0].name)

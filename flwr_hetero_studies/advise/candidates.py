@@ -10,10 +10,12 @@ from flwr_hetero import strategy as ours
 from flwr_hetero_studies.rivals import DeadlineSelection, Oort
 from flwr_hetero_studies.tasks.run import INNER
 
-AVERAGED, BITS = 8, 4
-"""Rounds of a running average of models; of a compressed value, each way."""
+AVERAGED = 8
+"""Rounds of a running average of models."""
+BITS = 4
+"""Bits of a compressed value, each way."""
 PACKED = ("FedBuff, epochs", "FedSlice", "FedSlice, few in flight")
-"""Settings that are tried with compression, too, beside the first, where links are limited."""
+"""Settings, beside the first one, that are also tried with compression if links are limited."""
 BASES = ("fedavg", "fedavgm", "fedadam")
 """Strategies of Flower that the others can be put around."""
 Settings: TypeAlias = dict[str, Any]
@@ -21,9 +23,8 @@ Part: TypeAlias = tuple[type[ours.Wrapper], Settings]
 """A strategy and its arguments."""
 Base: TypeAlias = tuple[type[FedAvg], dict[str, float]]
 SOME = "clients_per_round"
-OF_SLICES = ("concurrency",)
 UNSEEDED = (ours.OverSelect, ours.ModelAverage, ours.Compressed)
-"""Strategies that draw nothing."""
+"""Strategies without randomness."""
 
 
 @dataclass(frozen=True)
@@ -46,31 +47,35 @@ class Candidate:
         return INNER[self.run_config.get("inner", "fedavg")]
 
     def parts(self, fast_steps: int) -> list[Part]:
-        own = self.run_config
+        """Return the strategies around the base and their settings, the outermost first."""
+        config = self.run_config
         parts: list[Part] = []
         if self.is_packed:
-            bits = {"bits_up": own["bits-up"], "bits_down": own["bits-down"]}
+            bits = {"bits_up": config["bits-up"], "bits_down": config["bits-down"]}
             parts.append((ours.Compressed, bits))
-        if own["engine"] == "fedslice":
-            given = {key.replace("-", "_"): own[key] for key in OF_SLICES if key in own}
+        if config["engine"] == "fedslice":
+            given = {"concurrency": config["concurrency"]} if "concurrency" in config else {}
             return [*parts, (ours.FedSlice, given)]
-        if rounds := own.get("average-rounds"):
-            parts.append((ours.ModelAverage, {"window": rounds}))
-        buffered = own["engine"] == "buffered"
-        size = {"buffer_size": own["buffer-size"]} if "buffer-size" in own else {}
-        parts += [(ours.FedBuff, size)] if buffered else SELECTED[own["selection"]](own)
+        if "average-rounds" in config:
+            parts.append((ours.ModelAverage, {"window": config["average-rounds"]}))
+        if config["engine"] == "buffered":
+            size = {"buffer_size": config["buffer-size"]} if "buffer-size" in config else {}
+            parts.append((ours.FedBuff, size))
+        else:
+            parts += SELECTED[config["selection"]](config)
         if self.sets_steps:
-            steps = {"fast_steps": fast_steps, "budget": own["steps"], "high_loss_fraction": None}
-            parts.append((ours.BiasedLocalSGD, steps))
+            steps = {"fast_steps": fast_steps, "budget": config["steps"]}
+            parts.append((ours.BiasedLocalSGD, steps | {"high_loss_fraction": None}))
         return parts
 
     def strategy(self, fast_steps: int, seed: int) -> ours.Wrapper:
         kind, given = self.base
-        # evaluation on nodes takes time that no setting is to be judged by
+        # Evaluation on nodes would take time that says nothing about a setting.
         arguments: Settings = {"fraction_evaluate": 0.0, **given}
         made: Any = kind(**arguments)
         for part, settings in reversed(self.parts(fast_steps)):
-            made = part(made, **settings, **({} if part in UNSEEDED else {"seed": seed}))
+            seeded = {} if part in UNSEEDED else {"seed": seed}
+            made = part(made, **settings, **seeded)
         assert isinstance(made, ours.Wrapper)
         return made
 
@@ -82,17 +87,16 @@ class Candidate:
         strategy = FedSlice(concurrency=3)
         """
         base, given = self.base
-        parts, text = self.parts(fast_steps), ""
+        parts = self.parts(fast_steps)
+        text = ""
+        places: dict[str, set[str]] = {}
         if base is not FedAvg:
             text = f"{base.__name__}({', '.join(f'{k}={v!r}' for k, v in given.items())})"
+            places["flwr.serverapp.strategy"] = {base.__name__}
         for kind, settings in reversed(parts):
             inner = [text] if text else []
             arguments = [*inner, *(f"{name}={value!r}" for name, value in settings.items())]
             text = f"{kind.__name__}({', '.join(arguments)})"
-        places: dict[str, set[str]] = {}
-        if base is not FedAvg:
-            places["flwr.serverapp.strategy"] = {base.__name__}
-        for kind, _ in parts:
             is_rival = kind.__module__.startswith("flwr_hetero_studies")
             place = "flwr_hetero_studies.rivals" if is_rival else "flwr_hetero.strategy"
             places.setdefault(place, set()).add(kind.__name__)
@@ -113,24 +117,24 @@ SELECTED: dict[str, Callable[[Settings], list[Part]]] = {
                           "profiling": bool(own["sync-rounds"])})],
     "deadline": lambda own: [(DeadlineSelection, {SOME: own["clients-per-round"]})],
 }  # fmt: skip
-"""How each selection of apps/fleet is made."""
+"""Strategies of each selection of ``apps/fleet``."""
 
 
 def candidates(
     num_nodes: int, clients_per_round: int, *, limited: bool = False, base: str = "fedavg"
 ) -> list[Candidate]:
-    """Return the settings to try, first the one that the others are held against.
+    """Return the settings to try, first the one that the others are compared with.
 
-    ``limited``: whether transfers over the fleet's links cost time. ``base``: what they are put
-    around.
+    ``limited``: whether transfers over the fleet's links take time. ``base``: the strategy that
+    they are put around.
 
     >>> [each.name for each in candidates(20, 3, limited=True)][-1]
     'FedSlice, few in flight, 4 bits'
     """
     some = {"clients-per-round": clients_per_round}
-    # half as many again, if there are so many
+    # Ask half as many nodes more, if there are so many.
     spare = min(max(1, clients_per_round // 2), num_nodes - clients_per_round)
-    # a tier has to fill a round
+    # A tier must have enough nodes for a round.
     num_tiers = max(2, min(5, num_nodes // max(2, clients_per_round)))
     tiers = {"num-tiers": num_tiers, "policy": "adaptive"}
     selected: dict[str, Settings] = {
@@ -139,7 +143,8 @@ def candidates(
         "FedCS": {"selection": "deadline"},
     }
     rounds, buffered, sliced = ({"engine": e} for e in ("rounds", "buffered", "fedslice"))
-    every, random = {"selection": "all"}, {"selection": "random"}
+    every = {"selection": "all"}
+    random = {"selection": "random"}
     first = INNER[base][0].__name__
     found: dict[str, Settings] = {
         first: rounds | random | some | {"steps": "epochs"},
@@ -161,7 +166,7 @@ def candidates(
     }  # fmt: skip
     bits = {"bits-up": BITS, "bits-down": BITS}
     found |= {f"{n}, {BITS} bits": found[n] | bits for n in (first, *PACKED) if limited}
-    # there is nothing to select
+    # If all nodes train, there is nothing to select.
     left_out = () if num_nodes > clients_per_round else (*selected, "over-selection, deadline")
     inner = {} if base == "fedavg" else {"inner": base}
     return [Candidate(name, own | inner) for name, own in found.items() if name not in left_out]

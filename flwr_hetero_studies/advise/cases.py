@@ -1,4 +1,4 @@
-"""Whether ``flwr-hetero advise`` ranks settings as runs on other data then do."""
+"""Whether ``flwr-hetero advise`` ranks settings like runs on other data."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +14,10 @@ from flwr_hetero_studies.core.record import Case, Line, by_seed, of
 from flwr_hetero_studies.race.methods import BASE
 from flwr_hetero_studies.race.node import NUMPY, Learning
 
-NODES, PER_ROUND, BATCH, MODEL_MB = 20, 3, 16, 0.318
+NODES = 20
+PER_ROUND = 3
+BATCH = 16
+MODEL_MB = 0.318
 FLEETS = ("two-kinds", "few-stragglers", "phones")
 SETTINGS = {"rounds": 40, "rows": 6000, "seconds": 60.0, "rate": 0.1}
 FAST = {"rounds": 10, "rows": 1000, "seconds": 1.0}
@@ -50,21 +53,24 @@ def looks(line: Line) -> list[Point]:
 
 def run(case: Case, seed: int, data: Data, target: float | None = None) -> dict[str, Any]:
     fleet = file_of(case["experiment"])
-    # fleet and sizes are given to the advice as a user would give them
-    rows, examples = case["rows"], case["rows"] // NODES
+    rows = case["rows"]
+    examples = rows // NODES
+    # The advice gets the fleet and the sizes as a user would give them.
     if case["name"] == "advice":
         known: dict[str, Any] = {"nodes": NODES, "clients_per_round": PER_ROUND}
         known |= {"examples": examples, "batch_size": BATCH, "model_mb": MODEL_MB, "node": "none"}
         found = advise(fleet, seconds=case["seconds"], jobs=1, **known).as_dict()
         return {"metrics": {"order": found["order"], "settings": found["settings"]}}
     test = max(rows // 3, 100)
-    # a split to tune by is of no use here, but may not be empty
-    source, parts = data.first(rows + BATCH, test), (rows, BATCH, test)
-    learning = Learning(source, NUMPY, case["partition"], NODES, parts, seed)
+    # The split to tune with is not used here, but must not be empty.
+    source = data.first(rows + BATCH, test)
+    learning = Learning(source, NUMPY, case["partition"], NODES, (rows, BATCH, test), seed)
     devices = tuple(read_fleet(fleet, NODES, examples, MODEL_MB))
     choice = next(c for c in settings_of(case["experiment"]) if c.name == case["name"])
     config = {"learning-rate": case["rate"], "batch-size": BATCH, "seed": seed}
-    steps, length = examples // BATCH, (case["rounds"], seed, target, tuple(config.items()))
-    points = Simulation(choice, learning, devices, steps, PER_ROUND, *length).run()
+    points = Simulation(
+        choice, learning, devices, examples // BATCH, PER_ROUND, case["rounds"], seed, target,
+        tuple(config.items()),
+    ).run()  # fmt: skip
     curve = rounded(columns(point._asdict() for point in points), 6)
     return {"metrics": {"looks": len(points)}, "curve": curve}

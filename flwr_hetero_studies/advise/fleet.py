@@ -1,4 +1,4 @@
-"""The user's fleet, from a file of devices or from the history of a former run."""
+"""The user's fleet, from a file of devices or from the history of an earlier run."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -13,16 +13,20 @@ from flwr_hetero.errors import check_choice, invalid
 from flwr_hetero.report.history import HISTORY, PARTS, as_dict, as_number, read_history
 from flwr_hetero_studies.race import watch
 
-AWAY, MOST_NODES = "error 5:", 60
-"""Begin of the failure of a node that was away; so many nodes are emulated, evenly by speed."""
+AWAY = "error 5:"
+"""Start of the reason of a failure when the node was away."""
+MOST_NODES = 60
+"""At most so many nodes are emulated, evenly by speed."""
 COSTS = {"flower": (3.7, 2.3), "warm": (0.15, 0.15), "none": (0.0, 0.0)}
-"""Seconds that a message costs, by what runs the nodes: of waiting, and of a whole core's start."""
-MOST_JOBS, SPREAD = 200, 1.5
-"""Newest messages that a node is timed by; between their steps, to tell these from the rest."""
+"""Seconds of a message, by what runs the nodes: waiting, and the start on a whole core."""
+MOST_JOBS = 200
+"""Newest messages by which a node is timed."""
+SPREAD = 1.5
+"""Ratio between numbers of steps that is enough to separate their time from the rest."""
 LEAST_S = 5e-4
-"""Of a message's steps: the history is in milliseconds."""
+"""Least time of a message's steps, because the history is in milliseconds."""
 Timed = tuple[float, float, float]
-"""A message's steps, NaN if unknown, and its seconds for them and for all else, as measured."""
+"""A message's steps, NaN if unknown, and its measured seconds for the steps and for all else."""
 
 
 def read_fleet(
@@ -33,9 +37,9 @@ def read_fleet(
     batch_size: int = 16,
     node: str = "none",
 ) -> list[DeviceProfile]:
-    """Return the devices, the quickest first; an example's time is a share of 1/examples epoch.
+    """Return the devices, the quickest first.
 
-    ``node``: what a message costs on devices that do not say it.
+    ``node``: what runs the nodes, and so what a message costs on devices that do not state it.
     """
     wait_s, start_s = COSTS[check_choice("node", node, tuple(COSTS))]
     where = Path(path).expanduser()
@@ -54,35 +58,37 @@ def read_fleet(
     if len(found) < 3:
         hint = "run it until all nodes have replied" if where.exists() else "give --nodes"
         raise invalid("fleet", path, f"have at least 3 nodes, and has {len(found)}", hint)
-    # evenly by speed: the ends of a fleet decide more than its middle
+    # Take them evenly by speed, because the extremes of a fleet matter most.
     count = min(len(found), MOST_NODES)
     return [found[round(i * (len(found) - 1) / (count - 1))] for i in range(count)]
 
 
 def is_limited(devices: Sequence[DeviceProfile]) -> bool:
-    """Return whether some node's link is of a known speed; that of a real run's nodes is not."""
+    """Return whether the speed of some node's link is known, which it is not after a real run."""
     return any(min(each.uplink_mbps, each.downlink_mbps) < inf for each in devices)
 
 
 def from_history(
     folder: Path, examples: int, epoch_steps: float
 ) -> tuple[list[DeviceProfile], bool]:
-    """Estimate devices from what each node took and how often it was away.
+    """Estimate devices by how long each node took and how often it was away.
 
-    Also whether nodes were real, so that their times tell what a message costs.
+    Also return whether nodes were real, so that their times include what a message costs.
     """
     timed: dict[str, list[Timed]] = defaultdict(list)
-    asked, away = Counter[str](), Counter[str]()
+    asked: Counter[str] = Counter()
+    away: Counter[str] = Counter()
     rounds = read_history(folder).rounds
     for record in rounds:
-        steps = next((as_dict(v["num_steps"]) for v in map(as_dict, record.values())
-                      if isinstance(v.get("num_steps"), dict)), {})  # fmt: skip
-        parts = {p: as_dict(own) for p, own in as_dict(record.get("seconds")).items()}
+        infos = [as_dict(value).get("num_steps") for value in record.values()]
+        steps = next((info for info in infos if isinstance(info, dict)), {})
+        parts = {name: as_dict(times) for name, times in as_dict(record.get("seconds")).items()}
         for node, seconds in as_dict(record.get("latency")).items():
-            if (time_s := as_number(seconds)) > 0:
+            time_s = as_number(seconds)
+            if time_s > 0:
                 own_s = max(LEAST_S, as_number(parts.get("steps", {}).get(node, time_s)))
-                total_s = sum(as_number(parts.get(p, {}).get(node, 0.0)) for p in PARTS)
-                # without parts nothing is known of what was outside of the app
+                total_s = sum(as_number(parts.get(part, {}).get(node, 0.0)) for part in PARTS)
+                # Without parts, the time outside the app is unknown.
                 rest_s = max(0.0, total_s - own_s)
                 timed[node].append((as_number(steps.get(node)), own_s, rest_s))
         asked.update(map(str, record.get("selected") or ()))
@@ -90,42 +96,52 @@ def from_history(
             away[str(failure.get("node"))] += str(failure.get("reason", "")).startswith(AWAY)
     if not timed:
         raise invalid("history", str(folder), "have the latency of nodes", "run some rounds first")
-    known = {node: estimate(own[-MOST_JOBS:], epoch_steps) for node, own in timed.items()}
-    quickest_s, found = min(epoch_s for epoch_s, *_ in known.values()), []
-    for node, (epoch_s, wait_s, jitter) in known.items():
-        present = max(0.05, 1 - away[node] / max(asked[node], len(timed[node])))
-        how = {"jitter": jitter, "availability": present, "wait_s": wait_s}
-        # the quickest is the reference
-        how["seconds_per_example"] = quickest_s / examples
-        found.append(DeviceProfile(quickest_s / epoch_s, **how, name=node))
-    return found, not any(record.get("simulated") for record in rounds)
+    estimates = {node: estimate(own[-MOST_JOBS:], epoch_steps) for node, own in timed.items()}
+    # The quickest node is the reference device.
+    quickest_s = min(epoch_s for epoch_s, *_ in estimates.values())
+    devices = []
+    for node, (epoch_s, wait_s, jitter) in estimates.items():
+        device = DeviceProfile(
+            quickest_s / epoch_s,
+            jitter=jitter,
+            availability=max(0.05, 1 - away[node] / max(asked[node], len(timed[node]))),
+            wait_s=wait_s,
+            seconds_per_example=quickest_s / examples,
+            name=node,
+        )
+        devices.append(device)
+    return devices, not any(record.get("simulated") for record in rounds)
 
 
 def estimate(messages: Sequence[Timed], epoch_steps: float) -> tuple[float, float, float]:
-    """Estimate a node's seconds of an epoch and of a message besides, and its jitter."""
-    # a job without a number of steps is an epoch
+    """Estimate a node's seconds for an epoch, the other seconds of a message, and its jitter."""
+    # A message without a number of steps is for an epoch.
     jobs = [(1.0 if isnan(steps) else steps / epoch_steps, s) for steps, s, _ in messages]
-    epoch_s, own_s = median(time_s / epochs for epochs, time_s in jobs), 0.0
-    # the first message warms up
+    epoch_s = median(time_s / epochs for epochs, time_s in jobs)
+    fixed_s = 0.0
+    # The first message has costs that later ones do not have.
     later = jobs[1:] if len(jobs) > 2 else jobs
     slopes = [(t - u) / (e - f) for (e, t), (f, u) in combinations(later, 2) if e != f]
     sizes = [epochs for epochs, _ in later]
-    if max(sizes) >= SPREAD * min(sizes) and (slope := median(slopes)) > 0:
-        # the slope of a robust line through them (Theil and Sen), and where it begins
-        begin_s = median(time_s - slope * epochs for epochs, time_s in later)
-        epoch_s, own_s = (slope, begin_s) if begin_s > 0 else (epoch_s, own_s)
-    # of the logarithm, as the emulation draws it
-    logs = [log(time_s / (own_s + epoch_s * epochs)) for epochs, time_s in jobs]
+    if max(sizes) >= SPREAD * min(sizes):
+        # Fit a robust line (Theil and Sen): its slope is an epoch, its start is fixed.
+        slope_s = median(slopes)
+        start_s = median(time_s - slope_s * epochs for epochs, time_s in later)
+        if slope_s > 0 and start_s > 0:
+            epoch_s = slope_s
+            fixed_s = start_s
+    # The emulation draws jitter as a normal logarithm.
+    logs = [log(time_s / (fixed_s + epoch_s * epochs)) for epochs, time_s in jobs]
     jitter = pstdev(logs) if len(logs) > 2 else 0.0
-    return epoch_s, own_s + median(rest_s for *_, rest_s in messages), jitter
+    return epoch_s, fixed_s + median(rest_s for *_, rest_s in messages), jitter
 
 
 def for_task(
     devices: list[DeviceProfile], examples: int, model_mb: float, own: int, own_mb: float
 ) -> tuple[DeviceProfile, ...]:
-    """Scale devices, so that epochs and transfers of the small task take what the user's do."""
-    # what a message costs besides stays as it is
-    scale, ratio = examples / own, own_mb / model_mb
+    """Scale devices, so that epochs and transfers of the small task take as long as the user's."""
+    scale = examples / own
+    ratio = own_mb / model_mb
     return tuple(
         replace(d, seconds_per_example=d.seconds_per_example * scale,
                 uplink_mbps=d.uplink_mbps * ratio, downlink_mbps=d.downlink_mbps * ratio)

@@ -1,4 +1,4 @@
-"""Ranks advised and found, and what is lost by taking the advice."""
+"""Advised and measured ranks, and what is lost by following the advice."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,15 @@ from flwr_hetero_studies.race.methods import BASE
 WANTED = 0.7
 NAMES = dict(zip(PARTITIONS, ("mixed", "slow alone"), strict=True))
 HEAD = ["setting", *(f"{how}, {data}" for data in NAMES.values() for how in ("advised", "found"))]
-SUMMARY = ["fleet", "data", "Kendall's tau", "advised first", "sooner", "best", "sooner"]
+SUMMARY = [
+    "fleet",
+    "data",
+    "Kendall's tau",
+    "advised first",
+    "times faster",
+    "best",
+    "times faster",
+]
 
 
 def found_rows(lines: list[Line]) -> dict[str, Row]:
@@ -29,18 +37,20 @@ def found_rows(lines: list[Line]) -> dict[str, Row]:
 
 
 def section(fleet: str, lines: list[Line]) -> tuple[str, list[list[Any]]]:
-    """Tabulate a fleet's settings, the best by both ways that data may lie first."""
+    """Tabulate a fleet's settings, the best in both divisions of the data first."""
     (advice,) = record.of(lines, name="advice")
-    sums, both = list[list[Any]](), [dict[str, float](), dict[str, float]()]
+    sums: list[list[Any]] = []
+    # Products over both divisions of advised and of measured speed-ups.
+    both: list[dict[str, float]] = [{}, {}]
     cells: dict[str, list[str]] = {}
     for meaning, partition in PARTITIONS.items():
         judged = advice["metrics"]["settings"][meaning]
         rows = found_rows(record.of(lines, partition=partition))
-        advised = {each["candidate"]: each["speedup"] for each in judged}
-        found = {name: own.speedup for name, own in rows.items()}
+        advised = {setting["candidate"]: setting["speedup"] for setting in judged}
+        found = {name: each.speedup for name, each in rows.items()}
         sums.append([fleet, NAMES[meaning], *ranked(advised, found, 1.0)])
-        for name, own in rows.items():
-            cells.setdefault(name, [name]).extend([f"{advised[name]:.1f}", shown(own)])
+        for name, each in rows.items():
+            cells.setdefault(name, [name]).extend([f"{advised[name]:.1f}", shown(each)])
         for product, speeds in zip(both, (advised, found), strict=True):
             product |= {name: product.get(name, 1.0) * speed for name, speed in speeds.items()}
     names = sorted({*cells} - {BASE}, key=lambda name: -both[1][name])
@@ -49,23 +59,26 @@ def section(fleet: str, lines: list[Line]) -> tuple[str, list[list[Any]]]:
     return f"### {fleet}\n\n{tables.table(HEAD, ordered)}", sums
 
 
-def shown(own: Row) -> str:
-    missed = own.seeds - own.reached
-    text = f"{own.speedup:.1f} ({own.least:.1f} to {own.most:.1f})"
-    return text + (f", {missed} of {own.seeds} not" if missed else "")
+def shown(setting: Row) -> str:
+    missed = setting.seeds - setting.reached
+    text = f"{setting.speedup:.1f} ({setting.least:.1f} to {setting.most:.1f})"
+    return text + (f", {missed} of {setting.seeds} not" if missed else "")
 
 
 def ranked(advised: dict[str, float], found: dict[str, float], power: float) -> list[str]:
-    """Return tau, what is advised first and what is best, with how many times sooner both are."""
+    """Return tau, the setting advised first and the best one, with their measured speed-ups."""
     names = list(found)
     tau = kendalltau([advised[n] for n in names], [found[n] for n in names]).statistic
-    first, best = max(names, key=lambda n: advised[n]), max(names, key=lambda n: found[n])
-    texts = (text for n in (first, best) for text in (n, f"{found[n] ** power:.1f}"))
-    return [f"{tau:.3f}", *texts]
+    cells = [f"{tau:.3f}"]
+    for speeds in (advised, found):
+        best = max(names, key=lambda name: speeds[name])
+        cells += [best, f"{found[best] ** power:.1f}"]
+    return cells
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
-    texts, sums = [], list[list[Any]]()
+    texts = []
+    sums: list[list[Any]] = []
     for fleet, own in record.by(lines, "experiment").items():
         text, rows = section(fleet, own)
         texts.append(text)

@@ -1,4 +1,4 @@
-"""Run settings on the emulated fleet, and rank them by the time to FedAvg's accuracy."""
+"""Run settings on the emulated fleet, and rank them by their time to FedAvg's accuracy."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -19,12 +19,16 @@ from flwr_hetero_studies.core.curves import Vector
 from flwr_hetero_studies.core.emulate import Enough, Moment, drive
 from flwr_hetero_studies.race.node import Learning
 
-MARGIN, SMOOTHED = 0.01, 4
-"""The target is FedAvg's end less this; looks at the model of which the mean counts."""
-MOST_WORK, SLOWEST = 20, 0.2
-"""A setting's trainings of a node, at most, in FedAvg's; part of the fleet: its slowest tier."""
+MARGIN = 0.01
+"""The target is FedAvg's end minus this."""
+SMOOTHED = 4
+"""Number of looks at the model of which the mean counts."""
+MOST_WORK = 20
+"""A setting may send so many times as many messages as FedAvg."""
+SLOWEST = 0.2
+"""Share of the fleet that is its slowest tier."""
 PER_POINT = 0.1
-"""What a setting that has not reached the target is set back by, for each point that it lacks."""
+"""Penalty for each point of accuracy that a setting lacks to the target."""
 
 
 class Point(NamedTuple):
@@ -39,45 +43,48 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Simulation:
-    """One run to make: which setting, on which fleet, for how long."""
+    """One run: which setting, on which fleet, for how long."""
 
     candidate: Candidate
     learning: Learning
     profiles: tuple[DeviceProfile, ...]
-    """The quickest first."""
+    """Sorted, the quickest first."""
     fast_steps: int
     clients_per_round: int
     rounds: int
     seed: int
     target: float | None = None
-    """Where to end; None: after the rounds."""
+    """The accuracy at which to end; None: after the rounds."""
     run_config: tuple[tuple[str, Any], ...] = run_config()
 
     def run(self) -> list[Point]:
-        """Train to the target, or for all of the rounds; look about as often as FedAvg has any."""
+        """Train to the target or for all rounds, and look about as often as FedAvg has rounds."""
         count = max(1, round(SLOWEST * len(self.profiles)))
-        # profiles are sorted: the last fifth is the slowest tier
         slow = list(range(len(self.profiles)))[-count:]
-        most = self.rounds * self.clients_per_round * (1 if self.target is None else MOST_WORK)
-        how: dict[str, Any] = {"seed": self.seed, "run_config": dict(self.run_config)}
-        grid = LocalGrid(self.learning.app, self.profiles, **how)
-        points, next_look = list[Point](), 0
+        most = self.rounds * self.clients_per_round
+        if self.target is not None:
+            most *= MOST_WORK
+        config = dict(self.run_config)
+        grid = LocalGrid(self.learning.app, self.profiles, seed=self.seed, run_config=config)
+        points: list[Point] = []
+        next_look = 0
 
         def note(moment: Moment) -> None:
             nonlocal next_look
-            asked, watch = grid.num_sent, moment.watch
-            # by messages: a round of FedSlice has as many as FedAvg with all nodes
+            asked = grid.num_sent
+            watch = moment.watch
+            # Count messages, because rounds differ in length between settings.
             if asked >= min(next_look, most):
                 next_look = asked + self.clients_per_round
                 watch.count_until(moment.virtual_s)
-                # what the setting would evaluate: its average, if it has one
+                # Measure what the setting would evaluate: its average, if it has one.
                 model = {name: array.numpy() for name, array in moment.averaged.items()}
                 found = self.learning.measure(model, slow)
                 points.append(Point(moment.virtual_s, *found, watch.bytes, watch.device_s))
             if asked >= most or (self.target is not None and reach(points, self.target)):
                 raise Enough
 
-        # a setting that diverges is an outcome here, of which no reply may count any more
+        # After a setting has diverged, no reply counts any more.
         with only_errors(CRITICAL), suppress(NoProgressError):
             strategy = self.candidate.strategy(self.fast_steps, self.seed)
             drive(strategy, grid, self.learning.first(), note, seed=self.seed, updates=True)
@@ -85,14 +92,14 @@ class Simulation:
 
 
 class Judgement(NamedTuple):
-    """What a run came to, beside FedAvg's of the same task and seed."""
+    """The outcome of a run, relative to FedAvg with the same task and seed."""
 
     speedup: float
-    """FedAvg's time to the target over this one's; guessed downwards where it was not reached."""
+    """FedAvg's time to the target over this one's, or a low guess if it was not reached."""
     reached: bool
     bytes: float
     device_s: float
-    """To the target, in FedAvg's."""
+    """Costs to the target, as multiples of FedAvg's."""
     slow: float
     """Accuracy on the data of the slowest nodes, at the target or at the end."""
 
@@ -102,7 +109,7 @@ def smooth(points: Sequence[Point], name: str = "accuracy") -> Vector:
 
 
 def reach(points: Sequence[Point], target: float) -> Point | None:
-    """Return what the target took, by smoothed accuracy; None if it was not reached."""
+    """Return the point at which the smoothed accuracy is at the target, if there is one."""
     place = curves.reached(smooth(points)[SMOOTHED - 1 :], target)
     return None if np.isnan(place) else points[int(place) + SMOOTHED - 1]
 
@@ -113,9 +120,9 @@ def target_of(base: Sequence[Point]) -> float:
 
 def judge(points: Sequence[Point], base: Sequence[Point]) -> Judgement:
     target = target_of(base)
-    # FedAvg reaches its own end less a point in any case
-    usual, own = reach(base, target), reach(points, target)
-    # its own end is above its target
+    usual = reach(base, target)
+    own = reach(points, target)
+    # FedAvg's own end is above its target.
     assert usual is not None
     until = points if own is None else points[: points.index(own) + 1]
     slow = float(smooth(until, "slow")[-1])
@@ -123,7 +130,7 @@ def judge(points: Sequence[Point], base: Sequence[Point]) -> Judgement:
         costs = own.bytes / usual.bytes, own.device_s / max(usual.device_s, 1e-9)
         return Judgement(usual.virtual_s / own.virtual_s, True, *costs, slow)
     lacking = 100 * (target - float(smooth(points)[-1]))
-    # as if it got there at the end, and later by what it lacks
+    # Count it as there at its end, with a penalty for what it lacks.
     late = usual.virtual_s / max(base[-1].virtual_s, points[-1].virtual_s)
     return Judgement(late * exp(-PER_POINT * max(0.0, lacking)), False, inf, inf, slow)
 
@@ -148,8 +155,10 @@ def row(candidate: Candidate, found: Sequence[Judgement]) -> Row:
     good = [(each.bytes, each.device_s) for each in found if each.reached]
     num_bytes, device_s = np.mean(good, axis=0).tolist() if good else (inf, inf)
     mean = exp(sum(log(speed) for speed in speeds) / len(speeds))
-    counts, slow = (len(speeds), len(good)), float(np.mean([each.slow for each in found]))
-    return Row(candidate, mean, min(speeds), max(speeds), *counts, num_bytes, device_s, slow)
+    slow = float(np.mean([each.slow for each in found]))
+    return Row(
+        candidate, mean, min(speeds), max(speeds), len(speeds), len(good), num_bytes, device_s, slow
+    )
 
 
 def rank(
@@ -158,7 +167,7 @@ def rank(
     make: Callable[[Candidate, int, float | None], Simulation],
     execute: Callable[[Iterable[Simulation]], list[list[Point]]],
 ) -> list[Row]:
-    """Rank settings, the best first: all by the first seed, then the better half by the others."""
+    """Rank settings, the best first: all with the first seed, the better half with the others."""
     base, *others = choices
     bases = dict(zip(seeds, execute(make(base, seed, None) for seed in seeds), strict=True))
     found = {base.name: [judge(points, points) for points in bases.values()]}
@@ -167,7 +176,7 @@ def rank(
         runs = execute(make(choice, seed, target_of(bases[seed])) for choice, seed in work)
         for (choice, seed), points in zip(work, runs, strict=True):
             found.setdefault(choice.name, []).append(judge(points, bases[seed]))
-        # only the better half is worth more seeds: a minute is short
+        # Time is short, so only the better half gets more seeds.
         others.sort(key=lambda choice: -found[choice.name][0].speedup)
         others = others[: (len(others) + 1) // 2]
     rows = [row(choice, found[choice.name]) for choice in choices]

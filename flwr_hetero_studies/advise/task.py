@@ -1,4 +1,4 @@
-"""A small task to try settings with: generated data, and a network in NumPy, for runs are many."""
+"""A small task to try many settings with: generated data and a network in NumPy."""
 
 from functools import lru_cache
 
@@ -8,14 +8,20 @@ from flwr.app import ArrayRecord
 from flwr_hetero_studies.race.network import Labelled, record_of
 from flwr_hetero_studies.race.node import NUMPY, Learning
 
-CLASSES, GROUPS, DIM, HIDDEN = 10, 4, 24, 48
-"""Classes, groups of examples within each, inputs, hidden units."""
+CLASSES = 10
+GROUPS = 4
+"""Groups of examples within a class."""
+DIM = 24
+"""Inputs of an example."""
+HIDDEN = 48
 NOISE = 1.1
-"""Standard deviation within a group, where the groups' centres have 1."""
-EXAMPLES, TEST, BATCH_SIZE = 128, 1000, 8
-"""Of a node on average, to test on, of a batch."""
+"""Standard deviation within a group; that of the groups' centres is 1."""
+EXAMPLES = 128
+"""Examples of a node on average."""
+TEST = 1000
+BATCH_SIZE = 8
 RATES = {"sgd": 0.1, "momentum": 0.02, "adam": 0.01}
-"""By the nodes' optimizer, such that FedAvg ends alike."""
+"""Rates by the nodes' optimizer, with which FedAvg ends at about the same accuracy."""
 
 
 def run_config(optimizer: str = "sgd") -> tuple[tuple[str, float], ...]:
@@ -23,7 +29,7 @@ def run_config(optimizer: str = "sgd") -> tuple[tuple[str, float], ...]:
 
 
 class SmallTask(Learning):
-    """What the nodes hold and train; no example is held out."""
+    """The generated data and the network; no example is held out."""
 
     @property
     def splits(self) -> dict[str, Labelled]:
@@ -32,7 +38,7 @@ class SmallTask(Learning):
     def first(self) -> ArrayRecord:
         rng = np.random.default_rng([self.seed, 1])
         shapes = ((DIM, HIDDEN), (HIDDEN,), (HIDDEN, CLASSES), (CLASSES,))
-        # by He: rectified units keep the size of what goes in
+        # With He's initialisation, rectified units keep the scale of their inputs.
         scale = [2 / s[0] if len(s) == 2 else 0.0 for s in shapes]
         drawn = (rng.standard_normal(s) * v**0.5 for s, v in zip(shapes, scale, strict=True))
         return record_of([np.ascontiguousarray(array.T) for array in drawn])
@@ -59,7 +65,7 @@ def generated(task: SmallTask) -> dict[str, Labelled]:
     found = {}
     for split, (name, count) in enumerate((("test", test), ("train", train))):
         rng = np.random.default_rng([task.seed, 3, split])
-        # all classes equally often, so that only the partition makes nodes differ
+        # All classes are equally frequent, so that nodes differ only by the partition.
         labels = np.arange(count) % CLASSES
         chosen = centres[labels, rng.integers(GROUPS, size=count)]
         found[name] = Labelled(chosen + NOISE * rng.standard_normal((count, DIM)), labels)

@@ -18,8 +18,8 @@ NODE = f"""{MOD}
   for batch in hetero.batches(loader, msg):  # your loop over the loader"""
 
 LEGEND = """
-sooner    how many times sooner than {base} it reached {base}'s accuracy; range of its runs
-bytes     sent until then, and device-s the time of all devices, both in {base}'s
+faster    how many times as fast as {base} it reached {base}'s accuracy, with the range of its runs
+bytes     sent until then, and device-s the time of all devices, as multiples of {base}'s
 slow      accuracy on the data of the slowest fifth of the nodes"""
 OPTIMIZER = "of your nodes; momentum is 0.9 (default: sgd)"
 BASE = "your strategy of Flower, which all settings are put around (default: fedavg)"
@@ -54,10 +54,13 @@ def _advise(options: argparse.Namespace) -> None:
     from flwr_hetero_studies.advise.advice import advise
 
     check_count("--nodes", options.nodes, 1)
-    names = ("clients_per_round", "examples", "batch_size", "model_mb", "node", "optimizer")
-    given = {name: getattr(options, name) for name in ("nodes", "base", "seconds", "seed", *names)}
-    found = advise(options.fleet, **given)
-    print(json.dumps(found.as_dict(), indent=2)) if options.json else _print(found)
+    names = ("nodes", "clients_per_round", "examples", "batch_size", "model_mb", "node",
+             "optimizer", "base", "seconds", "seed")  # fmt: skip
+    found = advise(options.fleet, **{name: getattr(options, name) for name in names})
+    if options.json:
+        print(json.dumps(found.as_dict(), indent=2))
+    else:
+        _print(found)
 
 
 def _print(advice: "Advice") -> None:
@@ -78,10 +81,10 @@ def _print(advice: "Advice") -> None:
         title = f"\nData: {task}"
         table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
         table.add_column("setting")
-        for name in ("sooner", "range", "runs", "bytes", "device-s", "slow"):
+        for name in ("faster", "range", "runs", "bytes", "device-s", "slow"):
             table.add_column(name, justify="right")
         for row in rows:
-            # a guess for a setting that never got there would look like a result
+            # The guess for a setting that never got there would look like a result.
             lost = row.seeds - row.reached
             speed = f"never in {lost}" if lost else f"{row.speedup:.1f}x"
             span = "" if lost or row.seeds == 1 else f"{row.least:.1f} to {row.most:.1f}"
@@ -108,11 +111,12 @@ def _print_lines(advice: "Advice", choice: "Candidate") -> None:
 
 
 def _print_fair(advice: "Advice") -> None:
-    best, fair = advice.best, advice.fair
-    if (task := advice.unfair_in(best.name)) is None:
+    best = advice.best
+    fair = advice.fair
+    task = advice.unfair_in(best.name)
+    if task is None:
         return
-    names = (best.name, advice.base)
-    own, base = (100 * advice.rows_of(name)[task].slow for name in names)
+    own, base = (100 * advice.rows_of(name)[task].slow for name in (best.name, advice.base))
     text = f"On the data of the slowest nodes {best.name} has {own:.0f} % at the target"
     print(f"{text}, {advice.base} {base:.0f} % ({task}).")
     if fair is not None and fair.name != advice.base:

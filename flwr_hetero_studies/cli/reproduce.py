@@ -1,4 +1,4 @@
-"""The command ``reproduce``: an experiment of a paper, ours beside theirs."""
+"""The command ``reproduce``: an experiment of a paper beside the paper's numbers."""
 
 import argparse
 import sys
@@ -53,7 +53,7 @@ def _run(experiment: "Experiment", options: "Options") -> None:
         return
     with tempfile.TemporaryDirectory() as scratch:
         data = Data(options.data, scratch)
-        # with torch's own threads: nothing else goes on beside it
+        # This is the only run, so torch may use all its threads.
         line = execute("papers", trial_of(experiment, options), data, threads=None)
     found = line["metrics"]
     if "not_here" in found:

@@ -1,4 +1,4 @@
-"""Train one model on m workers in this process, without Flower, and note a curve."""
+"""Train one model on several workers in this process, without Flower, and return a curve."""
 
 from collections.abc import Callable, Iterator, Sequence
 from math import inf, isfinite
@@ -16,9 +16,9 @@ from flwr_hetero_studies.tasks import Examples
 
 Rows: TypeAlias = NDArray[np.int64]
 Look: TypeAlias = Callable[[nn.Module], dict[str, float]]
-"""Measures a model; what it calls ``loss`` ends a run that has diverged."""
+"""Measures a model; a run whose ``loss`` is not finite ends."""
 Observe: TypeAlias = Callable[[int, Rows, Tensor], None]
-"""Worker, indices and losses of its batch, after the backward pass: gradients can be read."""
+"""Takes a worker, and the indices and losses of its batch, when gradients can be read."""
 Backward: TypeAlias = Callable[[nn.Module, Examples, Rows, NDArray[np.float64]], Tensor]
 """Adds a batch's gradient to the model's, and returns its losses."""
 DIVERGED = 1e6
@@ -26,7 +26,7 @@ DIVERGED = 1e6
 
 
 def split(examples: Examples, num_workers: int, seed: int) -> list[Examples]:
-    """Divide examples at random into equal shares; fewer than a worker each are left out."""
+    """Divide examples at random into equal shares, and leave the rest out."""
     size = len(examples) // check_count("num_workers", num_workers, 1)
     if not size:
         raise invalid("num_workers", num_workers, f"be at most {len(examples)}, the examples")
@@ -54,22 +54,22 @@ def steps(
     observe: Observe = lambda worker, indices, losses: None,
     backward: Backward = weighted_backward,
 ) -> Iterator[float]:
-    """Take synchronous steps for ever, each on the mean of the workers' gradients.
+    """Take synchronous steps forever, each on the mean of the workers' gradients.
 
-    Each yields the mean loss of its batches; before the next one rates, shares and samplers may
-    be changed. A batch that has diverged yields infinity, and no step is taken.
+    Each step yields the mean loss of its batches. Before the next one, rates, shares and samplers
+    may be changed. When a batch has diverged, the iterator yields infinity and ends.
     """
     while True:
-        # a sum beside the model: workers share its gradients one after the other
+        # Workers use the gradients of one model in turn, so sum them elsewhere.
         total = [torch.zeros_like(p) for p in model.parameters()]
         means: list[float] = []
         for worker, (share, sampler) in enumerate(zip(shares, samplers, strict=True)):
             indices, weights = sampler.next_batch()
-            # buffers are kept, and filled anew for each worker
+            # Keep the buffers of the gradients.
             model.zero_grad(set_to_none=False)
             losses = backward(model, share, indices, weights)
             means.append(float(losses.mean()))
-            # nor is nan
+            # This also holds for NaN.
             if not means[-1] < DIVERGED:
                 yield inf
                 return
@@ -95,12 +95,12 @@ def train(
     observe: Observe = lambda worker, indices, losses: None,
     backward: Backward = weighted_backward,
 ) -> Columns:
-    """Take so many steps; look before the first and after each ``every``; inf: it diverged."""
+    """Take so many steps; measure before the first and after each ``every``-th one."""
     points: list[dict[str, float]] = [{"step": 0} | look(model)]
-    # zip ends with the range, and so draws no batch that is not taken
+    # Zip ends with the range, so that no more batches are drawn than needed.
     taken = steps(model, shares, samplers, optimizer, observe=observe, backward=backward)
     for step, loss in zip(range(1, num_steps + 1), taken, strict=False):
-        # a curve that diverges ends early, with an infinite loss
+        # A curve that diverges ends with an infinite loss.
         if loss == inf:
             points.append({"step": step, "loss": inf})
         elif step % every == 0:

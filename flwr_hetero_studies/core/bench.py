@@ -1,8 +1,8 @@
-"""Run the cases of a study and keep one line of JSON for each; make its page from the lines.
+"""Run the cases of a study, keep a line of JSON for each, and write its page from the lines.
 
-A study is a folder. Its ``cases.py`` says what is run (``SETTINGS``, ``FAST``, ``FAST_CASES``,
-``plan``, ``run``), its ``report.py`` what the lines show. A run that was broken off goes on where
-it stopped: lines that stand are not made again.
+A study is a folder. Its ``cases.py`` has what is run (``SETTINGS``, ``FAST``, ``FAST_CASES``,
+``plan``, ``run``), and its ``report.py`` makes the parts of the page. An interrupted run goes on
+where it stopped, because existing lines are not made again.
 """
 
 import argparse
@@ -28,13 +28,13 @@ from flwr_hetero_studies.core.tables import details, fill
 
 HERE = Path(__file__).parents[1]
 CLAIMS = {path.parent.name: path.parent for path in sorted(HERE.glob("**/cases.py"))}
-"""Folder of each study, by its name."""
+"""Folders of the studies, by name."""
 Write = Callable[[str, Mapping[str, Any]], str]
-"""Makes a text of a template and the parts of a report."""
+"""Writes a text from a template and the parts of a report."""
 
 
 def _part(claim: str, name: str) -> Any:
-    # a name that is no study is a module of a test
+    # Tests use modules that are no study.
     folder = ".".join(CLAIMS[claim].relative_to(HERE).parts) if claim in CLAIMS else claim
     return import_module(f"flwr_hetero_studies.{folder}.{name}")
 
@@ -48,11 +48,12 @@ def execute(claim: str, trial: Trial, data: Data, threads: int | None = 1) -> Li
     import torch
 
     cases = _part(claim, "cases")
-    # small models: more threads wait for each other
+    # With small models, several threads would wait for each other.
     if threads:
         torch.set_num_threads(threads)
     logger = logging.getLogger("flwr")
-    level, start_s = logger.level, time.perf_counter()
+    level = logger.level
+    start_s = time.perf_counter()
     logger.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
@@ -67,17 +68,17 @@ def execute(claim: str, trial: Trial, data: Data, threads: int | None = 1) -> Li
 
 
 def execute_all(claim: str, trials: list[Trial], data: Data, jobs: int) -> Iterator[Line]:
-    """Yield lines as they come; with 0 jobs all runs are made in this process."""
+    """Yield lines in order of completion; with 0 jobs all runs are made in this process."""
     if not jobs:
         yield from (execute(claim, trial, data) for trial in trials)
         return
-    # a forked process would inherit torch threads, and memory that memory runs count
+    # A forked process would inherit torch's threads, and memory that runs may measure.
     spawn = get_context("spawn")
     with ProcessPoolExecutor(jobs, spawn) as pool:
-        together = [pool.submit(execute, claim, each, data) for each in trials if not each.alone]
+        together = [pool.submit(execute, claim, t, data) for t in trials if not t.alone]
         for future in as_completed(together):
             yield future.result()
-    # a process for each run that measures time or memory: none warms up the next
+    # A run that measures time or memory has its own process, so that none warms up the next.
     with ProcessPoolExecutor(1, spawn, max_tasks_per_child=1) as pool:
         for trial in (trial for trial in trials if trial.alone):
             yield pool.submit(execute, claim, trial, data).result()
@@ -86,20 +87,24 @@ def execute_all(claim: str, trials: list[Trial], data: Data, jobs: int) -> Itera
 def run_claim(
     claim: str, options: Options, data: Data, out: Path, patterns: Sequence[str], jobs: int
 ) -> None:
-    """Run what the study plans and what is not there yet, until its plan has nothing new."""
-    plan, lines, gone = _part(claim, "cases").plan, read(out), list[Line]()
-    # a plan may ask for more once it sees results: a budget, the best rate
-    while todo := missing(plan(options, lines), [*lines, *gone], patterns):
+    """Run what the study plans and what has no line yet, until its plan has nothing new."""
+    plan = _part(claim, "cases").plan
+    lines = read(out)
+    # Lines of runs that this machine cannot make.
+    not_here: list[Line] = []
+    todo = missing(plan(options, lines), lines, patterns)
+    while todo:
         print(f"{len(todo)} runs to do", flush=True)
-        # by what one shows that ran alone, another may come first now
+        # Of the runs that are made alone, the next one may depend on the result of the first.
         now = [trial for trial in todo if not trial.alone] or todo[:1]
         for done, line in enumerate(execute_all(claim, now, data, jobs), start=1):
-            # nothing was measured
             if "not_here" in line["metrics"]:
-                gone.append(line)
+                not_here.append(line)
             else:
                 lines.append(append(out, line))
             print(f"{done:>4}/{len(todo)}  {shown(line)}", flush=True)
+        # A plan may ask for more once it sees results, such as a budget or the best rate.
+        todo = missing(plan(options, lines), [*lines, *not_here], patterns)
     if lines:
         pack(out)
     print(f"nothing left to do: {len(lines)} lines in {out}")
@@ -114,18 +119,17 @@ def shown(line: Line) -> str:
 def missing(trials: Iterable[Trial], lines: list[Line], patterns: Sequence[str]) -> list[Trial]:
     """Return the runs that are asked for and have no line, each once."""
     done = {key_of(line) for line in lines}
-    # an experiment alone stands for all its names
+    # The pattern of an experiment includes all its names.
     wanted = [form for pattern in patterns for form in (pattern, f"{pattern}/*")]
-    found = {each.key: each for each in trials if any(fnmatch(each.label, one) for one in wanted)}
+    found = {t.key: t for t in trials if any(fnmatch(t.label, form) for form in wanted)}
     return [trial for key, trial in found.items() if key not in done]
 
 
 def page_of(claim: str, lines: list[Line], folder: Path, write: Write = fill) -> str:
-    """Fill a study's page, and draw its figures in a folder; or write what it leaves out."""
+    """Fill a study's page and draw its figures in a folder, or write what the page leaves out."""
     parts = _part(claim, "report").report(lines, folder)
-    return (
-        write((CLAIMS[claim] / "page.template").read_text(encoding="utf-8"), parts).rstrip() + "\n"
-    )
+    template = (CLAIMS[claim] / "page.template").read_text(encoding="utf-8")
+    return write(template, parts).rstrip() + "\n"
 
 
 def with_changes(settings: Mapping[str, Any], changes: Iterable[str]) -> dict[str, Any]:
@@ -140,7 +144,7 @@ def with_changes(settings: Mapping[str, Any], changes: Iterable[str]) -> dict[st
 
 
 def end(*_: Any) -> None:
-    """End this process with those that run trials, which may have a fleet of their own."""
+    """End this process and those that run trials, which may have started a fleet."""
     for child in active_children():
         child.terminate()
     raise SystemExit(128 + signal.SIGTERM)
@@ -149,17 +153,6 @@ def end(*_: Any) -> None:
 def add(commands: Any) -> None:
     text = "run the cases of a study, or make its report"
     parser = commands.add_parser("study", help=text, description=text)
-    _arguments(parser)
-    parser.set_defaults(run=_run)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="flwr-hetero study", description=__doc__)
-    _arguments(parser)
-    _run(parser.parse_args(arguments))
-
-
-def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("claim", choices=CLAIMS)
     parser.add_argument("--data", default=DIGITS, help="folder of train and test .parquet")
     parser.add_argument("--out", type=Path, help="folder of the results; runs/studies/CLAIM")
@@ -171,12 +164,14 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--report", action="store_true", help="run nothing, make the report")
     left = "run nothing, print the tables that the committed report leaves out"
     parser.add_argument("--details", action="store_true", help=left)
+    parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> None:
     out = args.out or Path("runs", "studies", args.claim + ("-fast" if args.fast else ""))
     if args.report:
-        if not (lines := read(out)):
+        lines = read(out)
+        if not lines:
             raise SystemExit(f"--out {out}: no results of the study {args.claim}")
         (out / "report.md").write_text(page_of(args.claim, lines, out), encoding="utf-8")
         return
@@ -186,7 +181,7 @@ def _run(args: argparse.Namespace) -> None:
             print(page_of(args.claim, lines, Path(scratch), details), end="")
         return
     signal.signal(signal.SIGTERM, end)
-    # before the processes start, which read it when they import NumPy
+    # The processes of the trials read this when they import NumPy.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     cases = _part(args.claim, "cases")
     usual = cases.SETTINGS | (cases.FAST if args.fast else {})
@@ -196,7 +191,3 @@ def _run(args: argparse.Namespace) -> None:
         data = Data(str(args.data), scratch)
         options = Options(with_changes(usual, args.set), data.name, args.seeds, args.fast)
         run_claim(args.claim, options, data, out, patterns, jobs)
-
-
-if __name__ == "__main__":
-    main()

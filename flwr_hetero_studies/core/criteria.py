@@ -1,8 +1,8 @@
-"""How a claim of a paper is judged; one rule for all papers, fixed before the runs.
+"""How a claim of a paper is judged, by one rule for all papers that was fixed before the runs.
 
-Where training is random a claim is about differences or ratios between runs of the same seed, at
-least ten. It holds if the two-sided 95 % interval of their mean (Student's t) excludes zero.
-What has a size in the paper, a factor or a difference, is reproduced within 1.5 of it either way.
+Where training is random, a claim is about differences or ratios between runs of the same seed, at
+least ten. It holds if the two-sided 95 % interval of their mean (Student's t) excludes zero. A
+factor or a difference in the paper is reproduced if ours is within a factor of 1.5 of it.
 """
 
 import math
@@ -17,17 +17,20 @@ from numpy.typing import ArrayLike, NDArray
 PAIRS = 10
 """Seeds of an experiment whose runs are random."""
 FACTOR = 1.5
-"""What is further from the paper's size is another size."""
+"""Largest ratio to the paper's size that is not another size."""
 LEVEL = 0.95
-REPRODUCED, SIZE, NOT = "reproduced", "another size", "not reproduced"
-CONSTRUCTION, UNTESTED = "by construction", "scale not tested"
+REPRODUCED = "reproduced"
+SIZE = "another size"
+NOT = "not reproduced"
+CONSTRUCTION = "by construction"
+UNTESTED = "scale not tested"
 VERDICTS = (REPRODUCED, SIZE, NOT, CONSTRUCTION, UNTESTED)
 Values = Sequence[float] | NDArray[np.float64]
 Interval = tuple[float, float, float]
 
 
 class Claim(NamedTuple):
-    """One sentence of the paper, what is found here, and the verdict."""
+    """A sentence of the paper, what is found here, and the verdict."""
 
     text: str
     published: str
@@ -36,7 +39,7 @@ class Claim(NamedTuple):
 
 
 def interval(values: ArrayLike) -> Interval:
-    """Return the mean of values of seeds and its two-sided interval; one value has none."""
+    """Return the mean of values of seeds and its two-sided interval, which one value lacks."""
     from scipy.stats import t
 
     each = np.asarray(values, dtype=float)
@@ -68,7 +71,7 @@ def higher(
     form: str = "+.2f",
     unit: str = "",
 ) -> Claim:
-    """Claim gains, paired by seed, of which each interval is above zero; one has ``size``."""
+    """Claim that each gain, paired by seed, is above zero; ``size`` is that of the first."""
     parts = [interval(each) for each in gains]
     ahead = all(low > 0 for _, low, _ in parts)
     verdict = REPRODUCED if ahead else NOT
@@ -78,21 +81,21 @@ def higher(
 
 
 def times(text: str, published: float, ratios: ArrayLike, most: float | None = None) -> Claim:
-    """Claim a factor, or one up to ``most``: the geometric mean of ratios, 0 stands for never."""
+    """Claim a factor, or one up to ``most``, by the geometric mean of ratios; 0 is never."""
     with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
         logs = interval(np.log(np.asarray(ratios, dtype=float)))
     mean, low, high = (math.exp(min(each, 700.0)) for each in logs)
     found = shown((mean, low if low else -math.inf, high), ".2f") + "x"
     if math.isnan(mean):
         found = "never in some run"
-    # of a range the nearest counts
+    # Compare with the nearest value of a range.
     verdict = sized(mean / min(max(mean, published), most or published)) if logs[1] > 0 else NOT
     printed = f"{published:g}x to {most:g}x" if most else f"{published:g}x"
     return Claim(text, printed, found, verdict)
 
 
 def about(text: str, published: float, values: ArrayLike, form: str = ".2f") -> Claim:
-    """Claim a size itself, such as a share: the mean over seeds is within 1.5 of the paper's."""
+    """Claim a size, such as a share: the mean over seeds is within a factor of 1.5 of it."""
     mean, *_ = found = interval(values)
     verdict = sized(mean / published) if mean > 0 else NOT
     return Claim(text, f"{published:{form}}", shown(found, form), verdict)
@@ -107,7 +110,7 @@ def within(
     form: str = "+.2f",
     unit: str = "",
 ) -> Claim:
-    """Claim that values, each over seeds, lie between bounds with their whole intervals."""
+    """Claim that the whole intervals of values, each over seeds, are within bounds."""
     parts = [interval(each) for each in values]
     holds = all(low <= least and most <= high for _, least, most in parts)
     found = ", ".join(shown(part, form, unit) for part in parts)
@@ -120,21 +123,21 @@ def falls(text: str, published: str, columns: Mapping[str, Values], form: str = 
     steps = [interval(a - b) for a, b in pairwise(values)]
     found = " > ".join(f"{name} {v.mean():{form}}" for name, v in zip(columns, values, strict=True))
     holds = all(low > 0 for _, low, _ in steps)
-    open_ = sum(low <= 0 for _, low, _ in steps)
-    return Claim(text, published, found + (f" ({open_} steps not)" if open_ else ""),
-                 REPRODUCED if holds else NOT)  # fmt: skip
+    if not holds:
+        found += f" ({sum(low <= 0 for _, low, _ in steps)} steps not)"
+    return Claim(text, published, found, REPRODUCED if holds else NOT)
 
 
 def fact(text: str, published: str, found: str, holds: object) -> Claim:
-    """Claim what has no chance in it."""
+    """Claim something that does not depend on chance."""
     return Claim(text, published, found, REPRODUCED if holds else NOT)
 
 
 def made(text: str, published: str, found: str, holds: object) -> Claim:
-    """Check what follows from how the experiment is built: no evidence for the paper."""
+    """Check what follows from how the experiment is built, and so is no evidence for a paper."""
     return Claim(text, published, found, CONSTRUCTION if holds else NOT)
 
 
 def at_scale(claim: Claim, is_reached: bool) -> Claim:
-    """Judge a claim only at the scale that it speaks of, whichever way it falls below it."""
+    """Judge a claim only if its scale is reached here."""
     return claim if is_reached else claim._replace(verdict=UNTESTED)

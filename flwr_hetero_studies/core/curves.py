@@ -1,4 +1,4 @@
-"""Curves of runs: columns, smoothing, when a target is reached, means over seeds."""
+"""Curves of runs: columns, smoothing, times to targets, means over seeds."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf, isfinite, nan
@@ -14,7 +14,7 @@ Columns: TypeAlias = dict[str, list[Any]]
 
 
 def columns(points: Iterable[Mapping[str, Any]], missing: Any = None) -> Columns:
-    """Turn points into columns, with what stands for a figure that a point lacks."""
+    """Turn points into columns, with a value for figures that a point lacks."""
     rows = list(points)
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name, missing) for row in rows] for name in names}
@@ -28,12 +28,15 @@ def rounded(curve: Columns, digits: int = 5) -> Columns:
 
 
 def smooth(values: ArrayLike, window: int, *, centred: bool = False, whole: bool = False) -> Vector:
-    """Average each value with those before it (``whole``: if there are enough) or around it."""
+    """Average each value with those before it or around it.
+
+    ``whole`` leaves out the first values, before which there are too few.
+    """
     array = np.asarray(values, float)
     if centred:
         padded = np.pad(array, window // 2, "edge")
         return np.asarray(np.convolve(padded, np.ones(window) / window, "valid"))
-    # differences of sums: as quick for wide windows as for narrow ones
+    # Differences of sums are as fast for wide windows as for narrow ones.
     sums = np.cumsum(np.insert(array, 0, 0.0))
     ends = np.arange(1, len(array) + 1)
     starts = np.maximum(ends - window, 0)
@@ -42,17 +45,17 @@ def smooth(values: ArrayLike, window: int, *, centred: bool = False, whole: bool
 
 
 def reached(values: ArrayLike, target: float, *, between: bool = False) -> float:
-    """Return the place of the first value at the target, between two if wanted; NaN if never."""
+    """Return the place of the first value at the target, or NaN; it may be between two."""
     array = np.asarray(values, float)
     hits = np.flatnonzero(array >= target)
     if not len(hits):
         return nan
     place = int(hits[0])
-    # nothing lies before the first value, and no line leads from an infinite one
+    # There is no line to the first value, nor from an infinite one.
     if place == 0 or not between or not isfinite(array[place - 1]):
         return float(place)
-    before, there = array[place - 1], array[place]
-    return place - 1 + float((target - before) / (there - before))
+    before = array[place - 1]
+    return place - 1 + float((target - before) / (array[place] - before))
 
 
 def at(column: ArrayLike, place: float) -> float:
@@ -70,8 +73,8 @@ def time_to(
     between: bool = True,
     never: float = inf,
 ) -> float:
-    """Return what the clock says when values first are at the target, or ``below`` it."""
-    # falling to a target is rising to its negative
+    """Return the time at which values first reach the target, or fall below it."""
+    # To fall to a target is to rise to its negative.
     sign = -1.0 if below else 1.0
     place = reached(sign * np.asarray(values, float), sign * target, between=between)
     return never if np.isnan(place) else at(clock, place)
@@ -93,11 +96,13 @@ def over_time(
     count: int = 200,
     fold: Callable[..., Any] = np.mean,
 ) -> tuple[Vector, Vector]:
-    """Fold curves of several seeds on a common clock of equal ratios, where all have values."""
-    every = [np.asarray(clock, float) for clock in clocks]
-    first = max(clock[0] for clock in every) if start is None else start
-    # equal ratios: methods differ by factors of time
-    grid = np.geomspace(first, min(clock[-1] for clock in every), count)
-    both = zip(every, values, strict=True)
-    found = [np.interp(grid, clock, np.asarray(own, float)) for clock, own in both]
-    return grid, np.asarray(fold(found, axis=0))
+    """Fold curves of several seeds over the times for which all have values.
+
+    The times are spaced by equal ratios, because methods differ by factors of time.
+    """
+    arrays = [np.asarray(clock, float) for clock in clocks]
+    first = max(clock[0] for clock in arrays) if start is None else start
+    grid = np.geomspace(first, min(clock[-1] for clock in arrays), count)
+    both = zip(arrays, values, strict=True)
+    aligned = [np.interp(grid, clock, np.asarray(curve, float)) for clock, curve in both]
+    return grid, np.asarray(fold(aligned, axis=0))

@@ -1,4 +1,4 @@
-"""Train on an emulated fleet in this process, and note what happens on the way."""
+"""Train on an emulated fleet in this process, and measure the model on the way."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ from flwr_hetero_studies import tasks
 from flwr_hetero_studies.core.curves import Columns, columns, rounded
 
 ENDLESS = 1_000_000
-"""Rounds of a run that its notes end."""
+"""Rounds of a run that its note ends."""
 Measure = Callable[[int, ArrayRecord], MetricRecord]
 
 
@@ -26,19 +26,19 @@ class Enough(Exception):
 
 
 class Moment(NamedTuple):
-    """Where a run stands after a round or a server update."""
+    """The state of a run after a round or a server update."""
 
     round: int
     arrays: ArrayRecord
     """The newest model."""
     virtual_s: float
     record: Mapping[str, Any]
-    """The round's line of the history; empty after a server update within one."""
+    """The round's line of the history, which is empty after a server update."""
     watch: "Watch"
 
     @property
     def averaged(self) -> ArrayRecord:
-        """The average of models where the strategy has one, else the newest."""
+        """The strategy's average of models if it has one, else the newest model."""
         part = next((w for w in self.watch.wrappers() if isinstance(w, ModelAverage)), None)
         return self.arrays if part is None else part.averaged(self.arrays)
 
@@ -48,19 +48,21 @@ Note = Callable[[Moment], None]
 
 
 class Watch(Wrapper):
-    """Show each round, or each server update, to a note; count what the history says of costs."""
+    """Show each round, or each server update, to a note, and sum the costs of the history."""
 
     def __init__(self, strategy: Strategy, note: Note, *, updates: bool = False) -> None:
         super().__init__(strategy)
-        self.note, self.updates = note, updates
-        self.bytes, self.device_s = 0, 0.0
+        self.note = note
+        self.updates = updates
+        self.bytes = 0
+        self.device_s = 0.0
 
     def aggregate_train(self, server_round: int, replies: Any, context: Any = None) -> Any:
-        # the model is shown after all wrappers inside have had their say
+        # All wrappers inside have changed the model before it is shown.
         arrays, metrics = super().aggregate_train(server_round, replies, context)
         if self.updates:
-            newest, now_s = arrays or context.arrays, self.fleet.clock.virtual_s
-            self.note(Moment(server_round, newest, now_s, {}, self))
+            newest = arrays or context.arrays
+            self.note(Moment(server_round, newest, self.fleet.clock.virtual_s, {}, self))
         return arrays, metrics
 
     def on_round_end(self, run: Any, record: dict[str, Any]) -> None:
@@ -69,7 +71,7 @@ class Watch(Wrapper):
             self.note(Moment(record["round"], run.arrays, record["virtual_s"], record, self))
 
     def count_until(self, now_s: float) -> None:
-        """Count what was spent in a round that still goes on."""
+        """Count what was spent in a round that has not ended."""
         self._count(self.fleet.costs.until(now_s))
 
     def _count(self, spent: Mapping[str, Any]) -> None:
@@ -86,15 +88,15 @@ def drive(
     seed: int,
     rounds: int = ENDLESS,
     updates: bool = False,
-    **how: Any,
+    **more: Any,
 ) -> Watch:
-    """Train on a grid until the note has enough; ``how`` is for ``Strategy.start``."""
-    # Flower draws the nodes of a round from it
+    """Train on a grid until the note has enough; ``more`` is for ``Strategy.start``."""
+    # Flower draws the nodes of a round from this generator.
     random.seed(seed)
     watch = Watch(strategy, note, updates=updates)
-    # the note ends the run from within a hook, so that nothing more is sent
+    # The note ends the run from within a hook, so that nothing more is sent.
     with suppress(Enough):
-        watch.start(grid, arrays, rounds, **how)
+        watch.start(grid, arrays, rounds, **more)
     return watch
 
 
@@ -113,50 +115,60 @@ def emulate(
     train_config: dict[str, Any] | None = None,
     measure: Measure | None = None,
 ) -> Columns:
-    """Train what the apps train, and return the curve: a point where the model was measured.
+    """Train what the apps train, and return a curve with a point for each measurement.
 
-    The global model is measured every so many rounds or merges and after the last; ``note`` adds
-    to a point. The run ends with the first round after ``budget_s`` of virtual time; profiling
-    counts if it is ``charged``.
+    The global model is measured every so many rounds or server updates and after the last one, and
+    ``note`` adds to a point. The run ends with the first round after ``budget_s`` of virtual time,
+    to which profiling counts if it is ``charged``.
     """
-    measure, rounds = measure or tasks.central_evaluate(settings), settings.num_server_rounds
+    rounds = settings.num_server_rounds
+    measure = measure or tasks.central_evaluate(settings)
     points: list[dict[str, Any]] = []
 
     def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord | None:
-        # measuring is outside the clock; its cost is ours alone
+        # Measuring takes no virtual time.
         return measure(number, arrays) if number % every == 0 or number == rounds else None
 
     def add(moment: Moment) -> None:
-        more, record, watch = note(moment), moment.record, moment.watch
-        if record["global"]:
+        more = note(moment)
+        measured = moment.record["global"]
+        if measured:
             point = {"round": moment.round, "virtual_s": moment.virtual_s}
-            point |= {"accuracy": record["global"]["accuracy"], "bytes": watch.bytes}
-            points.append(point | {"device_s": watch.device_s} | more)
-        # what was spent until the first point is profiling
+            point |= {"accuracy": measured["accuracy"], "bytes": moment.watch.bytes}
+            points.append(point | {"device_s": moment.watch.device_s} | more)
+        # The time until the first point is that of profiling.
         free_s = 0.0 if charged else points[0]["virtual_s"]
         if moment.virtual_s - free_s > budget_s:
             raise Enough
 
     grid = LocalGrid(app, profiles, seed=settings.seed, run_config=run_config)
     first = tasks.initial_arrays(settings) if arrays is None else arrays
-    given = ConfigRecord(train_config or {})
-    how: dict[str, Any] = {"train_config": given, "evaluate_fn": evaluate}
-    drive(strategy, grid, first, add, seed=settings.seed, rounds=rounds, **how)
+    drive(
+        strategy,
+        grid,
+        first,
+        add,
+        seed=settings.seed,
+        rounds=rounds,
+        train_config=ConfigRecord(train_config or {}),
+        evaluate_fn=evaluate,
+    )
     return rounded(columns(points))
 
 
 def config_of(
     dataset: str, partition: str, rate: float, seed: int, rounds: int = ENDLESS
 ) -> dict[str, Any]:
-    """Write the run-config of an app's plain training in batches of 16."""
+    """Return the run-config of an app's plain training in batches of 16."""
     config = {"dataset": dataset, "partition": partition, "learning-rate": rate, "seed": seed}
     return config | {"num-server-rounds": rounds, "batch-size": 16}
 
 
 def with_last_classes(settings: tasks.Settings, count: int) -> Measure:
-    """Measure all test examples, and as ``slow`` those of the last classes."""
-    test, shape = tasks.load_test(settings.dataset), tasks.data_shape(settings.dataset)
-    # the partition classes-by-speed gives these to the slowest nodes
+    """Return a function for accuracy on all test examples, and on the last classes as ``slow``."""
+    test = tasks.load_test(settings.dataset)
+    shape = tasks.data_shape(settings.dataset)
+    # The partition classes-by-speed gives these classes to the slowest nodes.
     slow = test.targets > test.targets.max() - count
 
     @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""What an experiment of a paper is, and what we find."""
+"""Experiments of the papers, and what is found in them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,13 +19,14 @@ from flwr_hetero_studies.core.plan import Options
 
 PAPERS = ("tifl", "biased-local-sgd", "cd-grab", "mercury", "pgd")
 CLAIMS = ("claim", "paper", "here", "verdict")
-PARTLY, NOT_RUN = "partly", "not run"
-DIFFERS, WHY = "differs from the paper", "why"
-"""Kinds of notes."""
+PARTLY = "partly"
+NOT_RUN = "not run"
+DIFFERS = "differs from the paper"
+WHY = "why"
 
 
 def together(verdicts: Sequence[str]) -> str:
-    """Return the verdict of a figure; what cannot fail and what was not tested do not count."""
+    """Return the verdict of a figure, by the claims that were tested and can fail."""
     tested = [each for each in verdicts if each not in (CONSTRUCTION, UNTESTED)]
     if not tested:
         return next(each for each in (UNTESTED, CONSTRUCTION) if each in verdicts)
@@ -35,7 +36,7 @@ def together(verdicts: Sequence[str]) -> str:
 
 
 class Curve(NamedTuple):
-    """What was measured, by what it took."""
+    """Measurements by cost."""
 
     x: Sequence[float]
     y: Sequence[float]
@@ -70,20 +71,20 @@ def plain(cell: Any) -> Any:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A figure or table of a paper; without ``run`` it is listed with the reason why not."""
+    """A figure or table of a paper; without ``run`` it is listed with the reason."""
 
     paper: str
     name: str
     title: str
     run: Callable[[Options], Finding] | None = None
     differs: str = ""
-    """What is other than in the paper, also in the full form."""
+    """How it differs from the paper, also in the full form."""
     cut: str = ""
-    """What ``--fast`` makes smaller besides."""
+    """What ``--fast`` makes smaller."""
     why: str = ""
     """Why it is not run, or why a claim does not hold."""
     seeds: int = PAIRS
-    """Of its runs; one where nothing is drawn."""
+    """Number of seeds; one where nothing is random."""
 
     def notes(self, verdict: str, *, fast: bool) -> dict[str, str]:
         texts = {

@@ -1,4 +1,4 @@
-"""What plans are made of: trials to run, the options they are made for, and their data."""
+"""Parts of plans: trials to run, the options of a plan, and its data."""
 
 import shutil
 import sys
@@ -13,20 +13,20 @@ from flwr_hetero_studies.core.record import Case, key_of
 
 DIGITS = "digits"
 EMBEDDED = {"images": DIGITS, "texts": "stdlib", "series": "series", "numbers": "breast-cancer"}
-"""Data that need no download, by their kind."""
+"""Data that need no download, by kind."""
 T = TypeVar("T")
 
 
 class NotHereError(Exception):
-    """Raised by a run that this machine cannot make; the text says what is missing."""
+    """Raised by a run that this machine cannot make; its text says what is missing."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a study: its case names it in the record, with a seed.
+    """One run of a study, which its case and a seed identify in the record.
 
-    ``given`` follows from other runs (a time budget) and names nothing. A run that measures time
-    or memory is ``alone``: no other one goes on beside it.
+    ``given`` follows from other runs, such as a time budget, and does not identify the run. A run
+    that measures time or memory is ``alone``: no other one runs at the same time.
     """
 
     case: Case
@@ -45,7 +45,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Data:
-    """A data set as for ``dataset`` of the apps, and a folder for parts of it."""
+    """A data set, as in ``dataset`` of the apps, and a folder for parts of it."""
 
     source: str
     scratch: str
@@ -55,23 +55,24 @@ class Data:
         return Path(self.source).name
 
     def first(self, train: int, test: int) -> str:
-        """Write the first rows of a Parquet folder to a folder; anything else stays whole."""
+        """Write the first rows of a Parquet folder to a folder; other data are returned as is."""
         folder = Path(self.source).expanduser()
         if not folder.is_dir():
             return self.source
-        import pyarrow.parquet as pq  # an extra, which the command line does without
+        # The command line works without this extra.
+        import pyarrow.parquet as pq
 
-        # the name says what is in it, so that another process finds it made
+        # Another process finds the folder by its name.
         part = Path(self.scratch) / f"{self.name}-{train}-{test}"
         if not part.exists():
-            # written elsewhere and renamed: nobody reads half a file
+            # Write elsewhere and rename, so that no process reads half a file.
             new = Path(tempfile.mkdtemp(dir=self.scratch))
             for split, rows in (("train", train), ("test", test)):
                 (file,) = folder.glob(f"{split}*.parquet")
                 pq.write_table(pq.read_table(file).slice(0, rows), new / f"{split}.parquet")
             try:
                 new.rename(part)
-            # another process was faster
+            # Another process was faster.
             except OSError:
                 shutil.rmtree(new)
         return str(part)
@@ -79,7 +80,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Options:
-    """What a plan or a paper's figure is made for."""
+    """Options of a plan or of a paper's figure."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     data: str = ""
@@ -95,7 +96,7 @@ class Options:
         return self.seeds_or([0])[0]
 
     def seeds_or(self, usual: Iterable[int]) -> list[int]:
-        """Return the seeds asked for, else the usual ones; one in a fast run."""
+        """Return the seeds asked for, else the usual ones, of which a fast run has one."""
         return list(self.seeds or ([0] if self.fast else usual))
 
     def pick(self, fast: T, full: T) -> T:

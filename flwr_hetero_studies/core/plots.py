@@ -1,4 +1,4 @@
-"""Pictures of pages: a panel for each task, a line for each method."""
+"""Figures of pages: a panel for each task, a line for each method."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,9 +15,8 @@ DASHES = ("-", "--", ":", "-.")
 
 
 def looks(names: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Give each name a colour, its method's if that is free, then a dash."""
+    """Give each name the colour of its method, and variants of a method different dashes."""
     every = list(names)
-    # a variant of a method has its colour, then another dash
     words = [name.lower().replace(" ", "-") for name in every]
     methods = [next((m for m in METHOD_COLOURS if word.startswith(m)), word) for word in words]
     used: Counter[str] = Counter()
@@ -45,7 +44,8 @@ def draw(
     from matplotlib.figure import Figure
 
     names = dict.fromkeys(name for curves in panels.values() for name in curves)
-    look, columns = dict(looks(names)), min(columns, len(panels))
+    look = dict(looks(names))
+    columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
     style: Any = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
     with rc_context(style | {"axes.grid": True, "grid.alpha": 0.25, "axes.titlesize": 9}):
@@ -64,7 +64,7 @@ def draw(
             axes.set(**{k: v(title) if callable(v) else v for k, v in axes_settings.items()})
         for axes in grid[len(panels) :]:
             axes.set_axis_off()
-        # one legend below all panels, which show the same methods
+        # All panels show the same methods, so they have one legend.
         if len(names) > 1:
             handles = [grid[0].plot([], [], label=name, **look[name])[0] for name in names]
             figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)

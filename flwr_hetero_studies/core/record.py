@@ -1,4 +1,4 @@
-"""The record of a study: a line of JSON for each run, packed; reading, writing, grouping."""
+"""The record of a study, with a line of JSON for each run: reading, writing, grouping."""
 
 import json
 import lzma
@@ -10,9 +10,9 @@ from flwr_hetero.errors import invalid
 
 RESULTS = "results.jsonl"
 Case = dict[str, Any]
-"""Names a run: ``experiment``, ``name``, and all settings that matter."""
+"""What identifies a run: ``experiment``, ``name``, and all settings that matter."""
 Line = dict[str, Any]
-"""``case``, ``seed``, ``metrics``, ``curve`` and ``versions``."""
+"""A run, with ``case``, ``seed``, ``metrics``, ``curve`` and ``versions``."""
 
 
 def files_of(folder: Path) -> tuple[Path, Path]:
@@ -20,10 +20,10 @@ def files_of(folder: Path) -> tuple[Path, Path]:
 
 
 def read(folder: Path) -> list[Line]:
-    """Read a study's results; none if there are none."""
+    """Read a study's results, of which there may be none."""
     packed, plain = files_of(folder)
     try:
-        # what was appended since the last packing comes after what is packed
+        # The plain file has the lines that were appended since the last packing.
         text = lzma.decompress(packed.read_bytes()).decode() if packed.exists() else ""
         text += plain.read_text(encoding="utf-8") if plain.exists() else ""
         return [json.loads(line) for line in text.splitlines()]
@@ -32,10 +32,9 @@ def read(folder: Path) -> list[Line]:
 
 
 def append(folder: Path, line: Line) -> Line:
-    """Add a line to the plain file, and return it as it will be read."""
+    """Add a line to the plain file, and return it as it will be read, with lists for tuples."""
     _, plain = files_of(folder)
     plain.parent.mkdir(parents=True, exist_ok=True)
-    # as it will be read: what is a tuple in a case comes back as a list
     text = json.dumps(line)
     with plain.open("a", encoding="utf-8") as file:
         file.write(text + "\n")
@@ -43,13 +42,13 @@ def append(folder: Path, line: Line) -> Line:
 
 
 def pack(folder: Path, lines: Iterable[Line] | None = None) -> None:
-    """Pack a record, or what is to take its place, into one file."""
+    """Pack a record, or the lines that replace it, into one file."""
     packed, plain = files_of(folder)
-    # packing the same lines gives the same bytes, so that a record has no idle changes
+    # The same lines must give the same bytes, so that a record changes only with its lines.
     every = read(folder) if lines is None else lines
     text = "".join(json.dumps(line) + "\n" for line in every)
     packed.write_bytes(lzma.compress(text.encode(), preset=6 | lzma.PRESET_EXTREME))
-    # only now: a run that is ended before has its lines twice, not never
+    # Remove it last: if the process is killed before, lines exist twice, which does no harm.
     plain.unlink(missing_ok=True)
 
 
@@ -67,7 +66,7 @@ def by(lines: Iterable[Line], *keys: str) -> dict[Any, list[Line]]:
     """Group lines by values of their cases, in order of appearance."""
     groups: dict[Any, list[Line]] = {}
     for line in lines:
-        # a case that lacks a key is a group of its own
+        # Cases without a key are one group.
         values = tuple(line["case"].get(key) for key in keys)
         groups.setdefault(values if len(keys) > 1 else values[0], []).append(line)
     return groups
@@ -82,8 +81,9 @@ def by_seed(lines: Iterable[Line]) -> dict[int, Line]:
 
 
 def pairs(lines: Iterable[Line], base: Iterable[Line]) -> list[tuple[Line, Line]]:
-    known = by_seed(base)
-    return [(line, known[line["seed"]]) for line in lines if line["seed"] in known]
+    """Pair lines with those of a base that have the same seed."""
+    bases = by_seed(base)
+    return [(line, bases[line["seed"]]) for line in lines if line["seed"] in bases]
 
 
 def seeds(lines: Iterable[Line]) -> list[int]:
@@ -91,7 +91,9 @@ def seeds(lines: Iterable[Line]) -> list[int]:
 
 
 def software(lines: Iterable[Line], *names: str) -> str:
-    """Name the versions that the lines were made with."""
-    found = [{k: v for k, v in x["versions"].items() if k in names or not names} for x in lines]
-    texts = dict.fromkeys(", ".join(f"{k} {v}" for k, v in each.items()) for each in found)
+    """Write the versions that the lines were made with."""
+    texts = {}
+    for line in lines:
+        chosen = [f"{k} {v}" for k, v in line["versions"].items() if k in names or not names]
+        texts[", ".join(chosen)] = True
     return "; ".join(text for text in texts if text)

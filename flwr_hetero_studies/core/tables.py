@@ -8,12 +8,12 @@ from string import Formatter
 
 
 def spread(values: Sequence[float], form: str = ".3g", deviation: str = ".2g") -> str:
-    """Write a mean ± standard deviation; values that are not finite never came about."""
+    """Write a mean ± standard deviation; infinite values are targets that were never reached."""
     known = [value for value in values if isfinite(value)]
     if not known:
         return "never"
     text = f"{mean(known):{form}}" + (f" ± {stdev(known):{deviation}}" if len(known) > 1 else "")
-    # runs that never get there are counted, not averaged
+    # Runs that never reach a target are counted, not averaged.
     missed = len(values) - len(known)
     return text + (f" ({missed} of {len(values)} never)" if missed else "")
 
@@ -46,13 +46,12 @@ def fields(page: str) -> set[str]:
 
 
 def fill(page: str, parts: Mapping[str, object]) -> str:
-    """Fill a page's ``{parts}``; a section that names one which is not there is left out."""
-    # a page of a few cases has only the sections that they fill
+    """Fill a page's ``{parts}``, and leave out sections for which a part is missing."""
     sections = re.split(r"(?m)^(?=## )", page)
     return "".join(each.format(**parts) for each in sections if fields(each) <= parts.keys())
 
 
 def details(page: str, parts: Mapping[str, object]) -> str:
-    """Return the texts among the parts that a page has no place for."""
+    """Return the texts among the parts for which a page has no place."""
     left = {name: text for name, text in parts.items() if name not in fields(page)}
     return "\n".join(text for text in left.values() if isinstance(text, str))

@@ -1,6 +1,6 @@
 """CPU time and memory per round of LocalGrid and strategies at 100, 1,000 and 10,000 nodes.
 
-The model is a vector of 20 numbers, so that the figures are what the machinery itself costs.
+The model is a vector of 20 numbers, so that the figures show what the package itself costs.
 """
 
 import os
@@ -22,10 +22,13 @@ from flwr_hetero.fleet import LocalGrid, named_fleet
 from flwr_hetero.mod import timing
 from flwr_hetero.sampler import OrderedSampler
 from flwr_hetero.strategy import BiasedLocalSGD, CDGraB, FedBuff, TiFL
-from flwr_hetero_studies.core.plan import Data, Trial
+from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case
 
-DIM, UNITS, COHORT, ALL_ROUNDS = 20, 4, 50, 3
+DIM = 20
+UNITS = 4
+COHORT = 50
+ALL_ROUNDS = 3
 SIZES = (100, 1000, 10_000)
 SELECTED = ("FedAvg", "FedBuff", "TiFL", "TiFL(BiasedLocalSGD(CDGraB))")
 EVERYBODY = ("FedAvg", "BiasedLocalSGD(CDGraB)")
@@ -49,8 +52,8 @@ STRATEGIES: dict[str, Callable[[int, float], Strategy]] = {
 }
 
 
-def plan(rounds: int) -> Iterator[Trial]:
-    jobs = [(name, COHORT, rounds) for name in SELECTED]
+def plan(options: Options) -> Iterator[Trial]:
+    jobs = [(name, COHORT, options.settings["rounds"]) for name in SELECTED]
     jobs += [(name, 0, ALL_ROUNDS) for name in EVERYBODY]
     for nodes, (strategy, cohort, number) in product(SIZES, jobs):
         name = f"{strategy}, {cohort or 'all'} of {nodes} nodes"
@@ -59,7 +62,7 @@ def plan(rounds: int) -> Iterator[Trial]:
 
 
 class EchoFleet:
-    """What the nodes do: a step towards a goal, and orders of four units; its time is counted."""
+    """What the nodes do: a step towards a goal, and orders of four units. It times this work."""
 
     def __init__(self) -> None:
         self.cpu_s = 0.0
@@ -78,16 +81,18 @@ class EchoFleet:
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
     def train(self, message: Message, context: Context) -> Message:
-        """Take a step, and visit the units in the order that is wanted."""
+        """Take a step, and visit the units in the order that the server asks for."""
         start_s = time.process_time()
         partition = int(context.node_config[keys.PARTITION_ID])
         w = message.content["arrays"]["w"].numpy()
         metrics = {"num-examples": 10, "train-loss": float(np.mean((w - partition) ** 2))}
-        if steps := message.content["config"].get(keys.NUM_STEPS):
+        steps = message.content["config"].get(keys.NUM_STEPS)
+        if steps:
             metrics[keys.NUM_STEPS] = int(steps)
         new = ArrayRecord({"w": Array((w + 0.1 * (partition - w)).astype(np.float32))})
         content = RecordDict({"arrays": new, "metrics": MetricRecord(metrics)})
-        if order := message.content.config_records.get(keys.ORDER):
+        order = message.content.config_records.get(keys.ORDER)
+        if order:
             content[keys.ORDER] = self.visit(order, partition)
         self.cpu_s += time.process_time() - start_s
         return Message(content, reply_to=message)
@@ -97,7 +102,7 @@ class EchoFleet:
             self.samplers[partition] = OrderedSampler(UNITS, 1, seed=partition, method="cd-grab")
         sampler = self.samplers[partition]
         sampler.follow(order)
-        # the same in each round: orders settle, as in training
+        # Gradients are the same in each round, so that orders settle as in training.
         gradients = np.random.default_rng(partition).standard_normal((UNITS, DIM), np.float32)
         for _ in range(UNITS):
             unit, _ = sampler.next_batch()
@@ -110,10 +115,11 @@ def resident_mb() -> float:
 
 
 def run(case: Case, data: Data) -> dict[str, Any]:
-    """Run a fleet; the nodes' own work is taken off the time of a round."""
+    """Run a fleet, and subtract the nodes' own work from the time of a round."""
     random.seed(0)
-    # what Python and torch take is no cost of the fleet
-    before_mb, nodes = resident_mb(), EchoFleet()
+    # Memory of Python and torch is no cost of the fleet.
+    before_mb = resident_mb()
+    nodes = EchoFleet()
     grid = LocalGrid(nodes.app, named_fleet("paper-5", case["nodes"]))
     grid_mb = resident_mb()
     strategy = STRATEGIES[case["strategy"]](case["cohort"], case["cohort"] / case["nodes"])
@@ -125,12 +131,19 @@ def run(case: Case, data: Data) -> dict[str, Any]:
     start_s = time.process_time()
     strategy.start(grid, nodes.first(), case["rounds"], evaluate_fn=mark)
     cpu_s, node_s, mb = (np.array(column) for column in zip(*marks, strict=True))
-    # one process plays server and nodes
+    # Server and nodes are one process here.
     own_s = np.diff(cpu_s) - np.diff(node_s)
-    # late rounds must not cost more than early ones
-    half, more_mb = len(own_s) // 2, (mb[-1] - mb[1]) / max(1, case["rounds"] - 1)
-    found = {"round_s": np.median(own_s), "round_s_least": own_s.min(), "round_s_most": own_s.max(),
-             "first_half_s": np.median(own_s[:half]), "second_half_s": np.median(own_s[half:]),
-             "start_s": cpu_s[0] - start_s, "grid_mb": grid_mb - before_mb,
-             "run_mb": mb[-1] - grid_mb, "mb_per_round": more_mb}  # fmt: skip
+    # Both halves are reported, because late rounds must not cost more than early ones.
+    half = len(own_s) // 2
+    found = {
+        "round_s": np.median(own_s),
+        "round_s_least": own_s.min(),
+        "round_s_most": own_s.max(),
+        "first_half_s": np.median(own_s[:half]),
+        "second_half_s": np.median(own_s[half:]),
+        "start_s": cpu_s[0] - start_s,
+        "grid_mb": grid_mb - before_mb,
+        "run_mb": mb[-1] - grid_mb,
+        "mb_per_round": (mb[-1] - mb[1]) / max(1, case["rounds"] - 1),
+    }
     return {name: float(value) for name, value in found.items()}

@@ -1,4 +1,4 @@
-"""Faults of real processes (scenarios, storage), and what lies gain."""
+"""Faults of real processes (``scenarios.py``, ``storage.py``), and lies (``liars.py``)."""
 
 import os
 import tempfile
@@ -8,44 +8,31 @@ from typing import Any
 
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
-from flwr_hetero_studies.faults import influence, liars
+from flwr_hetero_studies.faults import liars
 from flwr_hetero_studies.faults.scenarios import ON_A_FLEET, OWN_FLEET, Found, own_fleet
 from flwr_hetero_studies.faults.storage import ON_A_DISK
 
-SETTINGS = {"lies": 25, "trust": 40}
+SETTINGS = {"trust": 40}
 """Rounds among liars."""
-FAST = {"lies": 3, "trust": 3}
-FAST_CASES = ["influence/FedAvg: *", "liars/FedAvg: *"]
+FAST = {"trust": 3}
+FAST_CASES = ["liars/FedAvg: *"]
 
 
 def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
-    sizes = options.settings
     for name in (*ON_A_FLEET, *OWN_FLEET, *ON_A_DISK):
         yield Trial({"experiment": "process", "name": name}, alone=True)
     for name in (*ON_A_FLEET, *OWN_FLEET):
         yield Trial({"experiment": "warm", "name": name}, alone=True)
-    for wrapper in influence.WRAPPERS:
-        for lie in influence.LIES:
-            if lie == "a loss of 1e9" and wrapper not in influence.BY_LOSS:
-                continue
-            for seed in options.seeds_or(range(5 if lie == "honest" else 3)):
-                # of 20 nodes
-                for count in (1, 6) if lie == "no time" else (1,):
-                    case = {"experiment": "influence", "name": f"{wrapper}: {lie}", "liars": count}
-                    yield Trial(case | {"rounds": sizes["lies"]}, seed)
     for name in liars.STRATEGIES:
+        lies = [*liars.LIES, *(liars.SCALED if name in liars.SEARCHED else [])]
         for seed in options.seeds_or(range(3)):
-            scaled = liars.SCALED if name in liars.SEARCHED else {}
-            for lie in (*liars.LIES, *scaled):
+            for lie in lies:
                 for count in (0,) if lie == liars.HONEST else (1, 3):
                     case = {"experiment": "liars", "name": f"{name}: {lie}", "liars": count}
-                    yield Trial(case | {"rounds": sizes["trust"]}, seed)
+                    yield Trial(case | {"rounds": options.settings["trust"]}, seed)
 
 
 def run(case: Case, seed: int, data: Data) -> dict[str, Any]:
-    if case["experiment"] == "influence":
-        wrapper, _, lie = case["name"].partition(": ")
-        return influence.run(wrapper, lie, case["liars"], case["rounds"], seed)
     if case["experiment"] == "liars":
         strategy, _, lie = case["name"].partition(": ")
         return liars.run(strategy, lie, case["liars"], case["rounds"], seed)
@@ -56,7 +43,7 @@ def run(case: Case, seed: int, data: Data) -> dict[str, Any]:
 
 
 def inject(name: str, folder: Path, *, warm: bool) -> list[Found]:
-    """Do a fault, or several to one fleet; if that breaks, that is the result."""
+    """Cause a fault, or several in one fleet; if that fails, the error is the result."""
     try:
         if name in ON_A_DISK:
             found = ON_A_DISK[name](folder)

@@ -18,17 +18,19 @@ History = list[dict[str, Any]]
 
 
 class FleetRun:
-    """Start an app on a fleet, wait for moments in its run, and read what came out."""
+    """Start an app on a fleet, wait for moments in its run, and read its history."""
 
     def __init__(self, fleet: RealFleet, folder: Path, app: Path = TOY_APP, /, **config: object):
-        self.fleet, self.folder, self.app = fleet, folder, app
+        self.fleet = fleet
+        self.folder = folder
+        self.app = app
         self.config = {"output_dir": str(folder), **config}
         self.log = folder.with_suffix(".log")
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, **changes: object) -> "FleetRun":
-        """Submit the run; ``changes`` are added to the config, to resume for instance."""
-        # it still waits for the log of a run that was killed
+        """Submit the run; ``changes`` are added to the config, for instance to resume."""
+        # The old process may still wait for the log of a run that was killed.
         if self.process is not None:
             self.process.terminate()
             self.process.wait()
@@ -66,7 +68,7 @@ class FleetRun:
         return self.history()
 
     def client_app(self, node: str) -> list[int]:
-        """Return the processes of a node's ClientApp, if it is at work."""
+        """Return the processes of a node's ClientApp, if it is running."""
         supernode = self.fleet.file.node(node).pid
         return [pid for pid in descendants(supernode) if name_of(pid) == "flwr-clientapp"]
 
@@ -86,28 +88,28 @@ def command_of(pid: int) -> str:
 
 
 def name_of(pid: int) -> str:
-    """Return what a process is called: those of a warm node all have one command line."""
+    """Return a process's name, because all processes of a warm node have one command line."""
     try:
-        # one that has ended has no command line
+        # A process that has ended has a name, but no command line.
         return Path(f"/proc/{pid}/comm").read_text().strip() if command_of(pid) else ""
     except OSError:
         return ""
 
 
 def read_history(folder: Path) -> History:
-    """Return the lines of a run's history; the last one may be half written, and is left out."""
+    """Return the complete lines of a run's history: the last one may be half written."""
     path = folder / "history.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("}")]
 
 
 def durations(history: History) -> dict[int, float]:
-    """Return the wall seconds of each round, profiling (round 0) left out."""
+    """Return the wall seconds of each round without profiling, which is round 0."""
     return {now["round"]: now["wall_s"] - last["wall_s"] for last, now in pairwise(history)}
 
 
 def losses(history: History, rounds: int) -> dict[str, Any]:
-    """Say whether a run came to its end, which rounds gave nothing, and how long one lasts."""
+    """Return whether a run came to its end, its rounds without a result, and its usual round."""
     bad = [record["round"] for record in history if record["failures"]]
     good_s = [s for number, s in durations(history).items() if number not in bad]
     return {

@@ -1,7 +1,7 @@
-"""What goes wrong in real fleets, done to a real fleet of four SuperNodes; each returns what came.
+"""Faults that are caused in a real fleet of four SuperNodes.
 
-The tests of real fleets assert on what is returned, ``cases.py`` writes its ``faults`` down: a row
-of the table per fault.
+Each function returns what came of a run. The tests of real fleets assert on it, and ``cases.py``
+records its ``faults``, each of which is a row of the table.
 """
 
 import signal
@@ -23,26 +23,26 @@ Found = dict[str, Any]
 
 EQUAL = (DeviceProfile(),) * 4
 ALL = tuple(f"node-{i}" for i in range(len(EQUAL)))
-SIZE, UPLINK_MBPS = 2_000_000, 4.0
-"""8 MB take 16 s to be pushed, so that a node can be killed in the middle."""
+SIZE = 2_000_000
+UPLINK_MBPS = 4.0
+"""A model of 8 MB takes 16 s to send, so that a node can be killed in the middle."""
 BAD_REPLIES = ("0:1:nan 1:1:raises 2:1:memory 1:2:shape 2:2:missing 3:2:extra "
                "0:3:pickle 3:3:weight 1:3:metric 2:4:latency")  # fmt: skip
-"""Partition, round, fault; node-1 fails three times in a row, two good replies a round at least,
-but in round 3 of two good ones, of which one has a metric that the other has not."""
+"""Partition, round and fault of each bad reply. node-1 fails three times in a row."""
 KINDS = {"nan": "reply holds NaN", "raises": "ClientApp raises", "shape": "array of another shape",
          "memory": "ClientApp asks for more memory than there is",
          "missing": "array is missing", "extra": "array too many", "pickle": "payload is a pickle",
          "weight": "infinite number of examples", "metric": "metric that the others have not",
          "latency": "claims a latency of 1e6 s", "steps": "claims 2**62 steps"}  # fmt: skip
 QUICK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}
-"""Flower's executors look for work four times a second, so that a round takes 3 s and not 5."""
+"""Flower's executors look for work four times a second, so that a round takes 3 s instead of 5."""
 
 
 @contextmanager
 def own_fleet(
     folder: Path, profiles: Sequence[DeviceProfile] = EQUAL, *, warm: bool = True, **settings: str
 ) -> Iterator[RealFleet]:
-    """Start a fleet whose SuperLink survives a restart, and end it; ``settings``: environment."""
+    """Start a fleet whose SuperLink survives a restart; ``settings`` go to the environment."""
     fleet = RealFleet(folder / "fleet", QUICK | settings)
     fleet.up(profiles, database=True, warm=warm)
     try:
@@ -51,16 +51,18 @@ def own_fleet(
         fleet.down()
 
 
-def told(run: FleetRun, rounds: int, *rows: Found, **more: Any) -> Found:
-    """Return what came of a run, and what each fault in it cost; a row may replace what counts."""
+def outcome_of(run: FleetRun, rounds: int, *rows: Found, **more: Any) -> Found:
+    """Return what came of a run, and what each fault cost, unless its row says otherwise."""
     history = run.finish()
-    lost, times = losses(history, rounds), durations(history)
+    lost = losses(history, rounds)
+    times = durations(history)
     failed = [(r["round"], f["node"], f["reason"]) for r in history for f in r["failures"]]
-    # a fault that comes later is no loss of this one
+    # The loss of another fault, which comes later, is no loss of this one.
     struck = {(row["round"], node) for row in rows for node in row["nodes"]}
     faults = []
     for row in rows:
-        number, nodes = row["round"], row["nodes"]
+        number = row["round"]
+        nodes = row["nodes"]
         reasons = [why for when, node, why in failed if when == number and node in nodes]
         after = {(when, node) for when, node, _ in failed if when > number + 1 and node in nodes}
         counted = {"injected": len(nodes), "survived": lost["survived"],
@@ -82,15 +84,15 @@ def bad_replies(fleet: RealFleet, folder: Path) -> Found:
     run = FleetRun(fleet, folder, faults=BAD_REPLIES, **config).start()
     words = [word.split(":") for word in BAD_REPLIES.split()]
     rows = [fault(KINDS[kind], int(number), f"node-{node}") for node, number, kind in words]
-    return told(run, 5, *rows) | {"log": run.tail(20_000)}
+    return outcome_of(run, 5, *rows) | {"log": run.tail(20_000)}
 
 
 def frozen_and_stopped(fleet: RealFleet, folder: Path) -> Found:
     """Freeze node-1 past the time-out and thaw it; stop node-2 politely and start it again."""
-    # rounds enough for node-1 to be asked again: a silent node is backed off
+    # A silent node is backed off, so it takes many rounds until node-1 is asked again.
     run = FleetRun(fleet, folder, clients_per_round=4, num_server_rounds=14, timeout=30.0, work=2.0)
     run.start().wait_round(1)
-    # in the middle of its training, not between two rounds
+    # The node must be frozen in the middle of its training, not between two rounds.
     run.wait("node-1 at work", lambda: bool(run.client_app("node-1")))
     pids = [fleet.file.node("node-1").pid, *descendants(fleet.file.node("node-1").pid)]
     send(pids, signal.SIGSTOP)
@@ -100,7 +102,7 @@ def frozen_and_stopped(fleet: RealFleet, folder: Path) -> Found:
     send(pids, signal.SIGCONT)
     frozen = fault("SuperNode frozen past the time-out of 30 s, then thawed", 2, "node-1")
     stopped = fault("SuperNode stopped politely and started again", 2, "node-2")
-    return told(run, 14, frozen, stopped)
+    return outcome_of(run, 14, frozen, stopped)
 
 
 def killed_and_joined(fleet: RealFleet, folder: Path) -> Found:
@@ -118,14 +120,17 @@ def killed_and_joined(fleet: RealFleet, folder: Path) -> Found:
     killed = fault("SuperNode killed, started again under its key", 2, "node-1", note=note)
     late = {"injected": 1, "note": f"trains from round {joined} on"}
     newcomer = fault("a node joins during the run", joined, **late)
-    return told(run, 8, killed, fault("ClientApp killed", 2, "node-2"), newcomer)
+    return outcome_of(run, 8, killed, fault("ClientApp killed", 2, "node-2"), newcomer)
 
 
 def come_back(run: FleetRun, node: str, after_round: int = 0) -> str:
-    """Start a SuperNode until the SuperLink takes it, as systemd does; say how long that took."""
-    fleet, start_s, starts, alive = run.fleet, time.monotonic(), 0, False
+    """Start a SuperNode, as systemd does, until the SuperLink takes it; write how long it took."""
+    fleet = run.fleet
+    start_s = time.monotonic()
+    starts = 0
+    alive = False
     while not (alive and run.round() >= after_round and node in fleet.online()):
-        # the run went on without it
+        # The run has ended without this node.
         if run.is_over() and after_round:
             break
         alive = fleet.is_alive(fleet.file.node(node).pid)
@@ -137,20 +142,20 @@ def come_back(run: FleetRun, node: str, after_round: int = 0) -> str:
 
 
 def resumed(run: FleetRun, what: str, reached: int, start_s: float, before: str = "") -> Found:
-    """Resume a run that ended after a round, and say what that cost."""
+    """Resume a run that ended after a round, and return what that cost."""
     run.start(resume=True).wait_round(reached + 1)
     redone_s = time.monotonic() - start_s
     usual_s = losses(run.finish(), 6)["usual_round_s"]
     note = f"{before}round {reached + 1} is done again after `resume=true`"
     more = {"injected": 1, "rounds_lost": 1, "seconds_lost": round(max(0.0, redone_s - usual_s), 1)}
-    return told(run, 6, fault(what, reached + 1, note=note, **more), killed_after=reached)
+    return outcome_of(run, 6, fault(what, reached + 1, note=note, **more), killed_after=reached)
 
 
 def server_app_killed(fleet: RealFleet, folder: Path) -> Found:
     """Kill the ServerApp in the middle of a round and resume the run at once."""
     run = FleetRun(fleet, folder, clients_per_round=2, num_server_rounds=6)
     run.start().wait_round(2)
-    # no chance to write anything down
+    # The signal leaves no chance to save anything.
     send(run.server_app(), signal.SIGKILL)
     return resumed(run, "ServerApp killed", run.round(), time.monotonic())
 
@@ -159,11 +164,12 @@ def superlink_restarted(fleet: RealFleet, folder: Path) -> Found:
     """Kill the SuperLink in the middle of a round, start it again, and resume the run."""
     run = FleetRun(fleet, folder, clients_per_round=2, num_server_rounds=6)
     run.start().wait_round(2)
-    reached, start_s = run.round(), time.monotonic()
+    reached = run.round()
+    start_s = time.monotonic()
     fleet.end_process(fleet.file.superlink_pid)
     fleet.start_superlink()
     fleet.wait_online([node.name for node in fleet.file.nodes])
-    # two ServerApps would write to one run directory
+    # Otherwise two ServerApps would write to one run directory.
     run.wait("the end of the old ServerApp", lambda: not run.server_app())
     return resumed(run, "SuperLink killed and started again with its database", reached, start_s)
 
@@ -178,28 +184,31 @@ def killed_pushing(folder: Path, *, warm: bool) -> Found:
     with own_fleet(folder, nodes, warm=warm) as fleet:
         run = FleetRun(fleet, folder / "run", clients_per_round=4, num_server_rounds=6, size=SIZE)
         run.start().wait_round(1)
-        log, node = fleet.folder / "logs" / "node-3.log", fleet.file.node("node-3")
+        log = fleet.folder / "logs" / "node-3.log"
+        node = fleet.file.node("node-3")
         sent = log.read_text().count("Sending: train")
         run.wait("a push", lambda: log.read_text().count("Sending: train") > sent)
-        # a quarter of the push
+        # By now a quarter of the model has been sent.
         time.sleep(4)
         fleet.end_process(node.pid)
         note = come_back(run, "node-3", after_round=2)
         pushing = fault("SuperNode killed while it sends 8 MB", 2, "node-3", note=note)
-        return told(run, 6, pushing)
+        return outcome_of(run, 6, pushing)
 
 
 def clock_jumps(what: str, days: int, nodes: tuple[str, ...], folder: Path, *, warm: bool) -> Found:
     """Let the clocks of all machines, or of one, jump in the middle of a round."""
     folder.mkdir(parents=True, exist_ok=True)
-    offset, library = folder / "offset", folder / "clock.so"
+    offset = folder / "offset"
+    library = folder / "clock.so"
     offset.write_text("0\n")
     source = Path(__file__).with_name("clock.c")
     subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
     faked = {"LD_PRELOAD": str(library), "CLOCK_OFFSET": str(offset)}
-    with own_fleet(folder, warm=warm, **(faked if nodes == ALL else {})) as fleet:
+    everywhere = faked if nodes == ALL else {}
+    with own_fleet(folder, warm=warm, **everywhere) as fleet:
         if nodes != ALL:
-            # the clock is preloaded when the process starts
+            # The library is loaded when the process starts.
             fleet.settings |= faked
             fleet.end_process(fleet.file.node(nodes[0]).pid, signal.SIGTERM)
             fleet.start_node(nodes[0])
@@ -212,11 +221,12 @@ def clock_jumps(what: str, days: int, nodes: tuple[str, ...], folder: Path, *, w
         run.finish()
         gone = [node.name for node in fleet.file.nodes if not fleet.is_alive(node.pid)]
         note = f"ended: {', '.join(gone)}" if gone else "no SuperNode ended"
-        if (last := run.round()) < 6:
+        last = run.round()
+        if last < 6:
             note += f"; the run ended after round {last}: `resume=true`"
             run.start(resume=True)
         jumped = fault(f"{what} in the middle of a round", 2, *nodes, note=note)
-        return told(run, 6, jumped)
+        return outcome_of(run, 6, jumped)
 
 
 def certificate_expires(folder: Path, *, warm: bool) -> Found:
@@ -225,7 +235,8 @@ def certificate_expires(folder: Path, *, warm: bool) -> Found:
         run = FleetRun(fleet, folder / "run", clients_per_round=4, num_server_rounds=6)
         run.start().wait_round(2)
         reached = run.round()
-        keys, hosts = fleet.folder / "keys", ["127.0.0.1", "localhost"]
+        keys = fleet.folder / "keys"
+        hosts = ["127.0.0.1", "localhost"]
         past = mock.Mock(now=lambda zone: datetime.now(UTC) - timedelta(days=9))
         with mock.patch.object(certificates, "datetime", past):
             certificates.make_server_certificate(keys, hosts, days=2)
@@ -234,14 +245,14 @@ def certificate_expires(folder: Path, *, warm: bool) -> Found:
         fleet.start_superlink()
         run.wait("the end of the old ServerApp", lambda: not run.server_app())
         pids = [node.pid for node in fleet.file.nodes]
-        # Flower's SuperNodes give up on a certificate that they cannot trust
+        # Flower's SuperNodes end when they cannot trust the certificate.
         run.wait("the end of the SuperNodes", lambda: not any(map(fleet.is_alive, pids)))
         logs = [(fleet.folder / "logs" / f"{name}.log").read_text() for name in ALL]
         said = all("certificate has expired" in log for log in logs)
         certificates.make_server_certificate(keys, hosts)
         fleet.end_process(fleet.file.superlink_pid)
         fleet.start_superlink()
-        run.wait("the SuperLink to give the old SuperNodes up", lambda: not fleet.online())
+        run.wait("the SuperLink to forget the old SuperNodes", lambda: not fleet.online())
         for name in ALL:
             come_back(run, name)
         why = "`certificate has expired`" if said else "no word of the certificate"
@@ -261,7 +272,7 @@ def throttle_killed(folder: Path, *, warm: bool) -> Found:
         run.finish()
         note = f"online in the end: {', '.join(sorted(fleet.online()))}"
         what = "throttle of `fleet up` killed, which is the relay of node-3"
-        return told(run, 5, fault(what, 2, "node-3", note=note))
+        return outcome_of(run, 5, fault(what, 2, "node-3", note=note))
 
 
 OWN_FLEET = {

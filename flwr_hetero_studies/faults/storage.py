@@ -1,7 +1,6 @@
-"""A ServerApp's disk: it is killed in the middle of a checkpoint, or the disk is full then.
+"""A ServerApp is killed in the middle of a checkpoint, or its disk is full.
 
-A process of its own runs FedAvg on a LocalGrid with a model of 32 MB: ``storage.py FOLDER
-[resume]``.
+A separate process (``storage.py FOLDER [resume]``) runs FedAvg on a LocalGrid; its model has 32 MB.
 """
 
 import subprocess
@@ -20,9 +19,10 @@ from flwr_hetero.strategy import Recorded
 from flwr_hetero_studies.faults.fleet_run import read_history
 from flwr_hetero_studies.faults.scenarios import Found
 
-SIZE, ROUNDS = 8_000_000, 5
+SIZE = 8_000_000
+ROUNDS = 5
 DISK_MB = 80
-"""Room for two checkpoints and not for a third, which is a draft."""
+"""Room for two checkpoints, but not for the draft of a third one."""
 app = ClientApp()
 
 
@@ -46,7 +46,7 @@ def start(folder: Path, *more: str) -> "subprocess.Popen[str]":
 
 
 def resumed(what: str, note: str, folder: Path) -> Found:
-    """Resume a run; say whether it became whole, and how many rounds it did again."""
+    """Resume a run; return whether it is complete, and how many rounds it repeated."""
     before = len(read_history(folder))
     process = start(folder, "resume")
     log = process.communicate()[1]
@@ -60,10 +60,11 @@ def resumed(what: str, note: str, folder: Path) -> Found:
 
 
 def killed_in_checkpoint(folder: Path) -> Found:
-    """Kill the process while a draft of round 2's checkpoint is being written; resume the run."""
+    """Kill the process while it writes a draft of round 2's checkpoint; resume the run."""
     folder /= "run"
-    run, draft = start(folder), folder / "checkpoint" / "state.npz.draft"
-    # the draft grows for some milliseconds only
+    run = start(folder)
+    draft = folder / "checkpoint" / "state.npz.draft"
+    # The draft exists for some milliseconds only.
     while run.poll() is None and not (len(read_history(folder)) == 3 and draft.exists()):
         time.sleep(0.0005)
     run.kill()
@@ -73,14 +74,14 @@ def killed_in_checkpoint(folder: Path) -> Found:
 
 
 def disk_full(folder: Path) -> Found:
-    """Let a small disk be full in the middle of a checkpoint, make room, and resume the run."""
-    # for which one must be root
+    """Fill a small disk in the middle of a checkpoint, make room, and resume the run."""
+    # Mounting needs the rights of root.
     mount = ["mount", "-t", "tmpfs", "tmpfs", str(folder), "-o"]
     subprocess.run([*mount, f"size={DISK_MB}m"], check=True)
     try:
         run = start(folder / "run")
         run.communicate()
-        # room again, as when somebody cleans up
+        # The larger size stands for somebody who cleans up.
         subprocess.run([*mount, f"remount,size={4 * DISK_MB}m"], check=True)
         note = f"ends with exit code {run.returncode}; `resume=true` once there is room"
         return resumed("disk full in the middle of a checkpoint", note, folder / "run")

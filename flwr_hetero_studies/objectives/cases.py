@@ -17,12 +17,14 @@ from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
 from flwr_hetero_studies.tasks import Settings, evaluate_node, train_node
 
-NODES, PER_ROUND, SLOW_CLASSES = 20, 3, 2
+NODES = 20
+PER_ROUND = 3
+SLOW_CLASSES = 2
 SETTINGS = {"rounds": 60, "train-examples": 6000, "fast-steps": 19}
 FAST = {"rounds": 2, "train-examples": 600}
 FAST_CASES = ["*, classes-by-speed/*"]
 RATES = {"stdlib": 1.0}
-"""Learning rates of data for which it is not 0.1; none was tuned here."""
+"""Learning rates that are not 0.1, by data; none was tuned here."""
 PARTITIONS = ("classes-by-speed", "dirichlet")
 
 app = ClientApp(mods=[emulated_device])
@@ -30,22 +32,24 @@ app.train()(train_node)
 app.evaluate()(evaluate_node)
 
 WEIGHTINGS: dict[str, dict[str, Any]] = {
-    "normalised": {"step_correction": 1.0}, "sqrt": {"step_correction": 0.5},
-    "examples": {"step_correction": 0.0}, "steps": {"weigh_by_steps": True},
-}  # fmt: skip
-NAMES = ("FedAvg", "TiFL, adaptive", "TiFL, paced", *(f"biased, {how}" for how in WEIGHTINGS))
+    "normalised": {"step_correction": 1.0},
+    "sqrt": {"step_correction": 0.5},
+    "examples": {"step_correction": 0.0},
+    "steps": {"weigh_by_steps": True},
+}
+NAMES = ("FedAvg", "TiFL, adaptive", "TiFL, paced", *(f"biased, {name}" for name in WEIGHTINGS))
 
 
 def strategy_of(name: str, steps: int, seed: int) -> Strategy:
-    """Draw nodes by TiFL's five tiers or at random; ``biased`` ones take steps by their speed."""
-    method, _, how = name.partition(", ")
+    """Draw nodes from TiFL's five tiers or at random; ``biased`` nodes take steps by speed."""
+    method, _, variant = name.partition(", ")
     inner: FedAvg | BiasedLocalSGD = FedAvg(fraction_evaluate=0.0)
     if method == "TiFL":
-        return TiFL(inner, PER_ROUND, 5, policy=how, seed=seed)
-    if method == "FedAvg":
-        return RandomSelection(inner, PER_ROUND, seed=seed)
-    # uniform sampling, for only the weights are to differ
-    inner = BiasedLocalSGD(inner, steps, high_loss_fraction=None, seed=seed, **WEIGHTINGS[how])
+        return TiFL(inner, PER_ROUND, 5, policy=variant, seed=seed)
+    if method == "biased":
+        # Nodes sample uniformly, because only the weights are to differ.
+        weights = WEIGHTINGS[variant]
+        inner = BiasedLocalSGD(inner, steps, high_loss_fraction=None, seed=seed, **weights)
     return RandomSelection(inner, PER_ROUND, seed=seed)
 
 
@@ -58,11 +62,13 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
 
 
 def run(case: Case, seed: int, data: Data, partition: str) -> dict[str, Any]:
-    rows, rate = case["train-examples"], RATES.get(data.name, 0.1)
+    rows = case["train-examples"]
+    rate = RATES.get(data.name, 0.1)
     run_config = config_of(data.first(rows, rows // 3), partition, rate, seed, case["rounds"])
     settings = Settings.from_run_config(run_config)
     strategy = strategy_of(case["name"], case["fast-steps"], seed)
-    fleet, measure = named_fleet("paper-5", NODES), with_last_classes(settings, SLOW_CLASSES)
+    fleet = named_fleet("paper-5", NODES)
+    measure = with_last_classes(settings, SLOW_CLASSES)
 
     def slow(moment: Moment) -> dict[str, Any]:
         return {"slow": moment.record["global"].get("slow")}

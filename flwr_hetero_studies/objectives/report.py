@@ -9,7 +9,11 @@ from flwr_hetero_studies.core import curves, plots, record, tables
 from flwr_hetero_studies.core.curves import Vector
 from flwr_hetero_studies.core.record import Line
 
-BASE, LAST, MARGIN = "FedAvg", 10, 0.02
+BASE = "FedAvg"
+LAST = 10
+"""Rounds at the end of a run of which the mean counts."""
+MARGIN = 0.02
+"""Accuracy on the slow nodes' classes that may be lost before a cell is bold."""
 HEAD = ["setting", "all classes", "last two", "last two less FedAvg's", "device-seconds",
         "virtual s"]  # fmt: skip
 
@@ -25,7 +29,7 @@ def row(name: str, lines: Sequence[Line], base: Sequence[Line]) -> list[str]:
 
 
 def gap(points: Sequence[float]) -> str:
-    """Write the points above FedAvg, in bold if too many are lost; nothing for FedAvg."""
+    """Write the points above FedAvg, in bold if too many are lost, and nothing for FedAvg."""
     if not any(points):
         return ""
     text = tables.extent(points, "{:+.1f}")
@@ -39,8 +43,8 @@ def gaps(lines: Sequence[Line], base: Sequence[Line]) -> list[float]:
 
 
 def curve(lines: Sequence[Line], name: str) -> tuple[Vector, Vector]:
-    """Return accuracy in % against virtual time, smoothed over five rounds, mean over seeds."""
-    # from one second on: before it nobody has trained
+    """Return accuracy in %, smoothed over five rounds, against virtual time: means over seeds."""
+    # In the first second no node has trained.
     clocks = [line["curve"]["virtual_s"] for line in lines]
     smoothed = [100 * curves.smooth(line["curve"][name], 5) for line in lines]
     return curves.over_time(clocks, smoothed, start=1.0)
@@ -48,7 +52,7 @@ def curve(lines: Sequence[Line], name: str) -> tuple[Vector, Vector]:
 
 def section(name: str, lines: list[Line]) -> str:
     runs = record.by(lines, "name")
-    rows = [row(each, own, runs[BASE]) for each, own in runs.items()]
+    rows = [row(setting, found, runs[BASE]) for setting, found in runs.items()]
     count = len(record.seeds(lines))
     return f"## {name}\n\n{count} seeds.\n\n{tables.table(HEAD, rows)}\n"
 
@@ -56,10 +60,11 @@ def section(name: str, lines: list[Line]) -> str:
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     groups = record.by(lines, "experiment")
     panels = {}
-    for name, own in list(groups.items())[:2]:
-        runs = record.by(own, "name").items()
-        panels[f"{name}: the last two classes"] = {each: curve(of, "slow") for each, of in runs}
+    for name, found in list(groups.items())[:2]:
+        runs = record.by(found, "name").items()
+        drawn = {setting: curve(lines, "slow") for setting, lines in runs}
+        panels[f"{name}: the last two classes"] = drawn
     labels = ("virtual time in seconds", "test accuracy in %")
     plots.draw(panels, folder / "curves.png", *labels, xscale="log")
-    sections = "".join(section(name, own) for name, own in groups.items())
+    sections = "".join(section(name, found) for name, found in groups.items())
     return {**lines[0]["case"], "sections": sections, "software": record.software(lines)}

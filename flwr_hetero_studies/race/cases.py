@@ -1,56 +1,43 @@
 """Every method tuned alike, at equal concurrency, as ``page.template`` said before the runs."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from math import inf
 from typing import Any
 
-import numpy as np
-
-from flwr_hetero.strategy import Compressed, SamplerMetrics
-from flwr_hetero_studies.core import record
-from flwr_hetero_studies.core.apps import app_modules
-from flwr_hetero_studies.core.curves import Columns
+from flwr_hetero.strategy import Compressed
 from flwr_hetero_studies.core.plan import DIGITS, Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
-from flwr_hetero_studies.race import limit, wide
+from flwr_hetero_studies.race import wide
 from flwr_hetero_studies.race.cells import CELLS, MAIN, PACKED, RaceCell, case_of
 from flwr_hetero_studies.race.methods import BASE, METHODS, OURS, OWN_AVERAGE
-from flwr_hetero_studies.race.node import IN_TORCH, Learning
 from flwr_hetero_studies.race.tuning import TUNED, YARDSTICK, Tuning, scores_of
-from flwr_hetero_studies.race.watch import SMOOTHED, WINDOWS, Limits, race
+from flwr_hetero_studies.race.watch import WINDOWS, Limits, end_of, place_of, race, with_window
 
-ROUNDS, LONG = 40, 3
-"""Rounds of FedAvg that set the targets, and how many times as many it trains in all."""
-EXAMPLES_A_ROUND = 810
-"""That FedAvg trains on with three nodes of 270."""
-TUNED_SHARE, MORE_FOR_ALL = {5: 2 / 3, 20: 1 / 2}, 2
-"""Part of a run to tune by, by nodes at work; how many times the examples where all are."""
+ROUNDS = 40
+"""Rounds of FedAvg that set the targets."""
+LONG = 3
+"""How many times as many rounds FedAvg trains in all."""
+TUNED_SHARE = {5: 2 / 3, 20: 1 / 2}
+"""Part of a run that is made to tune, by nodes at work."""
+MORE_FOR_ALL = 2
+"""How many times the examples may be trained where all nodes are at work."""
 SETTINGS = {"rounds": ROUNDS, "time": 1.0}
 FAST = {"rounds": 4}
 FAST_CASES = ["*dirichlet*/yardstick", "*dirichlet, 5*/FedAvg", "*dirichlet, 5*/FedSlice"]
-PARTS: dict[str, dict[str, str]] = {
-    "ours alone": {}, "with Mercury": {"sampler": "mercury"},
-    "with PGD": {"sampler": "pgd"}, "with ID-GraB": {"order": "id-grab"},
-}  # fmt: skip
-"""Samplers and orders of ``apps/fleet`` under our setting, in torch; CD-GraB needs rounds."""
-PARTS_AT, PARTS_SEEDS = 5, 5
-BITS, PACKED_SEEDS = 4, 3
-"""Of a value, each way, in the runs with compression."""
+BITS = 4
+"""Bits of a value each way in the runs with compression."""
+PACKED_SEEDS = 3
 
 
 def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
     tuning = Tuning(options, lines)
-    cells = {n: c for n, c in CELLS.items() if options.data in (c.data, DIGITS)}
+    cells = {n: cell for n, cell in CELLS.items() if options.data in (cell.data, DIGITS)}
     for name, cell in cells.items():
-        # all other cells take what is tuned in the main one: a user tunes once
+        # All other cells take what is tuned in the main one, because a user tunes once.
         if name == TUNED.get(cell.data, MAIN):
             yield from tuning.plan(name)
     for name, cell in cells.items():
         yield from racing(name, cell, tuning)
-    if options.data == CELLS[MAIN].data:
-        yield from parts(tuning)
-        yield from limit.plan(options, lines)
     yield from wide.plan(options, lines)
 
 
@@ -66,10 +53,10 @@ def racing(name: str, cell: RaceCell, tuning: Tuning) -> Iterator[Trial]:
         for method in cell.methods or METHODS:
             if METHODS[method].runs_with(at_work, cell.nodes):
                 yield from entrant(tuning, name, at_work, method, cell.seeds)
-    packed = [(count, names) for (own, count), names in PACKED.items() if own == name]
-    for at_work, names in packed:
-        for method in names:
-            yield from entrant(tuning, name, at_work, method, PACKED_SEEDS, bits=BITS)
+    for (packed, at_work), methods in PACKED.items():
+        if packed == name:
+            for method in methods:
+                yield from entrant(tuning, name, at_work, method, PACKED_SEEDS, bits=BITS)
 
 
 def entrant(
@@ -79,90 +66,65 @@ def entrant(
     chosen = tuning.choice(cell, at_work, BASE if method == OURS else method)
     if base is None or chosen is None:
         return
-    _, known = tuning.yardstick("", cell, base[0][0])
-    window = OWN_AVERAGE if method == OURS else chosen[1]
-    given = {"trial": list(chosen[0]), "window": window, **more}
-    case = case_of(f"{BITS} bits: " if more else "", cell, at_work, method, tuning.options, **given)
-    # a run has the limits of the yardstick of its own seed
-    for seed in (seed for seed in tuning.options.seeds_or(range(seeds)) if seed in known):
-        limits = known[seed]["metrics"]["limits"]
-        yield Trial(case, seed, {"split": "test", "limits": limits})
-
-
-def parts(tuning: Tuning) -> Iterator[Trial]:
-    chosen = tuning.choice(MAIN, PARTS_AT, BASE)
-    if chosen is None:
-        return
-    yards = record.of(tuning.lines, cell=MAIN, name=YARDSTICK)
-    yards = [x for x in yards if not x["case"]["experiment"].startswith("tuning")]
-    more = {"trial": list(chosen[0]), "window": OWN_AVERAGE, "method": OURS}
-    for part in PARTS:
-        case = case_of("parts: ", MAIN, PARTS_AT, part, tuning.options, **more)
-        for yard in (x for x in yards if x["seed"] < PARTS_SEEDS):
-            given = {"split": "test", "limits": yard["metrics"]["limits"]}
-            yield Trial(case, yard["seed"], given)
+    (rate, *_), _ = base
+    trial, window = chosen
+    _, yards = tuning.yardstick("", cell, rate)
+    settings = {"trial": list(trial), "window": OWN_AVERAGE if method == OURS else window, **more}
+    kind = f"{BITS} bits: " if more else ""
+    case = case_of(kind, cell, at_work, method, tuning.options, **settings)
+    # A run has the limits of the yardstick of its own seed.
+    for seed in tuning.options.seeds_or(range(seeds)):
+        if seed in yards:
+            limits = yards[seed]["metrics"]["limits"]
+            yield Trial(case, seed, {"split": "test", "limits": limits})
 
 
 def run(case: Case, seed: int, data: Data, split: str, **given: Any) -> dict[str, Any]:
     if case["experiment"].startswith((wide.RUNS, wide.TUNING)):
         return wide.run(case, seed, data, split, **given)
-    if case["experiment"] in (limit.RUNS, limit.TUNING):
-        return limit.run(case, seed, data, split)
-    cell, is_yardstick = CELLS[case["cell"]], case["name"] == YARDSTICK
-    rate, *settings = [case["rate"], None, None] if is_yardstick else case["trial"]
-    method = METHODS[BASE if is_yardstick else str(case.get("method", case["name"]))]
-    strategy = method.build(case["at_work"], seed, *settings)
+    if case["name"] == YARDSTICK:
+        return run_yardstick(case, seed, data, split, **given)
+    return run_method(case, seed, data, split, **given)
+
+
+def run_yardstick(
+    case: Case, seed: int, data: Data, split: str, window: int | None = None
+) -> dict[str, Any]:
+    """Run FedAvg for long; return the limits of others too, by its end after ``ROUNDS``."""
+    cell = CELLS[case["cell"]]
+    strategy = METHODS[BASE].build(case["at_work"], seed, None, None)
+    most = LONG * case["rounds"] * cell.examples_a_round
+    limits = Limits(inf, most, 1.5 * cell.examples_a_round)
+    learning = cell.learning(data, seed)
+    metrics, curve = race(
+        learning, cell.fleet(seed), strategy, rate=case["rate"], split=split, limits=limits
+    )
+    stop = place_of(curve, most / LONG)
+    windows = WINDOWS if window is None else (window,)
+    end = max(end_of(curve, each, stop) for each in windows)
+    found = {"virtual_s": curve["virtual_s"][-1], "end": end}
+    return {"metrics": metrics | {"limits": found}, "curve": curve}
+
+
+def run_method(
+    case: Case, seed: int, data: Data, split: str, limits: dict[str, float]
+) -> dict[str, Any]:
+    cell = CELLS[case["cell"]]
+    rate, first, second = case["trial"]
+    strategy = METHODS[case["name"]].build(case["at_work"], seed, first, second)
     if "bits" in case:
         strategy = Compressed(strategy, case["bits"], case["bits"])
-    train, valid, test = cell.rows
-    dataset, shape = data.first(train + valid, test), (cell.model, cell.partition, cell.nodes)
-    learning, more = Learning(dataset, *shape, cell.rows, seed), dict[str, Any]()
-    if case["name"] in PARTS:
-        # samplers are written for torch: the same network there
-        strategy, learning = SamplerMetrics(strategy), replace(learning, model=IN_TORCH)
-        more = {"app": app_modules("fleet", "fleet_app")[0], "more": fleet_config(case, cell, data)}
-    found = race(
-        learning, cell.fleet(seed), strategy, rate=rate, split=split,
-        limits=limits_of(case, cell, split, given), **more,
-    )  # fmt: skip
-    curve, metrics = found["curve"], found["metrics"]
-    if is_yardstick:
-        windows = [given["window"]] if "window" in given else WINDOWS
-        most = limits_of(case, cell, split, {}).examples
-        end = int(np.searchsorted(curve["examples"], most / LONG))
-        best = max(ends(curve, windows, end).values())
-        limits = {"virtual_s": curve["virtual_s"][-1], "end": best}
-        return {"metrics": metrics | {"limits": limits}, "curve": curve}
-    if split == "valid":
-        found_ends = {str(w): round(end, 4) for w, end in ends(curve, WINDOWS).items()}
-        scores = scores_of(curve, given["limits"])
-        return {"metrics": metrics | {"scores": scores, "ends": found_ends}}
-    kept = {key: curve[key] for key in ("virtual_s", "examples", "bytes", "device_s")}
-    kept |= {key: curve[f"{key}/{case['window']}"] for key in ("all", "slow")}
-    return {"metrics": metrics, "curve": kept}
-
-
-def limits_of(case: Case, cell: RaceCell, split: str, given: dict[str, Any]) -> Limits:
-    """Return when a run ends: a yardstick by its examples, others by what a yardstick took."""
-    per_round = EXAMPLES_A_ROUND * cell.rows[0] * 20 / (6000 * cell.nodes)
-    most = LONG * case["rounds"] * per_round
-    if case["name"] == YARDSTICK:
-        return Limits(inf, most, 1.5 * per_round)
-    # with one epoch per node and round, rounds of all would end too soon to judge
-    most *= MORE_FOR_ALL if case["at_work"] == cell.nodes else 1
+    learning = cell.learning(data, seed)
+    most = LONG * case["rounds"] * cell.examples_a_round
+    # Rounds of all nodes, each with one epoch, would end too early to judge.
+    if case["at_work"] == cell.nodes:
+        most *= MORE_FOR_ALL
     part = TUNED_SHARE[case["at_work"]] if split == "valid" else 1.0
-    return Limits(part * given["limits"]["virtual_s"], part * most, 1.5 * per_round)
-
-
-def ends(curve: Columns, windows: Any, end: int | None = None) -> dict[int, float]:
-    """Return the mean of the last looks before a place, by window."""
-    stop = len(curve["examples"]) if end is None else end
-    # a fast run may have fewer looks than are averaged
-    start = max(0, stop - SMOOTHED)
-    return {w: float(np.mean(curve[f"all/{w}"][start:stop])) for w in windows}
-
-
-def fleet_config(case: Case, cell: RaceCell, data: Data) -> dict[str, Any]:
-    plain = {"engine": "fedslice", "selection": "all", "order": "reshuffle", "sampler": "uniform"}
-    plain |= {"partition": cell.partition, "dataset": data.first(cell.rows[0], cell.rows[2])}
-    return {**plain, "model": IN_TORCH, **PARTS[case["name"]]}
+    own_limits = Limits(part * limits["virtual_s"], part * most, 1.5 * cell.examples_a_round)
+    metrics, curve = race(
+        learning, cell.fleet(seed), strategy, rate=rate, split=split, limits=own_limits
+    )
+    if split == "valid":
+        ends = {str(window): round(end_of(curve, window), 4) for window in WINDOWS}
+        return {"metrics": metrics | {"scores": scores_of(curve, limits), "ends": ends}}
+    return {"metrics": metrics, "curve": with_window(curve, case["window"])}

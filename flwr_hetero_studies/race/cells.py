@@ -1,4 +1,4 @@
-"""Where the race is run: fleets, links, tasks, and how much of it in each."""
+"""Where the race is run: fleets, links and tasks, and which methods run in each."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flwr_hetero.fleet import DeviceProfile, named_fleet
-from flwr_hetero_studies.core.plan import Options
+from flwr_hetero_studies.core.plan import Data, Options
 from flwr_hetero_studies.core.record import Case
 from flwr_hetero_studies.race.methods import (
     BASE,
@@ -18,32 +18,33 @@ from flwr_hetero_studies.race.methods import (
     RESCALED,
     RINGLEADER,
 )
-from flwr_hetero_studies.race.node import NORMED, NUMPY
+from flwr_hetero_studies.race.node import NORMED, NUMPY, Learning
 
 Fleet = Callable[[int], list[DeviceProfile]]
-"""Makes the devices by the seed."""
+"""Makes the devices for a seed."""
 
 
 def paper_5(nodes: int = 20, **changes: Any) -> Fleet:
-    return lambda seed: [replace(each, **changes) for each in named_fleet("paper-5", nodes)]
+    return lambda seed: [replace(device, **changes) for device in named_fleet("paper-5", nodes)]
 
 
 def mild(seed: int) -> list[DeviceProfile]:
-    # the fastest kind first, as in the named fleets
-    return [DeviceProfile(x) for x in np.repeat(np.geomspace(1.4, 0.7, 5), 4).tolist()]
+    # The fastest kind comes first, as in the named fleets.
+    return [DeviceProfile(speed) for speed in np.repeat(np.geomspace(1.4, 0.7, 5), 4).tolist()]
 
 
 def log_normal(seed: int) -> list[DeviceProfile]:
-    """Speeds and links that spread as in traces of phones: sigma of the logarithm 1 and 0.8."""
-    # another draw than that of the partition
+    """Draw speeds and links that spread as in traces of phones: sigma of the logs is 1 and 0.8."""
+    # This must be another draw than that of the partition.
     rng = np.random.default_rng([seed, 7])
-    speeds, links = np.exp(rng.normal(0, 1.0, 20)), 20 * np.exp(rng.normal(0, 0.8, 20))
-    both = zip(speeds.tolist(), links.tolist(), strict=True)
-    return [DeviceProfile(s, uplink_mbps=b / 2, downlink_mbps=b) for s, b in both]
+    speeds = np.exp(rng.normal(0, 1.0, 20)).tolist()
+    links = (20 * np.exp(rng.normal(0, 0.8, 20))).tolist()
+    both = zip(speeds, links, strict=True)
+    return [DeviceProfile(s, uplink_mbps=mbps / 2, downlink_mbps=mbps) for s, mbps in both]
 
 
 class RaceCell(NamedTuple):
-    """A fleet, its links, a task, and how much of the race is run there."""
+    """A fleet with its links, a task, and how much of the race is run there."""
 
     fleet: Fleet
     partition: str = "dirichlet"
@@ -56,18 +57,29 @@ class RaceCell(NamedTuple):
     methods: tuple[str, ...] = ()
     """Empty: all."""
     length: float = 1.0
-    """Rounds of FedAvg, in those of other cells."""
+    """Rounds of FedAvg, as a multiple of those in other cells."""
+
+    @property
+    def examples_a_round(self) -> float:
+        """Examples that FedAvg trains on with three nodes: 810 of 6,000 examples on 20 nodes."""
+        return 810 * self.rows[0] * 20 / (6000 * self.nodes)
+
+    def learning(self, data: Data, seed: int, optimizer: str = "sgd") -> Learning:
+        train, valid, test = self.rows
+        dataset = data.first(train + valid, test)
+        return Learning(dataset, self.model, self.partition, self.nodes, self.rows, seed, optimizer)
 
 
 BEST = (BASE, OURS, "FedBuff, published", "FedProx, partial work",
         "FedCompass", "biased local SGD", "TiFL")  # fmt: skip
-"""The best rivals in the main cell, of those that ran first there."""
-ADDED = COMPOSED, EAGER, RINGLEADER, RESCALED, QUICK
+"""The best rivals in the main cell, of those that ran there at first."""
+ADDED = (COMPOSED, EAGER, RINGLEADER, RESCALED, QUICK)
 """Rivals that were added when the others' results were known."""
 FIRST = (*BEST, *ADDED)
-"""Methods run beside the main cell."""
+"""Methods that are run in most other cells."""
 PAIR = (BASE, OURS)
-MAIN, TEXTS = "dirichlet", (6000, 1000, 2000)
+MAIN = "dirichlet"
+TEXTS = (6000, 1000, 2000)
 LINKED = paper_5(uplink_mbps=10.0, downlink_mbps=10.0)
 UNRELIABLE = paper_5(jitter=0.3, availability=0.8)
 CELLS: dict[str, RaceCell] = {
@@ -84,18 +96,18 @@ CELLS: dict[str, RaceCell] = {
         paper_5(), rows=(60000, 0, 2000), methods=(*BEST[:6], *ADDED), length=0.4
     ),
     "CIFAR-10": RaceCell(paper_5(), data="cifar10", methods=(*BEST[:6], *ADDED)),
-    # no race: what compression does to what batches have in common
+    # This is no race: it shows what compression does to the statistics of batch normalisation.
     "CNN": RaceCell(paper_5(), model=NORMED, methods=PAIR),
 }
 PACKED: dict[tuple[str, int], tuple[str, ...]] = {
     ("10 Mbit/s", 5): BEST, ("10 Mbit/s", 20): BEST, ("log-normal", 5): BEST[:5],
     (MAIN, 5): PAIR, ("classes by speed", 5): PAIR, ("texts", 5): PAIR, ("CNN", 5): PAIR,
 }  # fmt: skip
-"""Methods that are run with ``Compressed`` around them, too, by cell and nodes at work."""
+"""Methods that are also run with ``Compressed`` around them, by cell and nodes at work."""
 
 
 def case_of(kind: str, cell: str, at_work: int, name: str, options: Options, **more: Any) -> Case:
     where = f"{kind}{cell}, {at_work} at work"
     rounds = round(CELLS[cell].length * options.settings["rounds"])
-    return {"experiment": where, "name": name, "cell": cell, "at_work": at_work,
-            **options.settings, "rounds": rounds, **more}  # fmt: skip
+    case = {"experiment": where, "name": name, "cell": cell, "at_work": at_work}
+    return {**case, **options.settings, "rounds": rounds, **more}

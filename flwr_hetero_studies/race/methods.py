@@ -1,4 +1,4 @@
-"""The methods of the race: how each is made, and which two settings of its own are tuned."""
+"""The methods of the race: how each is built, and which two settings of its own are tuned."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -11,32 +11,23 @@ from flwr_hetero_studies import rivals
 ALL = 20
 """Nodes of the fleet in most cells."""
 RATES = (0.1, 0.05, 0.2)
-"""Learning rates to be tried, the one to begin with first."""
-MORE, MOST = (*RATES, 0.07, 0.15), (*RATES, 0.025, 0.4, 0.07, 0.15)
-"""For methods with one setting of their own, and with none."""
+"""Learning rates to try, the usual one first."""
+MORE_RATES = (*RATES, 0.07, 0.15)
+"""For methods with one setting of their own, so that all have the same number of trials."""
+MOST_RATES = (*RATES, 0.025, 0.4, 0.07, 0.15)
+"""For methods without a setting of their own."""
 OWN_AVERAGE = 32
-"""Where the average of a method that has one stands among those that are measured."""
+"""Stands for a method's own average of models, where it has one."""
 BASE = "FedAvg"
 OURS = "FedSlice"
 """What is recommended, at the rate that is tuned for FedAvg: a user changes nothing else."""
-COMPOSED, EAGER = "partial work, over-selection", "FedBuff, buffer of 1"
-"""What can be made of the package's other parts."""
-RINGLEADER, RESCALED, QUICK = "Ringleader ASGD", "Rescaled ASGD", "FedAvg, slowest left out"
-
-
-class Entrant(NamedTuple):
-    """``build`` takes nodes at work, a seed and both settings; values begin with the usual one."""
-
-    build: Callable[..., ours.Wrapper]
-    first: Sequence[Any] = (None,)
-    second: Sequence[Any] = (None,)
-    rates: Sequence[float] = RATES
-    named: tuple[str, str] = ("", "")
-    selects: bool = False
-    """Whether it says nothing new where all nodes are at work: there is nothing to select."""
-
-    def runs_with(self, count: int, nodes: int) -> bool:
-        return count < nodes or not self.selects
+COMPOSED = "partial work, over-selection"
+EAGER = "FedBuff, buffer of 1"
+RINGLEADER = "Ringleader ASGD"
+RESCALED = "Rescaled ASGD"
+QUICK = "FedAvg, slowest left out"
+Base = Callable[[], FedAvg]
+"""Makes the strategy of Flower that a method is put around."""
 
 
 def fedavg() -> FedAvg:
@@ -47,7 +38,28 @@ def fedprox(mu: float) -> FedProx:
     return FedProx(fraction_evaluate=0.0, proximal_mu=mu)
 
 
-def some(strategy: Strategy, count: int, seed: int) -> ours.Wrapper:
+class Entrant(NamedTuple):
+    """A method, with the values to try for each of its two settings, the usual one first."""
+
+    make: Callable[..., ours.Wrapper]
+    """Takes the base, the number of nodes at work, a seed and both settings."""
+    first: Sequence[Any] = (None,)
+    second: Sequence[Any] = (None,)
+    rates: Sequence[float] = RATES
+    named: tuple[str, str] = ("", "")
+    selects: bool = False
+    """Whether it only selects nodes, and so is plain FedAvg where all nodes are at work."""
+
+    def build(
+        self, count: int, seed: int, first: Any, second: Any, base: Base = fedavg
+    ) -> ours.Wrapper:
+        return self.make(base, count, seed, first, second)
+
+    def runs_with(self, count: int, nodes: int) -> bool:
+        return count < nodes or not self.selects
+
+
+def draw(strategy: Strategy, count: int, seed: int) -> ours.Wrapper:
     return ours.RandomSelection(strategy, count, seed=seed)
 
 
@@ -67,7 +79,7 @@ class OverSelectFree(ours.OverSelect):
     def __init__(self, strategy: Strategy, count: int, seed: int, share: float) -> None:
         super().__init__(FreeNodes(strategy, count, seed=seed), count)
         self.share = share
-        # the replies to wait for in this round
+        # The number of replies to wait for in this round.
         self.wanted = count
 
     def on_instructions(self, context: Any, messages: Any, grid: Any) -> Any:
@@ -75,110 +87,121 @@ class OverSelectFree(ours.OverSelect):
         return messages
 
 
-def over_select(count: int, seed: int, share: float, _: None) -> ours.Wrapper:
-    return OverSelectFree(fedavg(), count, seed, share)
+def deadline_steps(strategy: Strategy, steps: int) -> ours.Wrapper:
+    """Let each node take the steps that fit the time of so many steps of a quick node."""
+    return ours.LocalSteps(strategy, steps, budget="deadline", step_correction=0.0)
 
 
-def composed(count: int, seed: int, steps: int, share: float) -> ours.Wrapper:
-    """Over-selection of nodes that do what fits the time of so many steps of a quick one."""
-    inner = ours.LocalSteps(fedavg(), steps, budget="deadline", step_correction=0.0)
-    return OverSelectFree(inner, count, seed, share)
+def composed(base: Base, count: int, seed: int, steps: int, share: float) -> ours.Wrapper:
+    return OverSelectFree(deadline_steps(base(), steps), count, seed, share)
 
 
-def tifl(count: int, seed: int, policy: str, tiers: int) -> ours.Wrapper:
-    """TiFL; its first round asks all nodes, so with fewer at work they are timed in a phase."""
-    how: dict[str, Any] = {"policy": policy, "seed": seed}
+def tifl(base: Base, count: int, seed: int, policy: str, tiers: int) -> ours.Wrapper:
+    """Build TiFL. Its first round asks all nodes, so with fewer at work a phase times them."""
+    settings: dict[str, Any] = {"policy": policy, "seed": seed}
     if count < ALL:
-        how |= {"profiling": "phase", "sync_rounds": 1, "warmup_rounds": 0}
-    return ours.TiFL(fedavg(), min(count, ALL // tiers), tiers, **how)
+        settings |= {"profiling": "phase", "sync_rounds": 1, "warmup_rounds": 0}
+    return ours.TiFL(base(), min(count, ALL // tiers), tiers, **settings)
 
 
-def partial_work(count: int, seed: int, mu: float, steps: int) -> ours.Wrapper:
-    """FedProx with what fits a deadline: the time of so many steps of a quick node."""
-    inner = ours.LocalSteps(fedprox(mu), steps, budget="deadline", step_correction=0.0)
-    return some(inner, count, seed)
+def partial_work(base: Base, count: int, seed: int, mu: float, steps: int) -> ours.Wrapper:
+    """Build FedProx with the steps that fit a deadline; another base has no proximal term."""
+    strategy = fedprox(mu) if base is fedavg else base()
+    return draw(deadline_steps(strategy, steps), count, seed)
 
 
-def biased(count: int, seed: int, steps: int, fraction: float) -> ours.Wrapper:
-    how: dict[str, Any] = {"budget": "two-class", "weigh_by_steps": True}
-    how |= {"high_loss_fraction": fraction}
-    return some(ours.BiasedLocalSGD(fedavg(), steps, **how), count, seed)
+def biased(base: Base, count: int, seed: int, steps: int, fraction: float) -> ours.Wrapper:
+    strategy = ours.BiasedLocalSGD(
+        base(), steps, budget="two-class", weigh_by_steps=True, high_loss_fraction=fraction
+    )
+    return draw(strategy, count, seed)
 
 
-def fedbuff(count: int, seed: int, share: float, staleness: float) -> ours.Wrapper:
-    """FedBuff as published: whole epochs, all updates alike; a buffer of a share of the nodes."""
-    how: dict[str, Any] = {"weighting": "equal", "staleness": staleness, "seed": seed}
-    size = max(1, round(share * count))
-    strategy = ours.FedBuff(fedavg(), concurrency=count, buffer_size=size, **how)
+def fedbuff(base: Base, count: int, seed: int, size: int, staleness: float) -> ours.FedBuff:
+    """Build FedBuff with updates that all count alike, as in the paper."""
+    return ours.FedBuff(
+        base(),
+        concurrency=count,
+        buffer_size=size,
+        weighting="equal",
+        staleness=staleness,
+        seed=seed,
+    )
+
+
+def published(base: Base, count: int, seed: int, share: float, staleness: float) -> ours.Wrapper:
+    """Build FedBuff as published: a buffer of a share of the nodes, and no limit on a node."""
+    strategy = fedbuff(base, count, seed, max(1, round(share * count)), staleness)
     strategy.node_limit = None
     return strategy
 
 
-def eager(count: int, seed: int, staleness: float, _: None) -> ours.Wrapper:
-    """FedBuff with every update at once, all alike, and its limit on each node's share."""
-    how: dict[str, Any] = {"weighting": "equal", "staleness": staleness, "seed": seed}
-    return ours.FedBuff(fedavg(), concurrency=count, buffer_size=1, **how)
-
-
-def fedat(count: int, seed: int, tiers: int, mu: float) -> ours.Wrapper:
-    # as many nodes of each tier as may be at work in all
+def fedat(base: Base, count: int, seed: int, tiers: int, mu: float) -> ours.Wrapper:
+    # As many nodes of each tier as may be at work in all.
     tiers = min(tiers, count)
     return rivals.FedAT(fedprox(mu), count // tiers, tiers, seed=seed)
 
 
+STEPS = (20, 10, 40)
+POWERS = (0.5, 0.0, 1.0)
 METHODS: dict[str, Entrant] = {
-    BASE: Entrant(lambda c, seed, *_: some(fedavg(), c, seed), rates=MOST),
+    BASE: Entrant(lambda base, n, seed, *_: draw(base(), n, seed), rates=MOST_RATES),
     "FedProx, partial work": Entrant(
-        partial_work, (0.01, 0.1, 1.0), (20, 10, 40), named=("mu", "steps of a quick node")),
+        partial_work, (0.01, 0.1, 1.0), STEPS, named=("mu", "steps of a quick node")),
     "FedNova, partial work": Entrant(
-        lambda c, seed, steps, budget: some(ours.FedNova(fedavg(), steps, budget=budget), c, seed),
-        (20, 10, 40), ("deadline", "two-class"), (*RATES, 0.4),
-        ("steps of a quick node", "budget")),
-    "over-selection": Entrant(over_select, (0.6, 0.4, 0.8), rates=MORE, named=("waited for", "")),
+        lambda base, n, seed, steps, budget: draw(
+            ours.FedNova(base(), steps, budget=budget), n, seed),
+        STEPS, ("deadline", "two-class"), (*RATES, 0.4), ("steps of a quick node", "budget")),
+    "over-selection": Entrant(
+        lambda base, n, seed, share, _: OverSelectFree(base(), n, seed, share),
+        (0.6, 0.4, 0.8), rates=MORE_RATES, named=("waited for", "")),
     "TiFL": Entrant(tifl, ("adaptive", "paced", "uniform"), (5, 4, 3), named=("policy", "tiers")),
     "Oort": Entrant(
-        lambda c, seed, pace, penalty: rivals.Oort(
-            fedavg(), c, pace=pace, penalty=penalty, profiling=True, seed=seed),
+        lambda base, n, seed, pace, penalty: rivals.Oort(
+            base(), n, pace=pace, penalty=penalty, profiling=True, seed=seed),
         (0.3, 0.6, 0.9), (2.0, 1.0, 0.5), named=("pace", "penalty"), selects=True),
     "Power-of-Choice": Entrant(
-        lambda c, seed, factor, _: rivals.PowerOfChoice(
-            fedavg(), c, max(c, round(factor * c)), seed=seed),
-        (2.0, 1.5, 3.0), rates=MORE, named=("candidates", ""), selects=True),
+        lambda base, n, seed, factor, _: rivals.PowerOfChoice(
+            base(), n, max(n, round(factor * n)), seed=seed),
+        (2.0, 1.5, 3.0), rates=MORE_RATES, named=("candidates", ""), selects=True),
     "FedCS": Entrant(
-        lambda c, seed, s, _: rivals.DeadlineSelection(fedavg(), c, deadline_s=s, seed=seed),
-        (None, 4.0, 12.0), rates=MORE, named=("deadline in s", ""), selects=True),
+        lambda base, n, seed, s, _: rivals.DeadlineSelection(base(), n, deadline_s=s, seed=seed),
+        (None, 4.0, 12.0), rates=MORE_RATES, named=("deadline in s", ""), selects=True),
     "AdaComm": Entrant(
-        lambda c, seed, steps, s: some(rivals.AdaComm(fedavg(), steps, interval_s=s), c, seed),
-        (20, 10, 40), (60.0, 15.0, 200.0), named=("first steps", "interval in s")),
+        lambda base, n, seed, steps, s: draw(
+            rivals.AdaComm(base(), steps, interval_s=s), n, seed),
+        STEPS, (60.0, 15.0, 200.0), named=("first steps", "interval in s")),
     "biased local SGD": Entrant(
-        biased, (20, 10, 40), (0.5, 0.25, 1.0), named=("steps of a fast node", "high-loss share")),
+        biased, STEPS, (0.5, 0.25, 1.0), named=("steps of a fast node", "high-loss share")),
     "FedBuff, published": Entrant(
-        fedbuff, (0.5, 0.25, 1.0), (0.5, 0.0, 1.0), named=("buffer", "staleness exponent")),
+        published, (0.5, 0.25, 1.0), POWERS, named=("buffer", "staleness exponent")),
     "FedAsync": Entrant(
-        lambda c, seed, mixing, staleness: rivals.FedAsync(
-            fedavg(), mixing=mixing, concurrency=c, staleness=staleness, seed=seed),
-        (0.6, 0.3, 0.9), (0.5, 0.0, 1.0), named=("mixing", "staleness exponent")),
+        lambda base, n, seed, mixing, staleness: rivals.FedAsync(
+            base(), mixing=mixing, concurrency=n, staleness=staleness, seed=seed),
+        (0.6, 0.3, 0.9), POWERS, named=("mixing", "staleness exponent")),
     "FedAT": Entrant(fedat, (5, 2, 3), (0.01, 0.1, 0.4), named=("tiers", "mu")),
-    # its slack says nothing where times do not vary: bounds are tuned
+    # Its slack changes nothing where times do not vary, so its bounds are tuned.
     "FedCompass": Entrant(
-        lambda c, seed, steps, ratio: rivals.FedCompass(
-            fedavg(), max(1, steps // ratio), steps, concurrency=c, seed=seed),
-        (20, 10, 40), (5, 2, 20), named=("most steps", "over the least")),
+        lambda base, n, seed, steps, ratio: rivals.FedCompass(
+            base(), max(1, steps // ratio), steps, concurrency=n, seed=seed),
+        STEPS, (5, 2, 20), named=("most steps", "over the least")),
     COMPOSED: Entrant(
-        composed, (20, 10, 40), (0.8, 0.6, 0.4), named=("steps of a quick node", "waited for")),
-    EAGER: Entrant(eager, (0.5, 0.0, 1.0), rates=MORE, named=("staleness exponent", "")),
+        composed, STEPS, (0.8, 0.6, 0.4), named=("steps of a quick node", "waited for")),
+    EAGER: Entrant(
+        lambda base, n, seed, staleness, _: fedbuff(base, n, seed, 1, staleness),
+        POWERS, rates=MORE_RATES, named=("staleness exponent", "")),
     RINGLEADER: Entrant(
-        lambda c, seed, steps, rate: rivals.RingleaderASGD(
-            fedavg(), num_steps=steps, server_rate=rate, concurrency=c, seed=seed),
+        lambda base, n, seed, steps, rate: rivals.RingleaderASGD(
+            base(), num_steps=steps, server_rate=rate, concurrency=n, seed=seed),
         (5, 10, 2), (2.0, 1.0, 4.0), named=("steps", "server's rate")),
     RESCALED: Entrant(
-        lambda c, seed, steps, rate: rivals.RescaledASGD(
-            fedavg(), num_steps=steps, server_rate=rate, concurrency=c, seed=seed),
+        lambda base, n, seed, steps, rate: rivals.RescaledASGD(
+            base(), num_steps=steps, server_rate=rate, concurrency=n, seed=seed),
         (None, 10, 5), (0.25, 0.5, 0.1), named=("steps", "server's rate")),
     QUICK: Entrant(
-        lambda c, seed, left_out, _: rivals.WithoutSlowest(
-            fedavg(), c, left_out=left_out, seed=seed),
-        (0.2, 0.4, 0.6), rates=MORE, named=("left out", "")),
-    # with its own constants, and nothing tuned
-    OURS: Entrant(lambda c, seed, *_: ours.FedSlice(fedavg(), concurrency=c, seed=seed)),
+        lambda base, n, seed, left_out, _: rivals.WithoutSlowest(
+            base(), n, left_out=left_out, seed=seed),
+        (0.2, 0.4, 0.6), rates=MORE_RATES, named=("left out", "")),
+    # Nothing of it is tuned: it has its own constants.
+    OURS: Entrant(lambda base, n, seed, *_: ours.FedSlice(base(), concurrency=n, seed=seed)),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""A network of one hidden layer in NumPy: the steps of the apps' loop, five times sooner."""
+"""A network of one hidden layer in NumPy: the steps of the apps' loop, five times as fast."""
 
 from collections.abc import Sequence
 from math import sqrt
@@ -14,13 +14,15 @@ from flwr_hetero_studies.tasks.training import TrainResult
 Values: TypeAlias = NDArray[Any]
 Rows: TypeAlias = NDArray[np.int64]
 Network: TypeAlias = Sequence[Values]
-"""Weights (units, inputs) and biases of the hidden layer, and of the output."""
-MOMENTUM, BETAS, EPSILON = 0.9, (0.9, 0.999), 1e-8
-"""Of SGD with momentum, and of Adam: torch's own."""
+"""Weights (units, inputs) and biases (units,) of the hidden layer, then those of the output."""
+MOMENTUM = 0.9
+BETAS = (0.9, 0.999)
+EPSILON = 1e-8
+"""The values of SGD with momentum, and torch's defaults for Adam."""
 
 
 class Labelled(NamedTuple):
-    """Inputs and their labels."""
+    """Inputs (examples, inputs) and their labels (examples,)."""
 
     inputs: Values
     labels: Rows
@@ -33,14 +35,14 @@ class Labelled(NamedTuple):
 
 
 def forward(net: Network, inputs: Values) -> tuple[Values, Values]:
-    # the layout of torch.nn.Linear: a row of weights for each unit
+    # The layout is that of torch.nn.Linear: a row of weights for each unit.
     hidden = np.maximum(inputs @ net[0].T + net[1], 0)
     return hidden, hidden @ net[2].T + net[3]
 
 
 def losses_of(logits: Values, labels: Rows) -> tuple[Values, Values]:
     """Return each example's cross entropy, and its gradient by the logits."""
-    # the largest is taken off, so that no exponential overflows
+    # Subtract the largest logit, so that no exponential overflows.
     probs = np.exp(logits - logits.max(axis=1, keepdims=True))
     probs /= probs.sum(axis=1, keepdims=True)
     rows = np.arange(len(labels))
@@ -50,13 +52,14 @@ def losses_of(logits: Values, labels: Rows) -> tuple[Values, Values]:
 
 
 class Optimizer:
-    """SGD, SGD with momentum or Adam, as torch writes them; ``state`` is what it remembers."""
+    """SGD, SGD with momentum or Adam, as in torch; ``state`` has its running means."""
 
     def __init__(self, name: str = "sgd", state: Sequence[Values] = ()) -> None:
-        self.name, self.state = name, [array.copy() for array in state]
+        self.name = name
+        self.state = [array.copy() for array in state]
 
     def step(self, slopes: Sequence[Values], lr: float) -> list[Values]:
-        """Return what is taken off each array."""
+        """Return what is to be subtracted from each array."""
         if self.name == "sgd":
             return [lr * slope for slope in slopes]
         if self.name == "momentum":
@@ -72,8 +75,9 @@ class Optimizer:
             second * v + (1 - second) * s * s for v, s in zip(old[size:], slopes, strict=False)
         ]
         self.state = [*means, *squares, count]
-        # without both biases towards the zeros that it began with
-        rate, root = lr / (1 - first ** count[0]), sqrt(1 - second ** count[0])
+        # Correct both biases towards the zeros at the start.
+        rate = lr / (1 - first ** count[0])
+        root = sqrt(1 - second ** count[0])
         both = zip(means, squares, strict=True)
         return [(rate * m / (np.sqrt(v) / root + EPSILON)).astype(m.dtype) for m, v in both]
 
@@ -86,10 +90,7 @@ def descend(
     mu: float = 0.0,
     optimizer: Optimizer | None = None,
 ) -> Values:
-    """Take one step in place, of SGD if not said, pulled to a network by FedProx's mu.
-
-    -> the losses.
-    """
+    """Take a step in place, by default of SGD, with FedProx's pull to a network; return losses."""
     hidden, logits = forward(net, examples.inputs)
     losses, error = losses_of(logits, examples.labels)
     error /= len(error)
@@ -112,15 +113,18 @@ def train_numpy(
     mu: float = 0.0,
     optimizer: Optimizer | None = None,
 ) -> TrainResult:
-    # FedProx pulls to the model that the server sent
+    # FedProx pulls to the model that the server sent.
     start = [array.copy() for array in net] if mu else []
-    total, square, processed = 0.0, 0.0, 0
+    total = 0.0
+    square = 0.0
+    processed = 0
     for _ in range(count):
         indices, _ = sampler.next_batch()
         losses = descend(net, examples.at(indices), lr, start, mu, optimizer)
-        # samplers that learn from losses see those before the step
+        # Samplers that learn from losses see those before the step.
         sampler.update(indices, losses.astype(np.float64))
-        total, square = total + float(losses.sum()), square + float(losses @ losses)
+        total += float(losses.sum())
+        square += float(losses @ losses)
         processed += len(indices)
     return TrainResult(count, processed, 0, total / processed, sqrt(square / processed))
 
@@ -134,10 +138,10 @@ def record_of(net: Network) -> ArrayRecord:
 
 
 def accuracies(logits: Values, labels: Rows, held: Rows) -> tuple[float, float]:
-    """Return accuracy on all examples, and on classes as often as some nodes hold them."""
+    """Return accuracy on all examples, and with classes weighted by how often nodes hold them."""
     right = logits.argmax(1) == labels
     size = int(max(labels.max(), held.max())) + 1
-    # a class without a test example counts as wrong
+    # A class without a test example counts as wrong.
     counts = np.maximum(np.bincount(labels, minlength=size), 1)
     by_class = np.bincount(labels, right, size) / counts
     return float(right.mean()), float(np.bincount(held, minlength=size) / len(held) @ by_class)

@@ -1,4 +1,4 @@
-"""What the nodes of the race learn, and what they do: plain SGD, in NumPy or by the apps' loop."""
+"""What the nodes of the race learn and do: plain SGD, in NumPy or by the apps' loop."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,21 +24,23 @@ from flwr_hetero_studies.tasks.sources import open_source
 from flwr_hetero_studies.tasks.training import train
 
 HIDDEN = 100
-NUMPY, IN_TORCH = "mlp-100", "flwr_hetero_studies.race.node:in_torch"
-"""The network that trains in NumPy, with one hidden layer of 100 units; the same in torch."""
+NUMPY = "mlp-100"
+"""A network with one hidden layer of 100 units, which trains in NumPy."""
 STATE = "optimizer"
-"""Of a node's optimizer, where it is kept, in its context."""
+"""Where a node keeps its optimizer's state in its context."""
 NORMED = "flwr_hetero_studies.race.node:normed"
 
 
 def in_torch(shape: tuple[int, ...], num_classes: int) -> torch.nn.Module:
-    layers = torch.nn.Linear(int(np.prod(shape)), HIDDEN), torch.nn.Linear(HIDDEN, num_classes)
-    return torch.nn.Sequential(torch.nn.Flatten(), layers[0], torch.nn.ReLU(), layers[1])
+    hidden = torch.nn.Linear(int(np.prod(shape)), HIDDEN)
+    output = torch.nn.Linear(HIDDEN, num_classes)
+    return torch.nn.Sequential(torch.nn.Flatten(), hidden, torch.nn.ReLU(), output)
 
 
 def normed(shape: tuple[int, ...], num_classes: int) -> torch.nn.Module:
     """Make a CNN with batch normalisation, of two layers and 37 kB for images of 28 x 28."""
-    layers, channels = list[torch.nn.Module](), shape[0]
+    layers: list[torch.nn.Module] = []
+    channels = shape[0]
     for width in (8, 16):
         convolve = torch.nn.Conv2d(channels, width, 3, padding=1, bias=False)
         layers += [convolve, torch.nn.BatchNorm2d(width), torch.nn.ReLU(), torch.nn.MaxPool2d(2)]
@@ -49,17 +51,17 @@ def normed(shape: tuple[int, ...], num_classes: int) -> torch.nn.Module:
 
 @dataclass(frozen=True)
 class Learning:
-    """A data set, of whose first rows are trained on, the next to tune by; how they are dealt."""
+    """A data set, which of its rows are used for what, and how they are divided among nodes."""
 
     dataset: str
     model: str
     partition: str
     num_nodes: int
     rows: tuple[int, int, int]
-    """Examples to train on, to tune by, and of the report."""
+    """Numbers of examples to train on, to tune with, and to test on."""
     seed: int
     optimizer: str = "sgd"
-    """Of the nodes: sgd, momentum or adam; other ones than sgd in NumPy only."""
+    """The nodes' optimizer: sgd, and in NumPy also momentum or adam."""
 
     @property
     def splits(self) -> dict[str, Labelled]:
@@ -77,7 +79,7 @@ class Learning:
     def first(self) -> ArrayRecord:
         if self.model != NUMPY:
             return ArrayRecord(make_model(self.model, *self.shape, self.seed).state_dict())
-        # the caller draws by torch, too
+        # The caller uses torch's generator, too.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             model = in_torch(*self.shape)
@@ -93,43 +95,46 @@ class Learning:
             return torch.cat([net(batch) for batch in batches]).numpy()
 
     def cut(self, count: int) -> int:
-        """Return how many of a node's examples are trained on; the last ones are held out."""
+        """Return how many of a node's examples are trained on, of which the rest is held out."""
         return count - max(1, round(count * HELD_OUT_SHARE))
 
     def measure(
         self, model: dict[str, Values], slow: list[int], split: str = "test"
     ) -> tuple[float, float]:
-        """Return accuracy on all examples, and on classes as the slow nodes hold them."""
+        """Return accuracy on all examples, and with classes as often as slow nodes hold them."""
         inputs, labels = self.splits[split]
-        # classes count as often as the slow nodes hold them
-        own = np.concatenate([deal(self)[node] for node in slow])
-        held = self.splits["train"].labels[own]
+        rows = np.concatenate([deal(self)[node] for node in slow])
+        held = self.splits["train"].labels[rows]
         return network.accuracies(self.predict(model, inputs), labels, held)
 
 
 @lru_cache(maxsize=2)
 def load(dataset: str, rows: tuple[int, int, int], flat: bool) -> dict[str, Labelled]:
-    source, (count, tune, test) = open_source(dataset), rows
+    count, tune, test = rows
+    source = open_source(dataset)
     order = np.arange(len(source.train.rows))
-    # a small data set: a quarter is to tune by
+    # Of a small data set a quarter is kept to tune with.
     if count + tune > len(order):
-        count, tune = len(order) * 3 // 4, len(order) // 4
-    # texts lie class by class
+        count = len(order) * 3 // 4
+        tune = len(order) // 4
+    # Texts are sorted by class.
     if len(source.shape) == 1:
         order = np.random.default_rng(0).permutation(order)
-    # shuffled: test files may be sorted by class
+    # Test files may be sorted by class, too.
     tests = np.random.default_rng(0).permutation(len(source.test.rows))
     chosen = {"train": (source.train, order[:count]), "test": (source.test, tests[:test]),
               "valid": (source.train, order[count : count + tune])}  # fmt: skip
     found = {}
-    for name, (split, own) in chosen.items():
-        # nothing to tune by
-        if not len(own):
+    for name, (split, places) in chosen.items():
+        # There may be nothing to tune with.
+        if not len(places):
             continue
-        inputs = split.inputs.take(split.rows[own])
+        inputs = split.inputs.take(split.rows[places])
         if source.scale is not None:
             inputs = (inputs - source.scale.mean) / source.scale.std
-        found[name] = Labelled(inputs.reshape(len(own), -1) if flat else inputs, split.labels[own])
+        if flat:
+            inputs = inputs.reshape(len(places), -1)
+        found[name] = Labelled(inputs, split.labels[places])
     return found
 
 
@@ -140,7 +145,7 @@ def deal(learning: Learning) -> list[Rows]:
 
 
 class Share(NamedTuple):
-    """What a node has for one message: examples, those held out, steps, a seed."""
+    """What a node has for one message."""
 
     examples: Labelled
     held_out: Labelled
@@ -154,14 +159,15 @@ class Share(NamedTuple):
 
 
 def share_of(learning: Learning, message: Message, context: Context) -> Share:
-    """Read a node's data; without a number of steps asked for, it takes an epoch."""
-    number, every = int(context.node_config[keys.PARTITION_ID]), learning.splits["train"]
-    rows = deal(learning)[number]
+    """Read a node's data; it takes an epoch unless the server asks for a number of steps."""
+    node = int(context.node_config[keys.PARTITION_ID])
+    examples = learning.splits["train"]
+    rows = deal(learning)[node]
     cut = learning.cut(len(rows))
-    seed = seed_of(message, learning.seed, number)
+    seed = seed_of(message, learning.seed, node)
     steps = in_config(message, keys.NUM_STEPS) or -(-cut // int(context.run_config["batch-size"]))
-    held_out = every.at(rows[cut:] if cut < len(rows) else rows)
-    return Share(every.at(rows[:cut]), held_out, steps, seed)
+    held_out = examples.at(rows[cut:] if cut < len(rows) else rows)
+    return Share(examples.at(rows[:cut]), held_out, steps, seed)
 
 
 def client_app(learning: Learning) -> ClientApp:
@@ -169,44 +175,49 @@ def client_app(learning: Learning) -> ClientApp:
 
     @app.train()
     def train_node(message: Message, context: Context) -> Message:
-        own, arrays = share_of(learning, message, context), message.content.array_records["arrays"]
+        share = share_of(learning, message, context)
+        arrays = message.content.array_records["arrays"]
         config: Any = message.content.config_records.get("config", {})
-        size, lr = int(context.run_config["batch-size"]), float(context.run_config["learning-rate"])
-        # batches by loss where biased local SGD asks for it
+        batch_size = int(context.run_config["batch-size"])
+        lr = float(context.run_config["learning-rate"])
+        # Biased local SGD asks for batches by loss.
         kind = TopLossSampler if keys.FAST in config else UniformSampler
-        sampler = kind(len(own.examples), size, seed=own.seed)
+        sampler = kind(len(share.examples), batch_size, seed=share.seed)
         if isinstance(sampler, TopLossSampler):
             follow(sampler, message, context)
-        mu, steps = float(config.get(PROXIMAL_MU, 0.0)), own.num_steps
+        mu = float(config.get(PROXIMAL_MU, 0.0))
+        steps = share.num_steps
         if learning.model == NUMPY:
             net = network.network_of(arrays)
             kept = config.get(keys.KEEP_OPTIMIZER, False) and learning.optimizer != "sgd"
             state = context.state.array_records.get(STATE, ArrayRecord()) if kept else ArrayRecord()
             optimizer = network.Optimizer(learning.optimizer, network.network_of(state))
-            done = network.train_numpy(net, own.examples, sampler, steps, lr, mu, optimizer)
+            done = network.train_numpy(net, share.examples, sampler, steps, lr, mu, optimizer)
             new = network.record_of(net)
             if kept:
                 context.state[STATE] = network.record_of(optimizer.state)
         else:
             model = model_from(arrays.to_torch_state_dict(), learning.model, *learning.shape)
-            inputs, labels = map(torch.from_numpy, own.examples)
+            inputs, labels = map(torch.from_numpy, share.examples)
             examples = Examples(inputs, labels)
             done = train(model, examples, sampler, num_steps=steps, lr=lr, proximal=mu)
             new = ArrayRecord(model.state_dict())
         losses = {"train-loss": done.loss, keys.LOSS_RMS: done.loss_rms}
-        return own.reply(message, new, done.examples_processed, **losses)
+        return share.reply(message, new, done.examples_processed, **losses)
 
     @app.train("profile")
     def profile_node(message: Message, context: Context) -> Message:
-        own, size = share_of(learning, message, context), int(context.run_config["batch-size"])
-        processed = examples_in(own.num_steps, len(own.examples), size)
-        return own.reply(message, message.content.array_records["arrays"], processed)
+        share = share_of(learning, message, context)
+        batch_size = int(context.run_config["batch-size"])
+        processed = examples_in(share.num_steps, len(share.examples), batch_size)
+        return share.reply(message, message.content.array_records["arrays"], processed)
 
     @app.evaluate()
     def evaluate_node(message: Message, context: Context) -> Message:
-        own, arrays = share_of(learning, message, context), message.content.array_records["arrays"]
+        inputs, labels = share_of(learning, message, context).held_out
+        arrays = message.content.array_records["arrays"]
         model = {name: array.numpy() for name, array in arrays.items()}
-        logits, labels = learning.predict(model, own.held_out.inputs), own.held_out.labels
+        logits = learning.predict(model, inputs)
         losses, _ = network.losses_of(logits, labels)
         right = float((logits.argmax(1) == labels).mean())
         metrics = MetricRecord({"eval-loss": float(losses.mean()), "eval-acc": right})

@@ -15,13 +15,15 @@ from flwr_hetero_studies.race.watch import SMOOTHED
 
 TARGETS = (-0.01, 0.02)
 """Accuracies that count, relative to FedAvg's end."""
-LESS, LESS_SLOW = 0.005, 0.01
-"""Accuracy that may be lost: of all, and on the slowest tier's data."""
-LESS_THAN_BASE, LESS_SLOW_THAN_BASE = 0.003, 0.005
+LESS = 0.005
+LESS_SLOW = 0.01
+"""Accuracy that ours may end below the best rival, on all data and on the slowest tier's."""
+LESS_THAN_BASE = 0.003
+LESS_SLOW_THAN_BASE = 0.005
 """Accuracy that ours may end below FedAvg, on all data and on the slowest tier's."""
 COSTS = ("virtual_s", "bytes", "device_s", "examples")
 Lines: TypeAlias = Sequence[Line]
-HEAD = ["method", "sooner: less a point", "2 points above", "s to less a point", "bytes",
+HEAD = ["method", "faster: less a point", "2 points above", "s to less a point", "bytes",
         "device-seconds", "examples", "end: all", "end: slowest tier"]  # fmt: skip
 
 
@@ -31,26 +33,34 @@ def smooth(line: Line) -> Vector:
 
 def reach(line: Line, target: float) -> dict[str, float]:
     """Return what a target took, by the first look at which the mean is there; infinite: never."""
-    # NaN if never: then no comparison holds
     place = curves.reached(smooth(line), target)
-    columns = {name: line["curve"][name][SMOOTHED - 1 :] for name in COSTS}
-    return {name: at(c, place) if place >= 0 else inf for name, c in columns.items()}
+    costs = {}
+    for name in COSTS:
+        column = line["curve"][name][SMOOTHED - 1 :]
+        # The place is NaN if the target is never reached, and then no comparison holds.
+        costs[name] = at(column, place) if place >= 0 else inf
+    return costs
 
 
 def end(line: Line, name: str = "all") -> float:
     return curves.last(line, name, SMOOTHED)
 
 
-def sooner(pairs: Sequence[tuple[float, float]], last_s: Sequence[float]) -> str:
-    """Write how many times sooner than the yardstick, which may not get there by its end."""
+def target_of(yard: Line) -> float:
+    return float(yard["metrics"]["limits"]["end"])
+
+
+def faster(pairs: Sequence[tuple[float, float]], last_s: Sequence[float]) -> str:
+    """Write how many times as fast as the yardstick, which may not get there by its end."""
     both = zip(pairs, last_s, strict=True)
-    ratios = [min(theirs, end_s) / own for (own, theirs), end_s in both if isfinite(own)]
+    ratios = [min(base_s, end_s) / own_s for (own_s, base_s), end_s in both if isfinite(own_s)]
     if not ratios:
         return "not reached"
-    # FedAvg did not get there: its time is at least its whole run
-    at_least = any(isfinite(own) and not isfinite(theirs) for own, theirs in pairs)
-    missed = f"; {len(pairs) - len(ratios)} of {len(pairs)} not" if len(ratios) < len(pairs) else ""
-    return ("> " if at_least else "") + extent(ratios, "{:.1f}x") + missed
+    # Where FedAvg does not get there, its time is at least its whole run.
+    is_bound = any(isfinite(own_s) and not isfinite(base_s) for own_s, base_s in pairs)
+    text = ("> " if is_bound else "") + extent(ratios, "{:.1f}x")
+    missed = len(pairs) - len(ratios)
+    return text + (f"; {missed} of {len(pairs)} not" if missed else "")
 
 
 def brief(row: Sequence[str]) -> list[str]:
@@ -71,54 +81,61 @@ class Contest(NamedTuple):
         return f"{self.cell}, {self.at_work} at work"
 
     def reach(self, line: Line, shift: float) -> dict[str, float]:
-        return reach(line, self.yard[line["seed"]]["metrics"]["limits"]["end"] + shift)
+        return reach(line, target_of(self.yard[line["seed"]]) + shift)
 
     def time_s(self, line: Line, shift: float, latest: Line | None = None) -> float:
-        # ours that never gets there counts as late as FedAvg ends, a rival as its own run
+        """Return the seconds to a target, at most those of the yardstick or of another run."""
         limit_s = (latest or self.yard[line["seed"]])["curve"]["virtual_s"][-1]
         return min(self.reach(line, shift)["virtual_s"], float(limit_s))
 
-    def rank(self, name: str, shift: float) -> float:
+    def rank(self, name: str, shift: float = TARGETS[0]) -> float:
         return exp(mean(log(self.time_s(line, shift)) for line in self.runs[name]))
 
     def ranked(self) -> list[str]:
-        return sorted(self.runs, key=lambda name: self.rank(name, TARGETS[0]))
+        return sorted(self.runs, key=self.rank)
+
+    def best(self, names: Iterable[str], shift: float = TARGETS[0]) -> str:
+        return min(names, key=lambda name: self.rank(name, shift))
 
     def row(self, name: str) -> list[str]:
         lines = self.runs[name]
         yards = [self.yard[line["seed"]] for line in lines]
-        both = [*zip(lines, yards, strict=True)]
-        found = [[(self.reach(x, s), self.reach(y, s)) for x, y in both] for s in TARGETS]
         last_s = [yard["curve"]["virtual_s"][-1] for yard in yards]
-        clocks = [[(x["virtual_s"], y["virtual_s"]) for x, y in pairs] for pairs in found]
-        times = [sooner(pairs, last_s) for pairs in clocks]
-        seconds = [own_s for own_s, _ in clocks[0] if isfinite(own_s)]
-        costs = [shares((own[key], its[key]) for own, its in found[0]) for key in COSTS[1:]]
+        pairs = [*zip(lines, yards, strict=True)]
+        reached = [[(self.reach(x, s), self.reach(y, s)) for x, y in pairs] for s in TARGETS]
+        times = []
+        for costs in reached:
+            clocks = [(own["virtual_s"], base["virtual_s"]) for own, base in costs]
+            times.append(faster(clocks, last_s))
+        seconds = [own["virtual_s"] for own, _ in reached[0] if isfinite(own["virtual_s"])]
+        shares = [share([(own[key], base[key]) for own, base in reached[0]]) for key in COSTS[1:]]
         ends = [f"{100 * mean(end(line, key) for line in lines):.1f}" for key in ("all", "slow")]
-        return [name, *times, extent(seconds, "{:.1f}") if seconds else "", *costs, *ends]
+        return [name, *times, extent(seconds, "{:.1f}") if seconds else "", *shares, *ends]
 
     def against(self, base: Lines, own: Lines, shift: float = TARGETS[0]) -> "Duel":
         pairs = record.pairs(own, base)
+        # Ours counts as there when FedAvg ends, a rival when its own run ends.
         ratios = [self.time_s(b, shift, latest=b) / self.time_s(a, shift) for a, b in pairs]
-        more, slow = (mean(end(a, key) - end(b, key) for a, b in pairs) for key in ("all", "slow"))
+        more = mean(end(a) - end(b) for a, b in pairs)
+        more_slow = mean(end(a, "slow") - end(b, "slow") for a, b in pairs)
         reached = [isfinite(self.reach(x, shift)["virtual_s"]) for pair in pairs for x in pair]
-        return Duel("", ratios, more, slow, any(reached))
+        return Duel(base[0]["case"]["name"], ratios, more, more_slow, any(reached))
 
-    def duel(self, shift: float, own: str = OURS) -> "Duel | None":
-        others = [name for name in self.runs if name != OURS]
-        if own not in self.runs or not others:
+    def duel(self, shift: float = TARGETS[0]) -> "Duel | None":
+        """Hold ours against the best rival."""
+        rivals = [name for name in self.runs if name != OURS]
+        if OURS not in self.runs or not rivals:
             return None
-        rival = min(others, key=lambda name: self.rank(name, shift))
-        return self.against(self.runs[rival], self.runs[own], shift)._replace(rival=rival)
+        return self.against(self.runs[self.best(rivals, shift)], self.runs[OURS], shift)
 
 
-def shares(values: Iterable[tuple[float, float]]) -> str:
-    known = [own / theirs for own, theirs in values if isfinite(own) and isfinite(theirs)]
-    return extent(known) if known else ""
+def share(values: Sequence[tuple[float, float]]) -> str:
+    ratios = [own / base for own, base in values if isfinite(own) and isfinite(base)]
+    return extent(ratios) if ratios else ""
 
 
 class Duel(NamedTuple):
-    """Ours against the best rival of a table."""
+    """Ours against a rival, seed by seed."""
 
     rival: str
     ratios: list[float]
@@ -135,9 +152,15 @@ class Duel(NamedTuple):
         return self.more >= -LESS and self.more_slow >= -LESS_SLOW
 
     @property
-    def cells(self) -> list[str]:
-        ratio = f"{self.ratio:.2f}"
+    def speedup(self) -> str:
+        if not self.reached:
+            return "neither gets there"
+        text = f"{self.ratio:.2f}"
         if len(self.ratios) > 1:
-            ratio += f" ({min(self.ratios):.2f} to {max(self.ratios):.2f})"
-        points = [f"{100 * value:+.1f}" for value in (self.more, self.more_slow)]
-        return [self.rival, ratio if self.reached else "neither gets there", *points]
+            text += f" ({min(self.ratios):.2f} to {max(self.ratios):.2f})"
+        return text
+
+    @property
+    def points(self) -> list[str]:
+        """Write accuracy at the end over the rival's, on all data and on the slowest tier's."""
+        return [f"{100 * value:+.1f}" for value in (self.more, self.more_slow)]

@@ -1,7 +1,8 @@
-"""How each method is tuned: the same number of trials, rates first, then its own settings."""
+"""How each method is tuned: with the same number of trials, first the rate, then its settings."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from math import log
 from typing import Any, TypeAlias
 
@@ -16,27 +17,29 @@ from flwr_hetero_studies.race.methods import BASE, METHODS, OURS, Entrant
 from flwr_hetero_studies.race.watch import SMOOTHED, WINDOWS
 
 DEVELOPMENT = (100, 101)
-"""Seeds to tune with, beside the main cell the first."""
-YARDSTICK, YARDSTICK_AT_WORK = "yardstick", 3
+"""Seeds to tune with in the main cell; elsewhere only the first one."""
+YARDSTICK = "yardstick"
 """FedAvg's long run, which sets targets and limits."""
+YARDSTICK_AT_WORK = 3
 LEVELS = (-0.03, -0.01, 0.01)
-"""Accuracies by which settings are chosen, relative to FedAvg's end."""
+"""Accuracies, relative to FedAvg's end, whose times decide between settings."""
 TUNED_AT = (5, 20)
 TUNED = {"stdlib": "texts", "cifar10": "CIFAR-10"}
-"""Where settings are tuned that are not tuned in the main cell: by data."""
+"""The cell in which a rate is tuned for other data than those of the main cell."""
 OTHER_RATES = {"stdlib": (1.0, 0.5, 2.0), "cifar10": (0.05, 0.025, 0.1)}
-"""Learning rates tried there: a bag of words wants larger ones, four times as many inputs less."""
+"""Learning rates to try there: a bag of words needs larger ones, and many inputs smaller ones."""
 Choice: TypeAlias = tuple[float, Any, Any]
 """A rate, and two settings of a method's own."""
 
 
 def trials_of(method: Entrant, found: dict[Choice, float]) -> list[Choice]:
-    """Return what to try next, by the scores so far, less is better: rates, then each setting."""
-    # the usual values, of which one is changed at a time
+    """Return what to try next, by the scores so far, of which the least is the best."""
+    # Begin with the usual values, and change one of them at a time.
     best: Choice = (method.rates[0], method.first[0], method.second[0])
     for place, values in enumerate((method.rates, method.first, method.second)):
         wanted = [(*best[:place], value, *best[place + 1 :]) for value in values]
-        if todo := [choice for choice in wanted if choice not in found]:
+        todo = [choice for choice in wanted if choice not in found]
+        if todo:
             return todo
         best = min(wanted, key=lambda choice: found[choice])
     return []
@@ -47,35 +50,46 @@ def best_of(method: Entrant, found: dict[Choice, float]) -> Choice | None:
 
 
 def scores_of(curve: Columns, limits: dict[str, float]) -> dict[str, float]:
-    """Return the mean logarithm of the times to the levels, by window; never: twice all time."""
-    clock, never = curve["virtual_s"][SMOOTHED - 1 :], 2 * limits["virtual_s"]
-    result = {}
+    """Return the mean logarithm of the times to the levels, by window.
+
+    A level that is never reached counts as reached after twice the time that there is.
+    """
+    clock = curve["virtual_s"][SMOOTHED - 1 :]
+    never = 2 * limits["virtual_s"]
+    scores = {}
     for window in WINDOWS:
         values = curves.smooth(curve[f"all/{window}"], SMOOTHED, whole=True)
-        how: dict[str, Any] = {"between": False, "never": never}
-        times = [curves.time_to(clock, values, limits["end"] + x, **how) for x in LEVELS]
-        result[str(window)] = round(float(np.mean([log(max(at_s, 1e-9)) for at_s in times])), 4)
-    return result
+        targets = [limits["end"] + level for level in LEVELS]
+        times = [
+            curves.time_to(clock, values, target, between=False, never=never) for target in targets
+        ]
+        scores[str(window)] = round(float(np.mean([log(max(at_s, 1e-9)) for at_s in times])), 4)
+    return scores
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """What the lines so far say of tuning."""
+    """What to try next, and what is chosen, by the lines so far."""
 
     options: Options
     lines: list[Line]
 
+    @cached_property
+    def tried(self) -> dict[tuple[str, str], list[Line]]:
+        """The lines by experiment and name, without those with another number of rounds."""
+        return record.by(record.of(self.lines, **self.options.settings), "experiment", "name")
+
     def yardstick(self, kind: str, cell: str, rate: float) -> tuple[Case, dict[int, Line]]:
-        """Return the case of FedAvg's long runs, and those that are there by seed."""
+        """Return the case of FedAvg's long runs, and the lines of those that exist, by seed."""
         case = case_of(kind, cell, YARDSTICK_AT_WORK, YARDSTICK, self.options, rate=rate)
         return case, record.by_seed(record.of(self.lines, **case))
 
     def plan(self, cell: str) -> Iterator[Trial]:
         rate = METHODS[BASE].rates[0] if cell == MAIN else OTHER_RATES[CELLS[cell].data][0]
         seeds = self.seeds(cell)
-        case, known = self.yardstick("tuning: ", cell, rate)
+        case, yards = self.yardstick("tuning: ", cell, rate)
         yield from (Trial(case, seed, {"split": "valid"}) for seed in seeds)
-        if not all(seed in known for seed in seeds):
+        if not all(seed in yards for seed in seeds):
             return
         for at_work in (count for count in TUNED_AT if count in CELLS[cell].at_work):
             for name in CELLS[cell].methods or METHODS:
@@ -83,18 +97,19 @@ class Tuning:
                 if method is None or not method.runs_with(at_work, CELLS[cell].nodes):
                     continue
                 for choice in trials_of(method, self.scores(cell, at_work, name)):
-                    more = {"trial": list(choice)}
-                    case = case_of("tuning: ", cell, at_work, name, self.options, **more)
+                    case = case_of(
+                        "tuning: ", cell, at_work, name, self.options, trial=list(choice)
+                    )
                     for seed in seeds:
-                        limits = known[seed]["metrics"]["limits"]
+                        limits = yards[seed]["metrics"]["limits"]
                         yield Trial(case, seed, {"split": "valid", "limits": limits})
 
     def seeds(self, cell: str) -> list[int]:
-        """Return the seeds to tune with: one in a fast run and beside the main cell."""
+        """Return the seeds to tune with: one in a fast run and outside the main cell."""
         return list(DEVELOPMENT[: None if cell == MAIN and not self.options.fast else 1])
 
     def method(self, cell: str, at_work: int, name: str) -> Entrant | None:
-        """Return a method to tune: beside the main cell its rate only, else as tuned there."""
+        """Return a method to tune: outside the main cell, all but its rate is settled there."""
         if cell == MAIN:
             return METHODS[name]
         main = self.choice(MAIN, at_work, name)
@@ -109,23 +124,21 @@ class Tuning:
         return {choice: min(windows.values()) for choice, windows in found.items()}
 
     def by_window(self, cell: str, at_work: int, name: str) -> dict[Choice, dict[int, float]]:
-        """Return each trial's mean score by the window of averaging, less is better."""
-        # trials of another number of rounds are of another series
-        where = {"experiment": f"tuning: {cell}, {at_work} at work", "name": name}
+        """Return each trial's mean score by the window of averaging; the least is the best."""
         found: dict[Choice, list[Line]] = {}
-        for line in record.of(self.lines, **where, **self.options.settings):
+        for line in self.tried.get((f"tuning: {cell}, {at_work} at work", name), []):
             found.setdefault(tuple(line["case"]["trial"]), []).append(line)
         return {
             choice: {w: float(np.mean([score(x, str(w)) for x in lines])) for w in WINDOWS}
             for choice, lines in found.items()
-            # a mean over fewer seeds would not be comparable
+            # A mean over fewer seeds would not be comparable.
             if record.seeds(lines) == self.seeds(cell)
         }
 
     def choice(self, cell: str, at_work: int, name: str) -> tuple[Choice, int] | None:
-        """Return what was tuned for a method: settings and a window; None while trials are left."""
+        """Return the settings and the window of a method, or None while trials are left."""
         source = TUNED.get(CELLS[cell].data, MAIN)
-        # by the factor: 3 nodes are nearer to 5 than to 20
+        # By ratio, 3 nodes are nearer to 5 than to 20.
         nearest = min(TUNED_AT, key=lambda count: abs(log(count / at_work)))
         method = self.method(source, nearest, name)
         best = method and best_of(method, self.scores(source, nearest, name))
@@ -136,7 +149,7 @@ class Tuning:
 
 
 def score(line: Line, window: str) -> float:
-    """Return a trial's score; of those that reach nothing the better one in the end is better."""
-    # small enough to decide among equals only
+    """Return a trial's score; among those that reach no level, the accuracy at the end decides."""
+    # Its weight is so small that it decides between equal scores only.
     end = line["metrics"].get("ends", {}).get(window, 0.0)
     return float(line["metrics"]["scores"][window] - 1e-3 * end)

@@ -1,4 +1,4 @@
-"""Which runs are made in real seconds, in order of importance, and the same ones foretold."""
+"""Which runs are made in real seconds, in order of importance, and predicted by emulation."""
 
 import tempfile
 from collections.abc import Iterator
@@ -16,14 +16,14 @@ from flwr_hetero_studies.real.workloads import BASE, LINK_MBPS, WORKLOADS, fleet
 
 SETTINGS = {"light": WORKLOADS["light"].rounds, "heavy": WORKLOADS["heavy"].rounds}
 SETTINGS |= {"light-cold": 10, "late": 1.2}
-"""Rounds of FedAvg, and after how many times its seconds others are ended."""
+"""Rounds of FedAvg. Others end after ``late`` times its seconds."""
 FAST = {"light": 2, "light-cold": 2}
 FAST_CASES = ["light-*/FedAvg", "light-*/FedSlice"]
 SEEDS = 3
 
 
 class Entry(NamedTuple):
-    """A run: on Flower's own nodes (cold) or warm ones, over links of so many Mbit/s."""
+    """A run on Flower's own nodes (cold) or on warm ones, over links of so many Mbit/s."""
 
     workload: str
     node: str
@@ -55,7 +55,7 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
     done = {line_key(line["case"], line["seed"]) for line in real}
     for trial in found:
         base = base_of(trial.case, trial.seed, real)
-        # nothing follows from a run whose messages were not timed
+        # Nothing can be predicted from a run whose messages were not timed.
         nodes = base["metrics"]["nodes"] if base else {}
         if nodes and line_key(trial.case, trial.seed) in done:
             case = trial.case | {"experiment": f"foretold-{trial.case['experiment']}"}
@@ -95,7 +95,8 @@ def run(
     budget_s: float = inf,
     nodes: dict[str, dict[str, float]] | None = None,
 ) -> dict[str, Any]:
-    workload, warm = WORKLOADS[case["workload"]], case["node"] == "warm"
+    workload = WORKLOADS[case["workload"]]
+    warm = case["node"] == "warm"
     dataset = workload.dataset(data)
     config = workload.run_config(case["name"], dataset, seed, case["rounds"])
     devices = fleet(case["mbps"] or inf)

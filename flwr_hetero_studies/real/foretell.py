@@ -1,4 +1,4 @@
-"""The same runs on an emulated fleet, whose devices cost what the real ones were measured to."""
+"""The same runs on an emulated fleet, whose devices take as long as the real ones did."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ TIMED_STEPS = 20
 
 
 class StartingGrid(LocalGrid):
-    """A fleet whose nodes have another cost for their first messages than for later ones."""
+    """A fleet whose nodes take longer for their first messages than for later ones."""
 
     later: Mapping[int, list[DeviceProfile]]
 
@@ -41,7 +41,7 @@ def foretell(
     target: float | None,
     budget_s: float,
 ) -> Found:
-    """Emulate a run of the app on devices as they were measured with FedAvg on free links."""
+    """Emulate a run of the app on devices as measured with FedAvg on unlimited links."""
     app, task = app_modules("fleet", "fleet_app")
     settings = task.FleetSettings.from_run_config(config | {"fleet": "uniform"})
     share = 0.0 if warm else reading_share(settings)
@@ -58,10 +58,15 @@ def foretell(
         if moment.virtual_s > budget_s or found is not None:
             raise Enough
 
-    strategy, rounds = settings.strategy(len(SPEEDS)), settings.num_server_rounds
-    how: dict[str, Any] = {"seed": settings.seed, "rounds": rounds}
-    evaluate = tasks.central_evaluate(settings)
-    drive(strategy, grid, tasks.initial_arrays(settings), note, evaluate_fn=evaluate, **how)
+    drive(
+        settings.strategy(len(SPEEDS)),
+        grid,
+        tasks.initial_arrays(settings),
+        note,
+        seed=settings.seed,
+        rounds=settings.num_server_rounds,
+        evaluate_fn=tasks.central_evaluate(settings),
+    )
     curve = curve_of(lines)
     return {"metrics": reached(curve, target), "curve": curve}
 
@@ -72,25 +77,26 @@ def measured(
     examples: int,
     reading: float,
 ) -> list[list[DeviceProfile]]:
-    """Return devices as measured in epochs of so many examples: at the first messages, and later.
+    """Return the devices at the first messages and at later ones, for epochs of so many examples.
 
-    ``reading``: part of the seconds to train in which a node reads its data.
+    ``reading``: the part of the seconds to train in which a node reads its data.
     """
     speeds = np.array([link.compute_factor for link in links])
     train_s, message_s = (np.array([node[n] for node in nodes]) for n in ("train_s", "message_s"))
-    # what work takes on the quickest, by all nodes
+    # The seconds of the work on the quickest node, by all nodes.
     epoch_s = float(np.median(train_s * speeds))
     start_s, wait_s = np.polyfit(1 / speeds, message_s - train_s, 1)
-    # waiting is no less than nothing: all of it is proportional then
+    # Waiting cannot be negative. If it would be, all the time is proportional to speed.
     if wait_s < 0:
-        start_s, wait_s = np.median((message_s - train_s) * speeds), 0.0
+        start_s = np.median((message_s - train_s) * speeds)
+        wait_s = 0.0
     fixed_s = max(0.0, float(start_s)) + reading * epoch_s
     example_s = (1 - reading) * epoch_s / examples
     usual = [
         replace(link, wait_s=float(wait_s), start_s=fixed_s, seconds_per_example=example_s)
         for link in links
     ]
-    # a warm node imports and reads at first only
+    # A warm node imports and reads only at its first messages.
     more_s = [np.maximum(0.0, np.array(node["first_s"]) - node["message_s"]) for node in nodes]
     early = [
         [replace(u, wait_s=u.wait_s + float(m[k])) for u, m in zip(usual, more_s, strict=True)]
@@ -100,23 +106,23 @@ def measured(
 
 
 def examples_of(settings: tasks.Settings) -> int:
-    """Return the examples of an epoch: all nodes have equally many."""
+    """Return the examples of an epoch, which are the same on all nodes."""
     return len(part_of(settings, 0))
 
 
 def part_of(settings: tasks.Settings, node: int) -> tasks.Examples:
-    how = settings.partitioning
-    return tasks.hold_out(tasks.load_partition(settings.dataset, node, len(SPEEDS), **how))[0]
+    part = tasks.load_partition(settings.dataset, node, len(SPEEDS), **settings.partitioning)
+    return tasks.hold_out(part)[0]
 
 
 def reading_share(settings: tasks.Settings) -> float:
-    """Measure which part of a node's work in a new process is the reading of its data."""
+    """Measure which part of a node's work in a new process is to read its data."""
     start_s = time.process_time()
     examples = part_of(settings, 0)
     read_s = time.process_time() - start_s
     model = tasks.make_model(settings.model, *settings.shape)
     sampler = UniformSampler(len(examples), settings.batch_size, seed=0)
-    # the first steps warm up
+    # The first steps warm up.
     for _ in range(2):
         start_s = time.process_time()
         tasks.train(model, examples, sampler, num_steps=TIMED_STEPS, lr=settings.learning_rate)

@@ -1,4 +1,4 @@
-"""The larger network of the race, by itself: each node that starts imports it."""
+"""The larger network of the race, in a small module, which each node imports when it starts."""
 
 from torch import nn
 

@@ -1,4 +1,4 @@
-"""A run of ``apps/fleet`` on a real fleet, and what its line keeps."""
+"""A run of ``apps/fleet`` on a real fleet, and its line of the record."""
 
 import os
 import signal
@@ -23,11 +23,11 @@ from flwr_hetero_studies.race.network import accuracies
 from flwr_hetero_studies.real.workloads import CPU, SPEEDS
 
 LESS = 0.01
-"""By which the target is below FedAvg's end."""
+"""The target is FedAvg's end minus this."""
 EARLY = 2
-"""First messages of a node in which it may load what it keeps later."""
+"""First messages of a node, which may take longer because it loads modules and data."""
 LONGEST_S = 2 * 3600.0
-"""After which a run is broken off."""
+"""A run that takes longer is ended."""
 Found = dict[str, Any]
 
 
@@ -36,7 +36,7 @@ def race(
 ) -> Found:
     """Run the app on a fleet of its own; return the metrics and the curve of its line."""
     load = round(os.getloadavg()[0], 2)
-    # ended from outside, it still ends its fleet
+    # If this process is terminated, it still ends its fleet.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     fleet = RealFleet(folder / "fleet")
     fleet.up(profiles, cpu=CPU, warm=warm)
@@ -49,30 +49,29 @@ def race(
     if last["round"] < config["num-server-rounds"] and "stopped" not in last:
         raise RuntimeError(f"the run did not come to its end:\n{run.tail()}")
     found = found_in(history, config.get("target-accuracy"))
-    # the run has ended: what this takes is not in its seconds
-    own = ended(load_file(folder / "run" / MODEL), config)
-    return found | {"metrics": found["metrics"] | own | {"load": load}}
+    ends = ended(load_file(folder / "run" / MODEL), config)
+    return found | {"metrics": found["metrics"] | ends | {"load": load}}
 
 
 def ended(model: dict[str, Any], config: dict[str, Any]) -> Found:
-    """Return a model's accuracy, and that on the classes of the slowest node as it holds them."""
+    """Return a model's accuracy, and that with classes weighted as the slowest node holds them."""
     _, task = app_modules("fleet", "fleet_app")
     settings = task.FleetSettings.from_run_config(config)
-    test, count = tasks.load_test(settings.dataset, settings.task), len(SPEEDS)
-    how = settings.partitioning
-    held = tasks.load_partition(settings.dataset, count - 1, count, **how).targets.numpy()
+    test = tasks.load_test(settings.dataset, settings.task)
+    count = len(SPEEDS)
+    slowest = tasks.load_partition(settings.dataset, count - 1, count, **settings.partitioning)
     network = tasks.model_from(
         {name: torch.from_numpy(array) for name, array in model.items()},
         settings.model, *settings.shape,
     )  # fmt: skip
     with torch.inference_mode():
         logits = network.eval()(test.inputs).numpy()
-    every, slow_ones = accuracies(logits, test.targets.numpy(), held)
-    return {"end": round(every, 4), "end_slow": round(slow_ones, 4)}
+    end, end_slow = accuracies(logits, test.targets.numpy(), slowest.targets.numpy())
+    return {"end": round(end, 4), "end_slow": round(end_slow, 4)}
 
 
 def found_in(history: History, target: float | None) -> Found:
-    """Return what a line keeps of a run; without a target the run itself sets it."""
+    """Return the metrics and the curve of a run; without a target the run itself sets it."""
     curve = curve_of([(line, line["wall_s"]) for line in history])
     failures = sum(len(line["failures"]) for line in history)
     replies = sum(len(line["selected"]) for line in history) - failures
@@ -82,7 +81,8 @@ def found_in(history: History, target: float | None) -> Found:
 
 def curve_of(lines: Sequence[tuple[dict[str, Any], float]]) -> Columns:
     """Return a point for each measured model: seconds, accuracy, and bytes both ways so far."""
-    points, sent = [], 0
+    points = []
+    sent = 0
     for line, seconds in lines:
         sent += line["bytes_down"] + line["bytes_up"]
         if line["global"]:
@@ -94,34 +94,37 @@ def curve_of(lines: Sequence[tuple[dict[str, Any], float]]) -> Columns:
 def reached(curve: Columns, target: float | None) -> Found:
     """Return a target and the seconds to it, between two points by a straight line.
 
-    A run is there when the next point is at the target as well; FedAvg's last point has none.
+    The target is reached when the next point is at the target as well. For FedAvg, which sets the
+    target, the last point is enough.
     """
     values = curve["accuracy"]
-    held = [*np.minimum(values[:-1], values[1:])]
-    aim = target
-    if aim is None:
-        aim = round(values[-1] - LESS, 3)
-        held.append(values[-1])
-    seconds = time_to(curve["seconds"][: len(held)], held, aim)
-    # JSON knows no infinity
-    return {"target": aim, "target_s": None if seconds == inf else round(seconds, 1)}
+    confirmed = [*np.minimum(values[:-1], values[1:])]
+    if target is None:
+        target = round(values[-1] - LESS, 3)
+        confirmed.append(values[-1])
+    seconds = time_to(curve["seconds"][: len(confirmed)], confirmed, target)
+    # JSON has no infinity.
+    return {"target": target, "target_s": None if seconds == inf else round(seconds, 1)}
 
 
 def messages_of(history: History) -> dict[str, dict[str, Any]]:
-    """Return of each node the seconds of its first messages, and those of a usual one.
+    """Return each node's seconds of its first messages and of a usual message.
 
-    What is usual is the median of the later half of its messages, in all and to train.
+    The usual seconds, in all and to train, are medians over the later half of its messages.
     """
     found: dict[str, list[tuple[float, float]]] = {}
     for line in history:
         parts = line.get("seconds", {})
         for node, train_s in parts.get("train", {}).items():
-            # its steps are a part of training
+            # The time of the steps is a part of training.
             message_s = sum(parts.get(part, {}).get(node, 0.0) for part in PARTS)
             found.setdefault(node, []).append((message_s, train_s))
     nodes: dict[str, dict[str, Any]] = {}
-    for node, every in sorted(found.items()):
-        message_s, train_s = (median(part) for part in zip(*every[len(every) // 2 :], strict=True))
-        nodes[node] = {"first_s": [round(seconds, 2) for seconds, _ in every[:EARLY]]}
-        nodes[node] |= {"message_s": round(message_s, 2), "train_s": round(train_s, 2)}
+    for node, times in sorted(found.items()):
+        message_s, train_s = (median(part) for part in zip(*times[len(times) // 2 :], strict=True))
+        nodes[node] = {
+            "first_s": [round(seconds, 2) for seconds, _ in times[:EARLY]],
+            "message_s": round(message_s, 2),
+            "train_s": round(train_s, 2),
+        }
     return nodes

@@ -1,4 +1,4 @@
-"""What is trained in the race on real nodes, by which methods, and on which fleet."""
+"""What is trained in the race on real nodes, with which methods, and on which fleet."""
 
 from dataclasses import dataclass
 from math import inf
@@ -9,11 +9,11 @@ from flwr_hetero.fleet import DeviceProfile
 from flwr_hetero_studies.core.plan import DIGITS, Data, NotHereError
 
 SPEEDS = (1.0, 0.63, 0.4, 0.25, 0.16, 0.1)
-"""Of the SuperNodes, in about equal ratios."""
+"""Speeds of the SuperNodes, in about equal ratios."""
 CPU = 0.6
-"""Share of the quickest: all have one and a half of two cores, Flower's servers have the rest."""
+"""Share of a core of the quickest node. All nodes together have one and a half of two cores."""
 LINK_MBPS = 10.0
-"""Of the limited links, both ways."""
+"""Speed of the limited links, both ways."""
 BASE = "FedAvg"
 METHODS: dict[str, dict[str, Any]] = {
     BASE: {"engine": "rounds", "steps": "epochs"},
@@ -24,15 +24,15 @@ METHODS: dict[str, dict[str, Any]] = {
     "TiFL": {"engine": "rounds", "selection": "tifl", "steps": "epochs",
              "num-tiers": 3, "clients-per-round": 2},
 }  # fmt: skip
-"""What each sets in the run-config of ``apps/fleet``, with all nodes in flight but TiFL's."""
+"""What each sets in the run-config of ``apps/fleet``. All nodes are in flight, except in TiFL."""
 ENDLESS = 100_000
 CLASSES = {"partition": "classes", "classes-per-node": 5}
-"""Five of ten classes on each of six nodes: all have equally many examples."""
+"""Each of six nodes has five of ten classes, and all have the same number of examples."""
 
 
 @dataclass(frozen=True)
 class RealTask:
-    """First rows of a folder below ``--data``, a model, FedAvg's learning rate and its rounds."""
+    """First rows of a folder in ``--data``, a model, and FedAvg's learning rate and rounds."""
 
     folder: str
     train: int
@@ -42,7 +42,7 @@ class RealTask:
     rounds: int
 
     def dataset(self, data: Data) -> str:
-        # no folder: to see that all works
+        # Digits need no folder, and show whether everything works.
         if data.source == DIGITS:
             return DIGITS
         folder = Path(data.source).expanduser() / self.folder
@@ -51,7 +51,7 @@ class RealTask:
         return Data(str(folder), data.scratch).first(self.train, self.test)
 
     def run_config(self, method: str, dataset: str, seed: int, rounds: int) -> dict[str, Any]:
-        """Return the run-config of ``apps/fleet``; only FedAvg ends after so many rounds."""
+        """Return the run-config of ``apps/fleet``; only FedAvg has a fixed number of rounds."""
         model = "auto" if dataset == DIGITS else self.model
         config = {"dataset": dataset, "model": model, "learning-rate": self.rate, "seed": seed}
         rounds = rounds if method == BASE else ENDLESS

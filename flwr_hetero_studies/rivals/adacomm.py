@@ -1,4 +1,4 @@
-"""AdaComm: fewer local steps as the loss falls, Mercury's rival in local SGD."""
+"""AdaComm: fewer local steps as the loss falls. It is Mercury's rival in local SGD."""
 
 from math import ceil, isfinite, isnan, nan, sqrt
 from typing import Any, ClassVar
@@ -57,16 +57,17 @@ class AdaComm(NeedsLoss):
     ) -> list[Message]:
         now_s = context.fleet.clock.virtual_s
         if now_s >= self.adapted_at_s + self.interval_s and self.first_loss > 0:
-            losses = self.loss, self.first_loss
-            self.num_steps = adaptive_steps(*losses, self.num_steps, self.first_steps)
+            self.num_steps = adaptive_steps(
+                self.loss, self.first_loss, self.num_steps, self.first_steps
+            )
             self.adapted_at_s = now_s
         for message in messages:
             config_of(message)[keys.NUM_STEPS] = self.num_steps
         return messages
 
     def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
-        """Take the median of the nodes' training losses: no single node can steer it."""
-        known = [loss for reply in replies if isfinite(loss := loss_of(reply))]
+        """Take the median of the nodes' training losses, which no single node can steer."""
+        known = [loss for loss in map(loss_of, replies) if isfinite(loss)]
         if known:
             self.loss = float(np.median(known))
             self.first_loss = self.loss if isnan(self.first_loss) else self.first_loss

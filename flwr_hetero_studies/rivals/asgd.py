@@ -1,4 +1,4 @@
-"""What the rivals that are asynchronous SGD have in common: local steps, and a server's rate."""
+"""What rivals based on asynchronous SGD have in common: local steps, and a server's rate."""
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -18,7 +18,7 @@ class LocalASGD(Rule):
 
     decides = Rule.decides | {"steps"}
     client_support = (STEPS,)
-    # as published
+    # The papers have no limit.
     node_limit = None
 
     def __init__(

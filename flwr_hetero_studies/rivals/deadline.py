@@ -1,23 +1,20 @@
 """FedCS: leave out the nodes that cannot make a round's deadline."""
 
-from collections.abc import Set
 from math import inf, isfinite
 from typing import Any, ClassVar
 
-import numpy as np
-from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from flwr_hetero.errors import check_count, check_number
+from flwr_hetero.errors import check_number
 from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.selection import Outcome, Selection
-from flwr_hetero_studies.rivals.node_memory import NodeMemory, time_nodes
+from flwr_hetero.server.selection import Outcome
+from flwr_hetero_studies.rivals.node_memory import TimedSelection
 
 SMOOTHING = 0.5
 """Weight of the past in a node's latency."""
 
 
-class DeadlineSelection(NodeMemory, Selection):
+class DeadlineSelection(TimedSelection):
     """Train as many nodes as make the deadline of a round, by their measured latencies.
 
     Nishio and Yonetani, "Client Selection for Federated Learning with Heterogeneous Resources in
@@ -40,32 +37,27 @@ class DeadlineSelection(NodeMemory, Selection):
         deadline_s: float | None = None,
         seed: int = 0,
     ) -> None:
-        self.seed = check_count("seed", seed)
-        self.rng = np.random.default_rng(seed)
         if deadline_s is not None:
             check_number("deadline_s", deadline_s, "(0, inf)")
-        super().__init__(strategy, clients_per_round)
+        super().__init__(strategy, clients_per_round, seed=seed)
         self.deadline_s = deadline_s
         # The deadline in effect, which is measured if the user gives none.
         self.limit_s = deadline_s
-        self.latency_s: dict[str, float] = {}
 
-    def select(self, context: Exchange, grid: Grid, online: Set[int]) -> list[int]:
-        if not self.latency_s:
-            self.latency_s = time_nodes(self, context, grid, list(online), context.timeout_s)
+    def eligible(self, online: list[int]) -> list[int]:
         if self.limit_s is None and self.latency_s:
             known_s = sorted(self.latency_s.values())
             self.limit_s = known_s[-(-4 * len(known_s) // 5) - 1]
         # Nodes that were not timed count as fast until they have trained.
-        times_s = {node: self.latency_s.get(self.identity(node), 0.0) for node in sorted(online)}
+        times_s = {node: self.latency_s.get(self.identity(node), 0.0) for node in online}
         fit = [node for node, time_s in times_s.items() if time_s <= (self.limit_s or inf)]
-        fit = fit or [min(times_s, key=lambda node: times_s[node])]
-        count = min(self.clients_per_round or len(fit), len(fit))
-        return [fit[i] for i in sorted(self.rng.choice(len(fit), count, replace=False).tolist())]
+        return fit or [min(times_s, key=lambda node: times_s[node])]
 
     def on_outcome(self, context: Exchange, good: dict[str, Outcome], failed: list[str]) -> None:
-        for node, now_s in ((n, s) for n, (s, _) in good.items() if isfinite(s)):
-            self.latency_s[node] = now_s + SMOOTHING * (self.latency_s.get(node, now_s) - now_s)
+        for node, (now_s, _) in good.items():
+            if isfinite(now_s):
+                past_s = self.latency_s.get(node, now_s)
+                self.latency_s[node] = now_s + SMOOTHING * (past_s - now_s)
 
     def round_info(self) -> dict[str, Any]:
         limit_s = self.limit_s or inf

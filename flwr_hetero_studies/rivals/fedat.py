@@ -32,7 +32,8 @@ def mirrored_weights(counts: ArrayLike) -> NDArray[np.float64]:
     (array([0.1, 0.3, 0.6]), array([1., 0., 0.]))
     """
     number = np.asarray(counts, np.float64)
-    known, weights = number[number > 0], np.zeros(len(number))
+    known = number[number > 0]
+    weights = np.zeros(len(number))
     weights[number > 0] = known[::-1] / known.sum()
     return weights
 
@@ -105,7 +106,7 @@ class FedAT(NodeMemory, Rule):
         for tier in sorted({*tiers}):
             if not self._is_open(tier):
                 self._due = tier
-                return [each for each, own in zip(waiting, tiers, strict=True) if own == tier]
+                return [u for u, each in zip(waiting, tiers, strict=True) if each == tier]
         return []
 
     def _is_open(self, tier: int) -> bool:
@@ -143,15 +144,16 @@ class FedAT(NodeMemory, Rule):
             return arrays, metrics
         self.models[self._due] = arrays
         self.counts[self._due] += 1
-        weights, tiers = mirrored_weights(self.counts), sorted(self.models)
+        tiers = sorted(self.models)
         models = [self.models[tier] for tier in tiers]
-        mean = mean_arrays(models, weights[tiers], context.arrays)
+        mean = mean_arrays(models, mirrored_weights(self.counts)[tiers], context.arrays)
         return with_left_out(mean, context), metrics
 
     def on_start(self, run: Run) -> None:
         """Begin without models of tiers; after a resume, identify the nodes of each tier."""
         if run.round < 0:
-            self.models, self.counts = {}, [0] * self.num_tiers
+            self.models = {}
+            self.counts = [0] * self.num_tiers
         super().on_start(run)
 
     def round_info(self) -> dict[str, Any]:

@@ -22,27 +22,34 @@ from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.queue import on_clock
 from flwr_hetero_studies.rivals.node_memory import NodeMemory
 
-SMOOTHING, SLACK = 0.1, 1.2
-"""Weight of the past in a node's time per step; how long a group is waited for, in its time."""
+SMOOTHING = 0.1
+"""Weight of the past in a node's time per step."""
+SLACK = 1.2
+"""How long a group is waited for, as a multiple of its expected time."""
 
 
 @dataclass(eq=False)
 class ArrivalGroup:
-    """Nodes that are to arrive together: when, until when they are waited for, and who is due."""
+    """Nodes that are to arrive together.
+
+    They are expected at ``expected_s`` and waited for until ``latest_s``; ``step_s`` is the time
+    per step of the quickest one.
+    """
 
     expected_s: float = inf
     latest_s: float = inf
-    step_s: float = inf  # of its quickest node
+    step_s: float = inf
     in_flight: set[int] = field(default_factory=set)
 
 
 def assign(
     now_s: float, step_s: float, groups: Iterable[ArrivalGroup], least: int, most: int
 ) -> tuple[int, ArrivalGroup]:
-    """Return a node's steps, and the group that it joins or that begins with it.
+    """Return a node's steps, and the group that it joins or begins.
 
-    It joins where it can take most steps, from ``least`` to ``most``. Else it begins a group that
-    arrives when the quickest of another one could be back with ``most`` steps, if it can.
+    A node joins the group for which it can take most steps, from ``least`` to ``most``. If there is
+    none, it begins a group. This arrives, if possible, when the quickest node of another group
+    could be back with ``most`` steps.
 
     >>> steps, group = assign(0.0, 2.0, [], 5, 20)
     >>> steps, group.expected_s, group.latest_s
@@ -52,10 +59,12 @@ def assign(
     """
     fixed = [group for group in groups if group.latest_s < inf]
     steps = {floor((group.expected_s - now_s) / step_s + 1e-9): group for group in fixed}
-    if fit := [count for count in steps if least <= count <= most]:
+    fit = [count for count in steps if least <= count <= most]
+    if fit:
         return max(fit), steps[max(fit)]
     back_s = [g.latest_s + g.step_s * most for g in fixed if now_s < g.latest_s]
-    later = [count for at_s in back_s if (count := floor((at_s - now_s) / step_s)) <= most]
+    counts = [floor((at_s - now_s) / step_s) for at_s in back_s]
+    later = [count for count in counts if count <= most]
     count = max(least, *later) if later else most
     took_s = count * step_s
     return count, ArrivalGroup(now_s + took_s, on_clock(now_s + SLACK * took_s), step_s)
@@ -71,14 +80,15 @@ class FedCompass(NodeMemory, Rule):
     Using a Computing Power-Aware Scheduler", ICLR 2024.
 
     A node takes ``min_steps`` to ``max_steps``, and ``min_steps`` before it was measured. Its time
-    per step holds its link. First replies are added one by one, and late ones with the next
-    group. n_i is a share of all in flight; who has not replied yet counts as the mean of others.
+    per step includes its link. First replies are added one by one, and late ones with the next
+    group. The sum over k has all nodes in flight, of which those that have not replied yet count
+    as the mean of the others.
     """
 
     facts = "step_s", "weight"
     decides = Rule.decides | {"steps"}
     client_support = (STEPS,)
-    # as published
+    # The paper has no limit.
     node_limit = None
 
     def __init__(
@@ -94,15 +104,17 @@ class FedCompass(NodeMemory, Rule):
         self.max_steps = check_count("max_steps", max_steps, min_steps, "that is min_steps")
         super().__init__(strategy, concurrency=concurrency, seed=seed)
         self.step_s: dict[str, float] = {}
-        self.weight: dict[str, float] = {}  # of each node's last update
+        # The weight of each node's last update.
+        self.weight: dict[str, float] = {}
         self._groups: list[ArrivalGroup] = []
-        self._group_of: dict[str, ArrivalGroup | None] = {}  # by message; None: it was late
+        # The group of each message; None means that it was late.
+        self._group_of: dict[str, ArrivalGroup | None] = {}
         self._num_nodes = 0
 
     def next_nodes(self, idle: list[int], in_flight: int, waiting: list[Update]) -> list[int]:
         self._num_nodes = max(self._num_nodes, in_flight + len(idle))
-        in_group = [u for u in waiting if self._group_of[u.pending.message_id] is not None]
-        held = {update.pending.node_id for update in in_group}
+        grouped = [u for u in waiting if self._group_of[u.pending.message_id] is not None]
+        held = {update.pending.node_id for update in grouped}
         return super().next_nodes([node for node in idle if node not in held], in_flight, [])
 
     def on_instructions(
@@ -111,10 +123,11 @@ class FedCompass(NodeMemory, Rule):
         now_s = context.fleet.clock.virtual_s
         step_s = {id(m): self.step_s.get(self.identity(m.metadata.dst_node_id)) for m in messages}
         for message in sorted(messages, key=lambda m: step_s[id(m)] or inf):
-            steps, group, own_s = self.min_steps, ArrivalGroup(), step_s[id(message)]
+            steps = self.min_steps
+            group = ArrivalGroup()
+            own_s = step_s[id(message)]
             if own_s is not None:
-                bounds = self.min_steps, self.max_steps
-                steps, group = assign(now_s, own_s, self._groups, *bounds)
+                steps, group = assign(now_s, own_s, self._groups, self.min_steps, self.max_steps)
                 group.step_s = min(group.step_s, own_s)
             if group not in self._groups:
                 self._groups.append(group)
@@ -131,7 +144,7 @@ class FedCompass(NodeMemory, Rule):
             group.in_flight.discard(node_id)
 
     def due(self, waiting: list[Update], in_flight: int) -> list[Update]:
-        """Return the updates of a group that is complete or over, and those that came late."""
+        """Return the updates of a group that is complete or over, with those that are late."""
         ids = [update.pending.message_id for update in waiting]
         for message_id, update in zip(ids, waiting, strict=True):
             if message_id not in self._group_of:
@@ -140,17 +153,20 @@ class FedCompass(NodeMemory, Rule):
             if group.in_flight and self.fleet.clock.virtual_s < group.latest_s:
                 continue
             self._groups.remove(group)
-            if group in (own := [self._group_of[message_id] for message_id in ids]):
-                due = [i for i, each in enumerate(own) if each in (group, None)]
+            groups = [self._group_of[message_id] for message_id in ids]
+            if group in groups:
+                due = [i for i, each in enumerate(groups) if each in (group, None)]
                 for i in due:
                     del self._group_of[ids[i]]
                 return [waiting[i] for i in due]
         return []
 
     def _arrive(self, update: Update) -> ArrivalGroup | None:
-        """Learn a node's speed, and return the group that it was waited for in."""
-        pending, steps = update.pending, assigned_steps(update.pending.instruction)
-        name, now_s = self.identity(pending.node_id), (update.arrived_s - pending.sent_s) / steps
+        """Learn a node's speed, and return its group if that still waits for it."""
+        pending = update.pending
+        steps = assigned_steps(pending.instruction)
+        name = self.identity(pending.node_id)
+        now_s = (update.arrived_s - pending.sent_s) / steps
         self.step_s[name] = max(now_s + SMOOTHING * (self.step_s.get(name, now_s) - now_s), 1e-9)
         group = next((group for group in self._groups if pending.node_id in group.in_flight), None)
         if group is not None:
@@ -158,7 +174,7 @@ class FedCompass(NodeMemory, Rule):
         return group
 
     def weigh(self, updates: list[Update], weights: list[float]) -> Shares:
-        """Let each node's update count by its share of the examples of all in flight."""
+        """Weight each node's update by its share of the examples of all nodes in flight."""
         names = (self.identity(update.pending.node_id) for update in updates)
         self.weight |= dict(zip(names, weights, strict=True))
         in_flight = min(self.concurrency or inf, max(self._num_nodes, len(self.weight)))

@@ -1,20 +1,24 @@
-"""What the rivals share that learn of single nodes: their losses, and how that is saved."""
+"""What rivals share that learn about single nodes: their losses, their times, and the state."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from math import isfinite, isnan, nan
 from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import Message
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero import keys
+from flwr_hetero.errors import check_count
 from flwr_hetero.records import read_number
 from flwr_hetero.server.client_support import ClientSupport
 from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.loop import Run
 from flwr_hetero.server.profiling import identify_nodes, profile_nodes
+from flwr_hetero.server.loop import Run
+from flwr_hetero.server.selection import Selection
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_str
 
@@ -27,7 +31,7 @@ def loss_support(without: str) -> ClientSupport:
 
 
 def training_loss(metrics: Mapping[str, Any]) -> float:
-    """Return a node's mean training loss: the first such metric, those of "train" first; or NaN."""
+    """Return a node's mean training loss: the first such metric, with "train" if any; or NaN."""
     names = [name for name in metrics if "loss" in name and name != keys.LOSS_RMS]
     first = min(names, key=lambda name: ("train" not in name, name), default=None)
     return nan if first is None else read_number(metrics, first)
@@ -39,7 +43,7 @@ def loss_of(reply: Message) -> float:
 
 
 class NeedsLoss(Wrapper):
-    """A method that goes by the nodes' loss."""
+    """A method that uses the nodes' loss."""
 
     def has_support(self, context: Exchange, reply: Message, support: ClientSupport) -> bool | None:
         if support.key != LOSS:
@@ -48,10 +52,10 @@ class NeedsLoss(Wrapper):
 
 
 class NodeMemory(Wrapper):
-    """Save what a strategy has learnt about nodes, and find out who they are after a resume."""
+    """Save what a strategy has learned about nodes, and identify them after a resume."""
 
     facts: ClassVar[tuple[str, ...]]
-    """Attributes that are saved as JSON: first what is there once a node is known."""
+    """Attributes that are saved as JSON. The first one is not empty once a node is known."""
     rng: np.random.Generator
 
     def on_start(self, run: Run) -> None:
@@ -73,8 +77,31 @@ class NodeMemory(Wrapper):
 def time_nodes(
     strategy: Wrapper, context: Exchange, grid: Grid, node_ids: Sequence[int], t_max: float
 ) -> dict[str, float]:
-    """Measure in one round of profiling how long nodes take, by identity; without the silent."""
-    how: dict[str, Any] = {"sync_rounds": 1, "warmup_rounds": 0, "t_max": t_max}
-    nodes, (seconds,) = profile_nodes(strategy, context, grid, sorted(node_ids), **how)
+    """Return the seconds, by identity, that nodes take in a round of profiling, if they reply."""
+    phase: dict[str, Any] = {"sync_rounds": 1, "warmup_rounds": 0, "t_max": t_max}
+    nodes, (seconds,) = profile_nodes(strategy, context, grid, sorted(node_ids), **phase)
     timed = zip(nodes, seconds.tolist(), strict=True)
     return {strategy.identity(node): took_s for node, took_s in timed if isfinite(took_s)}
+
+
+class TimedSelection(NodeMemory, Selection):
+    """Time all nodes once, before the first round, and draw from those that are eligible."""
+
+    def __init__(
+        self, strategy: Strategy | None, clients_per_round: int | None, *, seed: int
+    ) -> None:
+        self.seed = check_count("seed", seed)
+        self.rng = np.random.default_rng(seed)
+        super().__init__(strategy, clients_per_round)
+        self.latency_s: dict[str, float] = {}
+
+    def eligible(self, online: list[int]) -> list[int]:
+        raise NotImplementedError
+
+    def select(self, context: Exchange, grid: Grid, online: Set[int]) -> list[int]:
+        if not self.latency_s:
+            self.latency_s = time_nodes(self, context, grid, list(online), context.timeout_s)
+        nodes = self.eligible(sorted(online))
+        count = min(self.clients_per_round or len(nodes), len(nodes))
+        drawn = self.rng.choice(len(nodes), count, replace=False)
+        return [nodes[i] for i in sorted(drawn.tolist())]

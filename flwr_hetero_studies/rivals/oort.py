@@ -16,12 +16,19 @@ from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.selection import Outcome, Selection
 from flwr_hetero_studies.rivals import node_memory
 
-CLIP = CUT_OFF = 0.95
-"""Quantile above which utilities are equal; part of the k-th utility that is enough."""
-FIRST_SHARE, LEAST_SHARE, DECAY = 0.9, 0.2, 0.98
-"""Of a round's nodes, those that are new: at first, at least, and from round to round."""
-WINDOW, PACE_STEP = 20, 0.05
-"""Rounds between two looks of the pacer, and what it adds to ``pace``."""
+CLIP = 0.95
+"""Quantile at which utilities are clipped."""
+CUT_OFF = 0.95
+"""Part of the k-th utility that is enough to be drawn."""
+FIRST_SHARE = 0.9
+"""Share of new nodes in the first round."""
+LEAST_SHARE = 0.2
+DECAY = 0.98
+"""Factor by which the share of new nodes falls in each round."""
+WINDOW = 20
+"""Rounds between two decisions of the pacer."""
+PACE_STEP = 0.05
+"""What the pacer adds to ``pace``."""
 MOST = 1e12
 """Utilities and times are kept within this: a node may report anything."""
 
@@ -43,7 +50,8 @@ def scores(
     >>> scores([1.0, 3.0], [2.0, 8.0], [1, 1], 1, preferred_s=4.0, penalty=2.0)
     array([0.  , 0.25])
     """
-    raw, took_s = np.asarray(utility, np.float64), np.asarray(latency_s, np.float64)
+    raw = np.asarray(utility, np.float64)
+    took_s = np.asarray(latency_s, np.float64)
     clipped = np.minimum(raw, np.quantile(raw, CLIP))
     width = float(np.ptp(clipped)) or 1.0
     uncertain = np.sqrt(0.1 * log(number) / np.asarray(last_round, np.float64))
@@ -101,8 +109,9 @@ class Oort(node_memory.NeedsLoss, node_memory.NodeMemory, Selection):
 
     def select(self, context: Exchange, grid: Grid, online: Set[int]) -> list[int]:
         if self.profiling and not self.profile_s:
-            how = grid, list(online), context.timeout_s
-            self.profile_s = node_memory.time_nodes(self, context, *how)
+            self.profile_s = node_memory.time_nodes(
+                self, context, grid, list(online), context.timeout_s
+            )
         new = [node for node in sorted(online) if self.identity(node) not in self.known]
         old = sorted(set(online) - set(new), key=context.fleet.nodes.sort_key)
         count = min(self.count, len(online))
@@ -143,11 +152,11 @@ class Oort(node_memory.NeedsLoss, node_memory.NodeMemory, Selection):
 
     def on_outcome(self, context: Exchange, good: dict[str, Outcome], failed: list[str]) -> None:
         """Learn utilities and latencies, and let the pacer compare utilities (l. 5-8)."""
-        new, weight_key = {self.identity(node) for node in self._new}, self._weight_key or ""
+        new = {self.identity(node) for node in self._new}
         for node, (latency_s, metrics) in good.items():
             square = read_number(metrics, keys.LOSS_RMS)
             loss = node_memory.training_loss(metrics) if isnan(square) else square
-            gain = read_number(metrics, weight_key, 1.0) * max(0.0, loss)
+            gain = read_number(metrics, self._weight_key or "", 1.0) * max(0.0, loss)
             self.known[node] = 0.0 if isnan(loss) else min(gain, MOST), latency_s, context.round
         gains = [self.known[node][0] for node in good if node not in new]
         self.gains = [*self.gains[1 - 2 * WINDOW :], float(np.mean(gains)) if gains else 0.0]
@@ -156,5 +165,6 @@ class Oort(node_memory.NeedsLoss, node_memory.NodeMemory, Selection):
             self.quantile = min(1.0, self.quantile + PACE_STEP)
 
     def round_info(self) -> dict[str, Any]:
-        new, preferred_s = [self.identity(node) for node in self._new], self.preferred_s()
+        preferred_s = self.preferred_s()
+        new = [self.identity(node) for node in self._new]
         return {"new": new, "preferred_s": None if preferred_s == inf else preferred_s}

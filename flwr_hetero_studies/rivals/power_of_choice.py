@@ -1,4 +1,4 @@
-"""Power-of-Choice: of some nodes drawn, train those of the largest loss."""
+"""Power-of-Choice: draw some nodes, and train those with the largest loss."""
 
 from collections.abc import Set
 from math import inf, isnan
@@ -45,10 +45,12 @@ class PowerOfChoice(node_memory.NeedsLoss, node_memory.NodeMemory, Selection):
         self.seed = check_count("seed", seed)
         self.rng = np.random.default_rng(seed)
         super().__init__(strategy, clients_per_round)
-        self.loss, self.examples = dict[str, float](), dict[str, float]()
+        self.loss: dict[str, float] = {}
+        self.examples: dict[str, float] = {}
 
     def select(self, context: Exchange, grid: Grid, online: Set[int]) -> list[int]:
-        nodes = sorted(online)  # by id: what is known of identities differs after a resume
+        # Sort by id, because identities may not be known after a resume.
+        nodes = sorted(online)
         names = [self.identity(node) for node in nodes]
         usual = float(np.mean(list(self.examples.values()))) if self.examples else 1.0
         weights = np.array([max(self.examples.get(name, usual), 1e-9) for name in names])
@@ -60,7 +62,8 @@ class PowerOfChoice(node_memory.NeedsLoss, node_memory.NodeMemory, Selection):
     def on_outcome(self, context: Exchange, good: dict[str, Outcome], failed: list[str]) -> None:
         for node, (_, metrics) in good.items():
             self.examples[node] = read_number(metrics, self._weight_key or "", 1.0)
-            if not isnan(loss := node_memory.training_loss(metrics)):
+            loss = node_memory.training_loss(metrics)
+            if not isnan(loss):
                 self.loss[node] = loss
 
     def round_info(self) -> dict[str, Any]:

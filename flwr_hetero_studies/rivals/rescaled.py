@@ -1,4 +1,4 @@
-"""Rescaled ASGD: asynchronous SGD in which a worker counts by the time that it takes."""
+"""Rescaled ASGD: asynchronous SGD that scales updates by the time that a worker takes."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from flwr_hetero_studies.rivals.asgd import LocalASGD
 
 
 class RescaledASGD(LocalASGD):
-    r"""Add each node's update when it arrives, scaled by the time from one of its to the next.
+    r"""Add each node's update when it arrives, scaled by the interval between its updates.
 
     .. math:: w \leftarrow w + \eta \frac{\tau_i}{\tau} (w_i - w_{start}), \qquad
               \frac{1}{\tau} = \frac{1}{n} \sum_j \frac{1}{\tau_j}
@@ -27,17 +27,17 @@ class RescaledASGD(LocalASGD):
     num_steps : int, optional
         Local steps of a message; None: the node's usual epoch.
     server_rate : float
-        :math:`\eta`, what an update counts on average over all that arrive.
+        :math:`\eta`, the mean weight of the updates that arrive.
 
     Notes
     -----
-    The paper's gradient is here a node's update in some local steps, and is not weighed down when
-    it is stale. In the paper the times are fixed and all workers compute all the time, so that a
-    worker's time is also the interval between two of its updates. Where only ``concurrency`` nodes
-    are in flight, drawn uniformly, they wait in between, and it is the interval that makes all
-    count alike. Here it is measured on the fleet's clock, as by ``FedBuff``: the mean time in
-    flight of a node's last replies, and its mean time idle, drawn towards that of all nodes. n are
-    the nodes that have answered. The limit of ``FedBuff`` on the weight of one update is left out.
+    The paper's gradient is here a node's update in some local steps, which keeps its weight when it
+    is stale. In the paper times are fixed and all workers compute all the time, so that a worker's
+    time is also the interval between two of its updates. Here only ``concurrency`` nodes are in
+    flight and the others wait, and only with the interval do all nodes have the same weight. It is
+    measured on the fleet's clock, as by ``FedBuff``: the mean time in flight of a node's last
+    replies, and its mean time idle, shrunk towards that of all nodes. n are the nodes that have
+    replied. ``FedBuff``'s limit on the weight of one update does not apply.
     """
 
     def __init__(self, strategy: Strategy | None = None, **settings: Any) -> None:
@@ -59,9 +59,9 @@ class RescaledASGD(LocalASGD):
     def intervals_s(self) -> dict[str, float]:
         """Return the time from an update of a node to its next one, by node."""
         means = self.times.means
-        idle_s = [own.idle_s for own in means.values() if own.starts]
+        idle_s = [times.idle_s for times in means.values() if times.starts]
         usual_s = float(np.mean(idle_s)) if idle_s else 0.0
-        return {node: own.interval_s(usual_s) for node, own in means.items()}
+        return {node: times.interval_s(usual_s) for node, times in means.items()}
 
     def state_dict(self) -> StateDict:
         return super().state_dict() | {"times": self.times.to_str()}

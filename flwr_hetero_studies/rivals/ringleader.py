@@ -17,7 +17,7 @@ from flwr_hetero.server.loop import Run
 from flwr_hetero_studies.rivals.asgd import LocalASGD
 
 Gradient = dict[str, NDArray[Any]]
-"""A node's update: the parameters that it returned less those that it started from, by name."""
+"""A node's update: the parameters that it returned minus those that it started from, by name."""
 
 
 class GradientTable:
@@ -35,15 +35,15 @@ class GradientTable:
     def __init__(self) -> None:
         self.means: dict[int, Gradient] = {}
         self.counts: dict[int, int] = {}
-        # of the workers' means: it is wanted after every gradient
+        # The sum of the workers' means is needed after every gradient.
         self.total: Gradient = {}
 
     def add(self, node: int, gradient: Gradient) -> None:
         self.counts[node] = count = self.counts.get(node, 0) + 1
-        own = self.means.setdefault(node, {})
+        means = self.means.setdefault(node, {})
         for name, new in gradient.items():
-            change = (new - own.get(name, 0.0)) / count
-            own[name] = own.get(name, 0.0) + change
+            change = (new - means.get(name, 0.0)) / count
+            means[name] = means.get(name, 0.0) + change
             self.total[name] = self.total.get(name, 0.0) + change
 
     def mean(self) -> Gradient:
@@ -51,45 +51,46 @@ class GradientTable:
 
 
 class RingleaderASGD(LocalASGD):
-    r"""Gather updates of all nodes, then step once for each of them, by the mean of all.
+    r"""Gather updates of all nodes, then take a step for each of them by the mean of all.
 
     .. math:: w \leftarrow w + \frac{\eta}{n} \cdot
               \frac{1}{n} \sum_i \frac{1}{b_i} \sum_{j=1}^{b_i} (w_{ij} - w_{start,ij})
 
     Maranjyan and Richtarik, "Ringleader ASGD: The First Asynchronous SGD with Optimal Time
     Complexity under Data Heterogeneity", ICLR 2026. Phase 1 of a round gathers until the table has
-    an update of every node, and ends with a step. In phase 2 each other node's next update goes
-    into the table and makes a step in turn; what a node sends beyond that is the next round's.
+    an update of every node, and ends with a step. In phase 2 the next update of each other node
+    goes into the table and makes a step in turn. Further updates belong to the next round.
 
     Parameters
     ----------
     num_steps : int, optional
         Local steps of a message; None: the node's usual epoch.
     server_rate : float
-        :math:`\eta`, how far the n steps of a round go in all; 1: as far as FedAvg with all nodes.
+        :math:`\eta`, the length of all n steps of a round together; with 1 it is that of FedAvg.
 
     Notes
     -----
     The paper's gradient is here a node's update in some local steps. In the paper all workers
-    compute all the time. Where only ``concurrency`` nodes are in flight, those start first whose
-    update makes a step of this round, then those without one in the next table, of both the slowest
-    first, so that a round is short; then any, drawn uniformly. The paper's workers do not fail:
-    here a node that does is not waited for until it is idle again. After a resume a new round
-    begins with an empty table.
+    compute all the time. Here only ``concurrency`` nodes are in flight. Those start first whose
+    update makes a step of this round, then those without an update in the next table, in both cases
+    the slowest first, so that a round is short. Others are drawn uniformly. The paper's workers do
+    not fail; here a node that fails is not waited for until it is idle again. After a resume a new
+    round begins with an empty table.
     """
 
     def __init__(self, strategy: Strategy | None = None, **settings: Any) -> None:
         super().__init__(strategy, **settings)
         self.table = GradientTable()
-        # nodes that are there, and those whose update makes a step of this round
         self._workers: set[int] = set()
+        # Nodes whose next update makes a step of this round.
         self._owed: set[int] = set()
         self._took_s: dict[int, float] = {}
         self._stepped: dict[str, Array] = {}
 
     def on_start(self, run: Run) -> None:
         if run.round < 0:
-            self._owed, self._took_s = set(), {}
+            self._owed = set()
+            self._took_s = {}
         super().on_start(run)
 
     def next_nodes(self, idle: list[int], in_flight: int, waiting: list[Update]) -> list[int]:
@@ -116,19 +117,19 @@ class RingleaderASGD(LocalASGD):
         self._owed.discard(node_id)
 
     def due(self, waiting: list[Update], in_flight: int) -> list[Update]:
-        # phase 2: an update of a node that has made no step in this round
+        # In phase 2 the update of a node that has made no step in this round is due.
         self._owed &= self._workers
         if self._owed:
             first = next((u for u in waiting if u.pending.node_id in self._owed), None)
             if first is not None:
                 self._owed.remove(first.pending.node_id)
             return [] if first is None else [first]
-        # phase 1: until every node is in the table
+        # In phase 1 all updates are due when every node has one.
         gathered = {update.pending.node_id for update in waiting}
         if not gathered or self._workers - gathered:
             return []
         self.table = GradientTable()
-        # who came last makes the first step of the round
+        # The last update makes the first step of the round.
         self._owed = gathered - {waiting[-1].pending.node_id}
         return list(waiting)
 
@@ -136,11 +137,11 @@ class RingleaderASGD(LocalASGD):
         return Shares(np.ones(len(updates)))
 
     def on_replies(self, context: Exchange, replies: list[Message]) -> list[Message]:
-        """Take the updates into the table before any of them moves the model."""
+        """Add the updates to the table before any of them moves the model."""
         for reply in replies:
             pending = self.updates[reply.metadata.reply_to_message_id].pending
             self.table.add(pending.node_id, gradient_of(pending.instruction, reply))
-        # w + eta / n of the mean, the same for all updates that are added now
+        # The step is eta / n of the mean, the same for all updates that are added now.
         step = self.server_rate / max(1, len(self.table.means))
         self._stepped = {}
         for key, mean in self.table.mean().items():
@@ -149,7 +150,7 @@ class RingleaderASGD(LocalASGD):
         return super().on_replies(context, replies)
 
     def moved(self, context: Exchange, update: Update, reply: Message, scale: float) -> Message:
-        """Return the model that a step by the table's mean gives."""
+        """Return the model after a step by the table's mean."""
         ((name, arrays),) = arrays_in(reply.content).items()
         model = ArrayRecord({**arrays, **self._stepped})
         content = RecordDict({**reply.content, name: model})
@@ -157,7 +158,7 @@ class RingleaderASGD(LocalASGD):
 
 
 def gradient_of(instruction: Message, reply: Message) -> Gradient:
-    """Return a node's update of parameters; running statistics and counters are left out."""
+    """Return a node's update of parameters, without running statistics and counters."""
     (start,) = arrays_in(instruction.content).values()
     (end,) = arrays_in(reply.content).values()
     both = {key: (view_array(start[key]), view_array(array)) for key, array in end.items()}

@@ -1,19 +1,14 @@
 """FedAvg without the slowest nodes, which are timed once and never train."""
 
-from collections.abc import Set
 from typing import Any, ClassVar
 
-import numpy as np
-from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from flwr_hetero.errors import check_count, check_number
-from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.selection import Selection
-from flwr_hetero_studies.rivals.node_memory import NodeMemory, time_nodes
+from flwr_hetero.errors import check_number
+from flwr_hetero_studies.rivals.node_memory import TimedSelection
 
 
-class WithoutSlowest(NodeMemory, Selection):
+class WithoutSlowest(TimedSelection):
     """Draw the nodes of each round uniformly from all nodes except the slowest.
 
     This is a common way to avoid waiting, and the simplest baseline. ``left_out`` is the share of
@@ -37,23 +32,13 @@ class WithoutSlowest(NodeMemory, Selection):
         left_out: float = 0.2,
         seed: int = 0,
     ) -> None:
-        self.seed = check_count("seed", seed)
-        self.rng = np.random.default_rng(seed)
         self.left_out = check_number("left_out", left_out, "[0, 1)")
-        super().__init__(strategy, clients_per_round)
-        self.latency_s: dict[str, float] = {}
+        super().__init__(strategy, clients_per_round, seed=seed)
 
-    def select(self, context: Exchange, grid: Grid, online: Set[int]) -> list[int]:
-        if not self.latency_s:
-            self.latency_s = time_nodes(self, context, grid, list(online), context.timeout_s)
+    def eligible(self, online: list[int]) -> list[int]:
         slowest = self.slowest()
-        quick = [node for node in sorted(online) if self.identity(node) not in slowest]
         # If only slow nodes are online, they train.
-        quick = quick or sorted(online)
-        count = min(self.clients_per_round or len(quick), len(quick))
-        return [
-            quick[i] for i in sorted(self.rng.choice(len(quick), count, replace=False).tolist())
-        ]
+        return [node for node in online if self.identity(node) not in slowest] or online
 
     def slowest(self) -> set[str]:
         """Return the nodes that never train."""

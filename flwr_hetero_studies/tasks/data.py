@@ -1,4 +1,4 @@
-"""The examples of a node and of the server, ready for torch, kept in memory between rounds."""
+"""The examples of a node and of the server as tensors, kept in memory between rounds."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,7 +20,7 @@ HELD_OUT_SHARE = 0.1
 
 @dataclass(frozen=True)
 class Examples:
-    """Inputs and targets, to be read only: they are shared between calls; and what they are for."""
+    """Inputs and targets, which calls share and so must not change, and their task."""
 
     inputs: Tensor
     targets: Tensor
@@ -50,9 +50,9 @@ def load_partition(
 ) -> Examples:
     if not 0 <= partition_id < num_partitions:
         raise invalid("partition_id", partition_id, f"lie in 0..{num_partitions - 1}")
-    # 1 and 1.0 are one key of the cache
-    how = (num_partitions, partition, float(alpha), classes_per_node, seed)
-    return _load_part(dataset, task, partition_id, *how)
+    # 1 and 1.0 must be the same key of the cache.
+    division = (num_partitions, partition, float(alpha), classes_per_node, seed)
+    return _load_part(dataset, task, partition_id, *division)
 
 
 @lru_cache(maxsize=4)
@@ -62,33 +62,34 @@ def load_test(dataset: str, task: str = AUTO) -> Examples:
 
 
 def data_shape(dataset: str, task: str = AUTO) -> tuple[tuple[int, ...], Outputs]:
-    """Return what a model for a data set must fit: the shape of an input, and the outputs."""
+    """Return what a model must fit: the shape of an input, and the outputs."""
     source = open_source(dataset, task)
     return source.shape, source.outputs
 
 
 def hold_out(examples: Examples) -> tuple[Examples, Examples]:
-    # at least one each; views, not copies
+    """Return what a node trains on and what it evaluates on, as views."""
     cut = len(examples) - max(1, round(len(examples) * HELD_OUT_SHARE))
-    inputs, targets, task = examples.inputs, examples.targets, examples.task
-    return Examples(inputs[:cut], targets[:cut], task), Examples(inputs[cut:], targets[cut:], task)
+    trained = Examples(examples.inputs[:cut], examples.targets[:cut], examples.task)
+    held_out = Examples(examples.inputs[cut:], examples.targets[cut:], examples.task)
+    return trained, held_out
 
 
 @lru_cache(maxsize=16)
-def _rows(dataset: str, task: str, *how: Any) -> list[NDArray[np.int64]]:
-    return partition_rows(open_source(dataset, task).train.labels, *how)
+def _rows(dataset: str, task: str, *division: Any) -> list[NDArray[np.int64]]:
+    return partition_rows(open_source(dataset, task).train.labels, *division)
 
 
 @lru_cache(maxsize=128)
-def _load_part(dataset: str, task: str, partition_id: int, *how: Any) -> Examples:
+def _load_part(dataset: str, task: str, partition_id: int, *division: Any) -> Examples:
     source = open_source(dataset, task)
-    return _examples(source, source.train, _rows(dataset, task, *how)[partition_id])
+    return _examples(source, source.train, _rows(dataset, task, *division)[partition_id])
 
 
 def _examples(source: DataSource, split: Split, positions: NDArray[np.int64]) -> Examples:
     values = split.inputs.take(split.rows[positions])
     if source.scale is not None:
-        # in place: the part was copied when it was taken
+        # The part is a copy, so it can be changed in place.
         values -= source.scale.mean
         values /= source.scale.std
     inputs, targets = source.task.divide(values, split.labels[positions])

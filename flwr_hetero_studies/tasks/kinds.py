@@ -1,4 +1,4 @@
-"""What a model is trained for: the targets, the loss of an example, and how good an output is."""
+"""Tasks: the targets of examples, the loss of an output, and how good it is."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -15,26 +15,29 @@ from flwr_hetero.errors import check_choice, invalid
 from flwr_hetero_studies.tasks.texts import CHARACTERS, PADDING
 
 Outputs: TypeAlias = int | tuple[int, ...]
-"""Of a model for one example: logits of so many classes, or an array of this shape."""
+"""A model's output for an example: logits of so many classes, or an array of this shape."""
 Values: TypeAlias = NDArray[Any]
 AUTO = "auto"
-HIGHEST_SMAPE, LARGEST = 2.0, 700.0
-"""Of two positive series; a loss whose exponential is still a float."""
+HIGHEST_SMAPE = 2.0
+LARGEST = 700.0
+"""A loss whose exponential is still a float."""
 
 
 class Task:
-    """Classification, from which others derive and your own: ``task="package.module:Class"``."""
+    """Classification, from which other tasks derive, also a user's: ``package.module:Class``."""
 
     window = 0
-    """Texts and series are cut into windows of so many characters or values, an example each;
-    0: a text is one example, of numbers of its words, and a series as well."""
+    """Length of the windows, each an example, into which texts and series are cut.
+
+    With 0 a text is one example of numbers of its words, and a whole series is one example.
+    """
 
     def divide(self, values: Values, labels: NDArray[np.int64]) -> tuple[Values, Values]:
-        """Divide what a data set holds, (examples, ...), into new inputs and targets."""
+        """Divide the values of a data set, (examples, ...), into inputs and targets."""
         return values, labels
 
     def outputs(self, targets: NDArray[Any], num_classes: int) -> Outputs:
-        """Return what a model gives for an example, by some targets and the labels' number."""
+        """Return the outputs for an example, given some targets and the number of labels."""
         return num_classes
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -46,7 +49,7 @@ class Task:
         return (outputs.argmax(1) == targets).float()
 
     def metrics(self, loss: float, accuracy: float) -> dict[str, float]:
-        """Return the task's own metrics, by the means of losses and accuracy."""
+        """Return the task's own metrics, given the means of losses and accuracy."""
         return {}
 
 
@@ -68,10 +71,9 @@ class LanguageModel(Task):
         return targets.shape[1], CHARACTERS
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Average the cross-entropy over the characters; padding does not count."""
-        # padding has no loss, so that long and short texts count alike
-        each = cross_entropy(outputs.mT, targets, reduction="none", ignore_index=PADDING)
-        return each.sum(1) / num_characters(targets)
+        """Average the cross-entropy over the characters without padding."""
+        losses = cross_entropy(outputs.mT, targets, reduction="none", ignore_index=PADDING)
+        return losses.sum(1) / num_characters(targets)
 
     def accuracy(self, outputs: Tensor, targets: Tensor) -> Tensor:
         right = (outputs.argmax(2) == targets) & (targets != PADDING)
@@ -95,15 +97,16 @@ class Forecasting(Task):
               \in [0, 2]
     """
 
-    # CD-GraB, appendix D.1, for M4
-    inputs, horizon = 20, 6
+    # The values of CD-GraB, appendix D.1, for M4.
+    inputs = 20
+    horizon = 6
     window = inputs + horizon
 
     def divide(self, values: Values, labels: NDArray[np.int64]) -> tuple[Values, Values]:
-        """Cut the horizon off; inputs get the shape (1, inputs)."""
+        """Return inputs of shape (examples, 1, inputs), and the values of the horizon."""
         if values.ndim != 2 or values.dtype.kind != "f":
             raise invalid("task", "forecasting", "have series to learn from")
-        # the horizon must not tell its own size
+        # The size must not depend on the horizon, which is to be predicted.
         size = np.abs(values[:, : -self.horizon]).mean(1, keepdims=True)
         scaled = (values / np.where(size > 0, size, 1)).astype(np.float32)
         inputs, targets = np.split(scaled, [-self.horizon], axis=1)
@@ -116,7 +119,7 @@ class Forecasting(Task):
         return (outputs.float() - targets).square().mean(1)
 
     def accuracy(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        # a forecast of 0 for 0 has no error
+        # A forecast of 0 for 0 has no error.
         sizes = (outputs.abs() + targets.abs()).clamp(min=1e-12)
         smape = HIGHEST_SMAPE * ((outputs - targets).abs() / sizes).mean(1)
         return 1 - smape / HIGHEST_SMAPE
@@ -137,7 +140,7 @@ def is_path(name: str) -> bool:
 def imported(argument: str, path: str, what: str) -> Callable[..., Any]:
     module, _, name = path.partition(":")
     try:
-        # a module that fails to import is the user's own error, with its text
+        # The error of a user's module is shown with its text.
         found = getattr(import_module(module), name, None)
     except (ImportError, TypeError, ValueError) as error:
         raise invalid(argument, path, f"be package.module:{what} ({error})") from error
@@ -147,7 +150,7 @@ def imported(argument: str, path: str, what: str) -> Callable[..., Any]:
 
 
 def check_task(name: str) -> None:
-    # what auto stands for is known once the data are open
+    # What auto stands for depends on the data.
     if name != AUTO:
         task_of(name)
 

@@ -1,4 +1,4 @@
-"""What a node of the apps does with a message: train, profile or evaluate."""
+"""What a node does with a message: train, profile or evaluate."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -21,8 +21,10 @@ from flwr_hetero_studies.tasks.models import model_from
 from flwr_hetero_studies.tasks.settings import Settings
 from flwr_hetero_studies.tasks.training import OnBatch, TrainResult, evaluate, train
 
-PROXIMAL_MU, NUM_PARTITIONS = "proximal-mu", "num-partitions"
-"""Flower's own keys, in the instructions of its FedProx and in node_config."""
+PROXIMAL_MU = "proximal-mu"
+"""Flower's key in the instructions of its FedProx."""
+NUM_PARTITIONS = "num-partitions"
+"""Flower's key in node_config."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class NodeTask:
         return self.examples.task.losses
 
     def num_steps(self, sampler: BatchSampler) -> int:
-        """Return the steps that the server asks for, else ``local-epochs`` passes over the data."""
+        """Return the steps that the server asks for, or those of ``local-epochs``."""
         asked = in_config(self.message, keys.NUM_STEPS)
         return asked or self.settings.local_epochs * len(sampler)
 
@@ -60,19 +62,11 @@ class NodeTask:
         self, model: nn.Module, sampler: BatchSampler, on_batch: OnBatch | None = None
     ) -> TrainResult:
         names = ("optimizer", "momentum", "weight_decay", "amp", "device")
-        how: dict[str, Any] = {name: getattr(self.settings, name) for name in names}
-        how["lr"] = self.settings.lr_in(in_config(self.message, keys.SERVER_ROUND))
+        given: dict[str, Any] = {name: getattr(self.settings, name) for name in names}
+        given["lr"] = self.settings.lr_in(in_config(self.message, keys.SERVER_ROUND))
         mu: Any = self.config.get(PROXIMAL_MU, self.settings.proximal_mu)
-        steps = self.num_steps(sampler)
-        return train(
-            model,
-            self.examples,
-            sampler,
-            num_steps=steps,
-            proximal=float(mu),
-            on_batch=on_batch,
-            **how,
-        )
+        given |= {"num_steps": self.num_steps(sampler), "proximal": float(mu)}
+        return train(model, self.examples, sampler, on_batch=on_batch, **given)
 
     def work(self, num_steps: int, examples_processed: int) -> MetricRecord:
         work = {keys.NUM_EXAMPLES: len(self.examples), keys.NUM_STEPS: num_steps}
@@ -85,7 +79,7 @@ class NodeTask:
         metrics[keys.LOSS_RMS] = result.loss_rms
         content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
         if self.is_real:
-            # of an emulated device the profile gives the pace
+            # An emulated device's pace is known from its profile.
             content[keys.WORK] = ConfigRecord(
                 {keys.NUM_STEPS: result.num_steps, keys.STEP_TIME: result.step_s}
             )
@@ -93,8 +87,8 @@ class NodeTask:
 
 
 def open_node(message: Message, context: Context) -> NodeTask:
+    # In a simulation several nodes share the machine.
     if in_simulation() and torch.get_num_threads() > 1:
-        # several nodes share this machine
         torch.set_num_threads(1)
     settings, part = open_data(context)
     seed = seed_of(message, settings.seed, int(context.node_config[keys.PARTITION_ID]))
@@ -103,8 +97,7 @@ def open_node(message: Message, context: Context) -> NodeTask:
 
 @preload
 def open_data(context: Context) -> tuple[Settings, Examples]:
-    """Read the settings and the node's examples; a warm node does it once a run."""
-    # a node passes over the keys of its app
+    """Read the settings and the node's examples; a warm node does so once per run."""
     settings = Settings.shared_part(context.run_config)
     for key in (keys.PARTITION_ID, NUM_PARTITIONS):
         if key not in context.node_config:
@@ -115,30 +108,31 @@ def open_data(context: Context) -> tuple[Settings, Examples]:
 
 
 def seed_of(message: Message, seed: int, partition_id: int) -> int:
-    """Return a seed for each round, and another one when a node is asked twice in one."""
+    """Return a seed that differs between rounds, and between messages of a round."""
     entropy = [seed, partition_id, in_config(message, keys.SERVER_ROUND), *repeat_of(message)]
     return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
 
 def train_node(message: Message, context: Context) -> Message:
-    """Train on the node's examples, reshuffled: a ``train`` function."""
+    """Train on the node's reshuffled examples: a ``train`` function."""
     node = open_node(message, context)
     model = node.model()
     return node.reply(model, node.train(model, node.sampler()))
 
 
 def profile_node(message: Message, context: Context) -> Message:
-    """Do the work of a round, or only count it on an emulated device: a ``train.profile``."""
+    """Do the work of a round, or count it on an emulated device: ``train.profile``."""
     node = open_node(message, context)
     sampler = node.sampler()
-    # an emulated device takes the time; a real one has to train for it
+    # An emulated device takes the time by itself, but a real one has to train.
     if is_emulated(context):
         num_steps = node.num_steps(sampler)
         processed = examples_in(num_steps, sampler.num_samples, sampler.batch_size)
     else:
         num_steps, processed, *_ = node.train(node.model(), sampler)
-    metrics, arrays = node.work(num_steps, processed), message.content.array_records["arrays"]
-    return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+    arrays = message.content.array_records["arrays"]
+    content = RecordDict({"arrays": arrays, "metrics": node.work(num_steps, processed)})
+    return Message(content, reply_to=message)
 
 
 def evaluate_node(message: Message, context: Context) -> Message:
@@ -151,7 +145,7 @@ def evaluate_node(message: Message, context: Context) -> Message:
 
 
 def examples_in(num_steps: int, num_examples: int, batch_size: int) -> int:
-    """Count the examples in steps of random reshuffling, where an epoch's last batch is smaller."""
+    """Count the examples in steps of reshuffled epochs, whose last batch may be smaller."""
     epochs, steps = divmod(num_steps, -(-num_examples // batch_size))
     return epochs * num_examples + min(steps * batch_size, num_examples)
 
@@ -159,10 +153,10 @@ def examples_in(num_steps: int, num_examples: int, batch_size: int) -> int:
 def lifelong_order(
     node: NodeTask, settings: Settings, context: Context, method: str, *, num_units: int
 ) -> OrderedSampler:
-    """Make the sampler of a node's order, with a seed of the node's own that never changes."""
+    """Make the sampler of a node's order, with the same seed in all rounds."""
     partition_id = int(context.node_config[keys.PARTITION_ID])
     count = len(node.examples)
-    # the same in all rounds: an order is learnt over the whole run
+    # An order is learned over the whole run, so the seed must not depend on the round.
     words = np.random.SeedSequence([settings.seed, partition_id]).generate_state(1)
     return OrderedSampler(
         count,

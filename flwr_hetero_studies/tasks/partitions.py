@@ -1,4 +1,4 @@
-"""Which rows of a data set each node holds: drawn from the labels, NumPy only."""
+"""Which rows of a data set each node holds, drawn by the labels."""
 
 import numpy as np
 from numpy.random import Generator
@@ -8,7 +8,7 @@ from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 
 PARTITIONS = ("iid", "dirichlet", "classes", "classes-by-speed", "quantity", "quantity-classes")
 MIN_EXAMPLES = 2
-"""Fewest examples of a node: one to train on and one held out."""
+"""A node needs an example to train on and one that is held out."""
 QUANTITY_SHARES = (0.10, 0.15, 0.20, 0.25, 0.30)
 """TiFL, section 5.1: share of the data of each of five equal groups of nodes."""
 
@@ -29,7 +29,7 @@ def partition_rows(
         rule = f"lie in 1..{len(labels) // MIN_EXAMPLES} for {len(labels)} examples"
         raise invalid("num_partitions", num_partitions, rule)
     rng = np.random.default_rng(seed)
-    # parts of equal size, unless sizes are what differs
+    # Parts have equal sizes, except in partitions by quantity.
     weights = np.ones(num_partitions)
     if partition.startswith("quantity"):
         group = np.arange(num_partitions) * len(QUANTITY_SHARES) // num_partitions
@@ -42,10 +42,10 @@ def partition_rows(
         parts = class_parts(labels, weights, classes_per_node, rng)
     else:
         parts = _split(rng.permutation(len(labels)), weights)
-    # no node sees its classes one after the other, nor holds one class out
+    # Shuffle, so that what a node holds out is not a single class.
     parts = [rng.permutation(part) for part in parts]
     if partition == "dirichlet":
-        # a small alpha leaves nodes without any example
+        # With a small alpha, some nodes have no example.
         parts = _fill_up(parts)
     smallest = min(len(part) for part in parts)
     if smallest < MIN_EXAMPLES:
@@ -61,7 +61,7 @@ def check_partition(partition: str, alpha: float, classes_per_node: int) -> None
 
 
 def dirichlet_parts(labels: Rows, count: int, alpha: float, rng: Generator) -> list[Rows]:
-    # as Flower Datasets' DirichletPartitioner, which takes seconds to import in each process
+    # Flower Datasets' DirichletPartitioner does the same, but takes seconds to import.
     pieces = []
     for label in np.unique(labels):
         rows = np.flatnonzero(labels == label)
@@ -74,9 +74,9 @@ def class_parts(
     labels: Rows, weights: Weights, classes_per_node: int, rng: Generator
 ) -> list[Rows]:
     """Give each node a few classes, and split each class among the nodes that have it."""
-    # Flower Datasets' PathologicalPartitioner ties classes to speeds, or may leave one to no node
+    # Flower Datasets' PathologicalPartitioner may leave a class without a node.
     classes = np.unique(labels)
-    # with fewer, a class would have no node
+    # With fewer classes per node, a class would have no node.
     least = -(-len(classes) // len(weights))
     if not least <= classes_per_node <= len(classes):
         rule = f"lie in {least}..{len(classes)} for {len(weights)} nodes and {len(classes)} classes"
@@ -99,7 +99,7 @@ def by_speed_parts(
     if not 1 <= slow_classes < len(classes):
         rule = f"lie in 1..{len(classes) - 1}, so that other nodes have a class"
         raise invalid("classes_per_node", slow_classes, rule)
-    # as many nodes as makes all parts about equal: 4 of 20 for 2 of 10 equal classes
+    # All parts shall have about the same size: 2 of 10 equal classes go to 4 of 20 nodes.
     slow = np.isin(labels, classes[-slow_classes:])
     num_slow = min(max(1, round(num_partitions * slow.mean())), num_partitions - 1)
     parts = []
@@ -112,7 +112,7 @@ def assign_classes(
     num_classes: int, num_partitions: int, classes_per_node: int, rng: Generator
 ) -> Rows:
     """Assign different classes to each node, all of them about equally often."""
-    # random permutations, in which what the current node has already comes last
+    # Concatenate random permutations, in which classes that a node has already come last.
     flat: list[int] = []
     while len(flat) < num_partitions * classes_per_node:
         order = rng.permutation(num_classes)
@@ -131,7 +131,7 @@ def _split(rows: Rows, weights: Weights) -> list[Rows]:
 def _fill_up(parts: list[Rows]) -> list[Rows]:
     for poor in range(len(parts)):
         while len(parts[poor]) < MIN_EXAMPLES:
-            # from the largest part, whose classes change least
+            # The largest part changes least.
             rich = max(range(len(parts)), key=lambda i: len(parts[i]))
             parts[poor] = np.append(parts[poor], parts[rich][-1])
             parts[rich] = parts[rich][:-1]

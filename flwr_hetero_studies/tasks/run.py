@@ -1,4 +1,4 @@
-"""What the server of our apps needs: strategies of Flower, a first model, a test of it, a run."""
+"""What a server needs: strategies of Flower, a first model, central evaluation, a run."""
 
 import random
 from collections.abc import Callable
@@ -26,12 +26,11 @@ INNER: dict[str, tuple[type[flower.FedAvg], dict[str, float]]] = {
     "fedprox": (flower.FedProx, {"proximal_mu": 0.1}),
     "fedmedian": (flower.FedMedian, {}), "fedtrimmedavg": (flower.FedTrimmedAvg, {}),
 }  # fmt: skip
-"""Name to strategy, with what Flower leaves without a default."""
+"""Strategies of Flower, with values for settings that have no default."""
 
 
 def inner_strategy(name: str, settings: Settings, **more: Any) -> flower.FedAvg:
     kind, given = INNER[name]
-    # Flower leaves mu without a default
     if kind is flower.FedProx and settings.proximal_mu:
         given = {"proximal_mu": settings.proximal_mu}
     arguments: dict[str, Any] = {"fraction_evaluate": 0.0, **given, **more}
@@ -44,37 +43,38 @@ def initial_arrays(settings: Settings) -> ArrayRecord:
 
 def central_evaluate(settings: Settings) -> Callable[[int, ArrayRecord], MetricRecord]:
     test = load_test(settings.dataset, settings.task)
-    # a device of the nodes need not be on the server
+    # The server need not have the nodes' device.
     device = "auto" if settings.device.startswith("cuda") else settings.device
 
     def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-        # no parameters are drawn, which is the slow part
         model = model_from(arrays.to_torch_state_dict(), settings.model, *settings.shape)
         loss, accuracy = evaluate(model, test, device=device)
-        own = test.task.metrics(loss, accuracy)
-        return MetricRecord({"loss": loss, "accuracy": accuracy, **own})
+        more = test.task.metrics(loss, accuracy)
+        return MetricRecord({"loss": loss, "accuracy": accuracy, **more})
 
     return evaluate_fn
 
 
 class StopEarly(Wrapper):
-    """End a run that has reached its target accuracy, or used up its time on the fleet's clock."""
+    """End a run at its target accuracy, or when it has used up its time on the fleet's clock."""
 
     name = "stop-early"
 
     def __init__(self, strategy: flower.Strategy, settings: Settings) -> None:
         super().__init__(strategy)
-        self.target, self.budget_s = settings.target_accuracy, settings.time_budget_s
-        self.was_there = False
+        self.target = settings.target_accuracy
+        self.budget_s = settings.time_budget_s
+        self.was_reached = False
 
     def on_round_end(self, run: Run, record: dict[str, Any]) -> None:
-        accuracy, clock_s = record["global"].get("accuracy"), record["virtual_s"]
-        is_there = self.target > 0 and accuracy is not None and accuracy >= self.target
-        was_there = self.was_there
+        accuracy = record["global"].get("accuracy")
+        clock_s = record["virtual_s"]
+        is_reached = self.target > 0 and accuracy is not None and accuracy >= self.target
+        was_reached = self.was_reached
         if accuracy is not None:
-            self.was_there = is_there
-        # one evaluation may be luck
-        if is_there and was_there:
+            self.was_reached = is_reached
+        # A single evaluation may be luck.
+        if is_reached and was_reached:
             why = f"accuracy {accuracy:.4g} has reached target-accuracy {self.target:g}"
         elif self.budget_s and clock_s >= self.budget_s:
             why = f"{clock_s:.4g} s have used up time-budget-s {self.budget_s:g}"
@@ -90,18 +90,19 @@ def run_app(
     grid: Grid,
     train_config: ConfigRecord | None = None,
 ) -> Path:
-    folder, resume = settings.run_directory(app), settings.resume
+    folder = settings.run_directory(app)
+    resume = settings.resume
     run_dir = RunDirectory(folder, asdict(settings), resume=resume, argument="output-dir")
-    # before any node is asked: data or model may be refused
-    measure, arrays = central_evaluate(settings), initial_arrays(settings)
+    # Data or model may be refused, so open them before any node is asked.
+    measure = central_evaluate(settings)
+    arrays = initial_arrays(settings)
+    last = settings.num_server_rounds
 
     def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        # the last round is measured in any case
-        due = server_round % settings.evaluate_every == 0
-        return measure(server_round, arrays) if due or server_round == last else None
+        is_due = server_round % settings.evaluate_every == 0
+        return measure(server_round, arrays) if is_due or server_round == last else None
 
-    last = settings.num_server_rounds
-    # Flower's strategies select nodes by it
+    # Flower's strategies draw nodes from this generator.
     random.seed(settings.seed)
     if settings.target_accuracy or settings.time_budget_s:
         strategy = StopEarly(strategy, settings)

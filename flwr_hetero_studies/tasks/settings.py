@@ -1,4 +1,4 @@
-"""Keys of the run-config: their spelling, their types, and errors that name them as typed."""
+"""Keys of the run-config, with checks whose errors name the keys as they are typed."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -21,7 +21,9 @@ from flwr_hetero_studies.tasks.partitions import check_partition
 from flwr_hetero_studies.tasks.training import check_device, check_optimizer
 
 KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
-SCHEDULES = EXPONENTIAL, COSINE = "exponential", "cosine"
+EXPONENTIAL = "exponential"
+COSINE = "cosine"
+SCHEDULES = (EXPONENTIAL, COSINE)
 BOUNDS = {
     "learning_rate": "(0, inf)", "lr_decay": "(0, 1]", "weight_decay": "[0, inf)",
     "proximal_mu": "[0, inf)", "target_accuracy": "[0, 1]", "time_budget_s": "[0, inf)",
@@ -36,7 +38,7 @@ def key_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Settings:
-    """The run-config that all apps share, with dashes there; one with keys of its own derives."""
+    """The shared run-config, which has dashes; an app with more keys derives from it."""
 
     num_server_rounds: int = 30
     dataset: str = "digits"
@@ -81,7 +83,7 @@ class Settings:
         check_partition(self.partition, self.alpha, self.classes_per_node)
         check_task(self.task)
         check_model(self.model)
-        # made once to be refused here, before any node is asked
+        # An unknown fleet is refused here, before any node is asked.
         if self.fleet != REAL:
             named_fleet(self.fleet, num_nodes=1)
         if self.output_dir and not Path(self.output_dir).expanduser().is_absolute():
@@ -92,7 +94,7 @@ class Settings:
 
     @classmethod
     def from_run_config(cls, run_config: Mapping[str, Any]) -> Self:
-        """Read a run-config; a whole number is also a number, nothing else is converted."""
+        """Read a run-config; a whole number may stand for a number."""
         kinds = {key_of(field.name): type(field.default) for field in fields(cls)}
         values: dict[str, Any] = {}
         for key, value in run_config.items():
@@ -108,8 +110,7 @@ class Settings:
 
     @classmethod
     def shared_part(cls, run_config: Mapping[str, Any]) -> Self:
-        """Read the keys that this class knows and pass over an app's own, as a node does."""
-        # an app has keys of its own, which its nodes need not know
+        """Read the keys that this class has, because nodes need not know an app's other keys."""
         known = {key_of(field.name) for field in fields(cls)}
         return cls.from_run_config({k: v for k, v in run_config.items() if k in known})
 
@@ -118,12 +119,12 @@ class Settings:
     def as_typed(cls) -> Iterator[None]:
         """Let errors inside a ``with`` name settings as in the run-config, with dashes."""
         try:
-            # what Flower warns of is a choice of the app's, such as not to evaluate on nodes
+            # Flower warns of choices that the app makes, such as not to evaluate on nodes.
             with quiet_strategies(WARNING):
                 yield
         except ValueError as error:
             text = str(error)
-            # errors of the package name arguments; the user has typed keys
+            # Errors of the package name arguments, but the user has typed keys.
             for field in fields(cls):
                 text = re.sub(rf"\b{field.name}\b", key_of(field.name), text)
             raise ValueError(text) from error
@@ -136,7 +137,7 @@ class Settings:
         return self.trackers.split("+") if self.trackers else []
 
     def lr_in(self, server_round: int) -> float:
-        # profiling comes before round 1 and takes its rate
+        # Profiling comes before round 1 and takes its rate.
         done = max(server_round, 1) - 1
         if self.lr_schedule == COSINE:
             return self.learning_rate * (1 + cos(pi * done / self.num_server_rounds)) / 2
@@ -144,7 +145,7 @@ class Settings:
 
     @property
     def partitioning(self) -> dict[str, Any]:
-        """Which examples a node has: keyword arguments of ``load_partition``."""
+        """Keyword arguments of ``load_partition``."""
         names = ("task", "partition", "alpha", "classes_per_node", "seed")
         return {name: getattr(self, name) for name in names}
 
@@ -154,7 +155,7 @@ class Settings:
         return data_shape(self.dataset, self.task)
 
     def run_directory(self, app: str) -> Path:
-        """Return the folder of this run's files; without ``output-dir`` a new one."""
+        """Return the folder of this run's files, which is a new one without ``output-dir``."""
         if self.output_dir:
             return Path(self.output_dir).expanduser()
         path = Path.home() / RUNS / f"{app}-{datetime.now():%Y-%m-%d-%H%M%S}"

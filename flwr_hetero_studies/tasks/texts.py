@@ -1,4 +1,4 @@
-"""Texts as numbers, and texts that every Python brings along: its standard library."""
+"""Texts as numbers, and texts that every Python has: its standard library."""
 
 import re
 import sysconfig
@@ -10,10 +10,14 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-LENGTH, VOCABULARY = 64, 4096
-"""Tokens of a text, cut off or padded with 0; numbers of tokens, with that 0."""
-PADDING, CHARACTERS = 0, 128
-"""Of tokens and characters alike; the numbers of characters, those of ASCII."""
+LENGTH = 64
+"""Tokens of a text, which is cut off or padded."""
+VOCABULARY = 4096
+"""Different tokens, with padding."""
+PADDING = 0
+"""The number of padding, both of tokens and of characters."""
+CHARACTERS = 128
+"""Different characters, those of ASCII."""
 Rows = NDArray[np.int64]
 TOKEN = re.compile(r"[^\W_]+|[^\w\s]")
 """A word, divided at underscores, or a punctuation mark."""
@@ -22,14 +26,14 @@ STDLIB = "stdlib"
 PACKAGES = ("asyncio", "email", "http", "importlib", "logging", "multiprocessing", "_pydecimal",
             "unittest", "urllib", "xml")  # fmt: skip
 """Packages of CPython 3.11 to 3.13 with the most lines; the label is the position."""
-WINDOW, TEXTS_PER_CLASS = 3, 1000
-"""Lines of a text of the standard library, and how many texts."""
+WINDOW = 3
+"""Lines of a text of the standard library."""
+TEXTS_PER_CLASS = 1000
 
 
 def token_numbers(texts: Sequence[str]) -> NDArray[np.int64]:
     """Turn words and punctuation marks of texts into numbers, in order: (len(texts), LENGTH)."""
-    # a hash, the same on every machine: there is no vocabulary to agree on
-    # 0 is padding, which no token has
+    # A hash is the same on every machine, so that no vocabulary has to be shared.
     numbers = np.zeros((len(texts), LENGTH), dtype=np.int64)
     for row, text in zip(numbers, texts, strict=True):
         found = [crc32(m[0].lower().encode()) for m in islice(TOKEN.finditer(text), LENGTH)]
@@ -39,10 +43,11 @@ def token_numbers(texts: Sequence[str]) -> NDArray[np.int64]:
 
 def character_windows(texts: Sequence[str], length: int) -> tuple[NDArray[np.uint8], Rows]:
     """Cut texts into windows of ASCII characters (count, length), padded; and the text of each."""
-    windows, origin = [], []
+    windows = []
+    origin = []
     for number, text in enumerate(texts):
         codes = np.frombuffer(text.encode("ascii", "replace"), np.uint8)
-        # a rest of a single character says nothing of the next
+        # A rest of a single character has no next one to predict.
         count = len(codes) // length + (len(codes) % length > 1)
         padded = np.zeros(count * length, dtype=np.uint8)
         padded[: len(codes)] = codes[: len(padded)]
@@ -63,12 +68,13 @@ def stdlib_windows(length: int) -> tuple[NDArray[np.uint8], Rows]:
 
 
 def stdlib_texts() -> tuple[list[str], Rows]:
-    rows, labels = _evenly(windows := [*map(_windows, PACKAGES)])
-    return [found[i] for found, part in zip(windows, rows, strict=True) for i in part], labels
+    windows = [*map(_windows, PACKAGES)]
+    rows, labels = _evenly(windows)
+    return [texts[i] for texts, part in zip(windows, rows, strict=True) for i in part], labels
 
 
 def _evenly(windows: Sequence[Sized]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    # as many of each package: classes are balanced
+    # Take equally many of each package, so that classes are balanced.
     count = min(TEXTS_PER_CLASS, *map(len, windows))
     rows = [np.linspace(0, len(found) - 1, count).astype(int) for found in windows]
     return np.array(rows), np.repeat(np.arange(len(PACKAGES)), count)
@@ -77,7 +83,8 @@ def _evenly(windows: Sequence[Sized]) -> tuple[NDArray[np.int64], NDArray[np.int
 def _windows(package: str) -> list[str]:
     windows = []
     for file in _files(package):
-        lines = [s for line in file.read_text("utf-8").splitlines() if (s := line.strip())]
+        stripped = (line.strip() for line in file.read_text("utf-8").splitlines())
+        lines = [line for line in stripped if line]
         starts = range(0, len(lines) - WINDOW + 1, WINDOW)
         windows += ["\n".join(lines[i : i + WINDOW]) for i in starts]
     return windows
@@ -87,5 +94,5 @@ def _files(package: str) -> list[Path]:
     root = Path(sysconfig.get_path("stdlib"))
     single = root / f"{package}.py"
     files = [single] if single.is_file() else sorted((root / package).rglob("*.py"))
-    # tests are code of another kind, and not on every machine
+    # Not every machine has the tests of the library.
     return [file for file in files if not {"test", "tests"} & {*file.relative_to(root).parts}]

@@ -15,12 +15,15 @@ from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 from flwr_hetero_studies.tasks.data import Examples
 
 OnBatch: TypeAlias = Callable[[nn.Module, NDArray[np.int64], Tensor], int | None]
-"""Called with model, indices and losses after each backward pass, before the step: gradients can
-be read or changed. Returns how many more examples it ran forward, or what costs as much, if any."""
+"""Called with model, indices and losses between the backward pass and the step.
+
+It may read or change gradients. It returns how many more examples it ran forward, or what costs as
+much.
+"""
 
 OPTIMIZERS = {"sgd": torch.optim.SGD, "rmsprop": torch.optim.RMSprop,
               "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}  # fmt: skip
-"""Name to optimizer; the first two know momentum."""
+"""Optimizers by name; only the first two have a momentum."""
 
 
 class TrainResult(NamedTuple):
@@ -32,7 +35,7 @@ class TrainResult(NamedTuple):
     loss: float
     loss_rms: float
     step_s: float = 0.0
-    """Seconds of a step, the first one left out where there are more."""
+    """Seconds of a step without the first one, if there are several."""
 
 
 def train(
@@ -57,7 +60,8 @@ def train(
 
     ``amp`` runs the model in bfloat16. The optimizer starts without state in each call.
     """
-    if (count := sampler.num_samples) != len(examples):
+    count = sampler.num_samples
+    if count != len(examples):
         raise invalid("sampler.num_samples", count, f"be the number of examples, {len(examples)}")
     check_count("num_steps", num_steps, 1)
     check_number("lr", lr, "(0, inf)")
@@ -66,13 +70,14 @@ def train(
     model.to(where).train()
     examples = examples.to(where)
     params = [p for p in model.parameters() if p.requires_grad]
-    # FedProx pulls to where the round began
+    # FedProx pulls to the model with which the round began.
     start = [p.detach().clone() for p in params] if proximal else []
     check_optimizer(optimizer, momentum)
-    how: dict[str, Any] = {"momentum": momentum} if momentum else {}
-    steps = OPTIMIZERS[optimizer](params, lr=lr, weight_decay=weight_decay, **how)
-    processed = scored = 0
-    # of losses and of their squares
+    given: dict[str, Any] = {"momentum": momentum} if momentum else {}
+    steps = OPTIMIZERS[optimizer](params, lr=lr, weight_decay=weight_decay, **given)
+    processed = 0
+    scored = 0
+    # Sums of losses and of their squares.
     total = torch.zeros(2, dtype=torch.float64, device=where)
     begun_s = time.monotonic()
     for step in range(num_steps):
@@ -88,10 +93,9 @@ def train(
                 param.grad.add_(param.detach() - origin, alpha=proximal)
         losses = losses.detach()
         if on_batch is not None:
-            # before the step: gradients are still those of the batch
             scored += on_batch(model, indices, losses) or 0
         steps.step()
-        # losses of the forward pass, so that scoring costs nothing
+        # These losses are those of the forward pass, so that scores cost nothing.
         sampler.update(indices, losses.cpu().numpy().astype(np.float64))
         total += torch.stack([losses.sum(), losses.square().sum()])
         processed += len(indices)
@@ -110,7 +114,8 @@ def evaluate(
 ) -> tuple[float, float]:
     """Measure a model: the means over examples of the loss and the accuracy."""
     where = pick_device(device)
-    was_training, examples = model.training, examples.to(where)
+    was_training = model.training
+    examples = examples.to(where)
     model.to(where).eval()
     loss, right = torch.zeros(2, dtype=torch.float64, device=where)
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""Models by name: which fit what inputs and outputs, and users' own."""
+"""Models by name, and which inputs and outputs they fit; and models of users."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -18,8 +18,12 @@ Shape = tuple[int, ...]
 (length,) of a text."""
 Builder = Callable[..., nn.Module]
 """Takes the shape of an input and the outputs."""
-IMAGES, TEXTS, SERIES, LANGUAGE, FORECASTS = (3, 0), (1, 0), (2, 0), (1, 2), (2, 1)
-"""Number of an input's dimensions and of an output's, 0 for logits of classes."""
+IMAGES = (3, 0)
+TEXTS = (1, 0)
+SERIES = (2, 0)
+LANGUAGE = (1, 2)
+FORECASTS = (2, 1)
+"""Number of an input's dimensions and of an output's; 0 stands for logits of classes."""
 IMAGE_MODELS: dict[str, tuple[Builder, int]] = {
     "softmax": (images.softmax, 1), "mlp": (images.mlp, 1), "cnn": (images.cnn, 2),
     "lenet": (images.lenet, 12), "resnet18": (images.resnet18, 8),
@@ -32,7 +36,7 @@ FITTING: dict[tuple[int, int], dict[str, Builder]] = {
     LANGUAGE: {"lstm-lm": lstm_lm, "gpt": gpt},
     FORECASTS: {"ar-mlp": images.ar_mlp},
 }
-"""Kind to the models that fit it, the first the one of ``auto``; of images it is by size."""
+"""Models that fit a kind. ``auto`` takes the first, and for images goes by their size."""
 MODELS = tuple(dict.fromkeys(name for models in FITTING.values() for name in models))
 
 
@@ -46,20 +50,20 @@ def make_model(name: str, input_shape: Shape, outputs: Outputs, seed: int = 0) -
 def _builder(name: str, shape: Shape, outputs: Outputs) -> Builder:
     if is_path(name):
         return partial(_build_own, name)
-    # a name fits by the number of dimensions, not by what they mean
+    # Only the numbers of dimensions decide whether a model fits.
     kind = (len(shape), 0 if isinstance(outputs, int) else len(outputs))
     known = FITTING.get(kind, {})
     if name == "auto" and kind == IMAGES:
-        if (smallest := min(shape[1:])) == 1:
+        if min(shape[1:]) == 1:
             return images.mlp
-        return images.resnet18 if smallest >= images.LARGE else images.cnn
+        return images.resnet18 if min(shape[1:]) >= images.LARGE else images.cnn
     if name == "auto" and known:
         return next(iter(known.values()))
     if name not in known:
         rule = f"fit inputs {shape} and outputs {outputs}: {', '.join([*known, 'your own'])}"
         raise invalid("model", name, rule, "give its import path, package.module:function")
-    if kind == IMAGES and min(shape[1:]) < (smallest := IMAGE_MODELS[name][1]):
-        rule = f"fit images of {shape[1]}x{shape[2]} (it needs {smallest} pixels)"
+    if kind == IMAGES and min(shape[1:]) < IMAGE_MODELS[name][1]:
+        rule = f"fit images of {shape[1]}x{shape[2]} (it needs {IMAGE_MODELS[name][1]} pixels)"
         raise invalid("model", name, rule, "softmax and mlp take any size")
     return known[name]
 
@@ -77,7 +81,7 @@ def _build_own(path: str, shape: Shape, outputs: Outputs) -> nn.Module:
     if not isinstance(model, nn.Module):
         made = type(model).__name__
         raise invalid("model", path, f"return a torch.nn.Module (it returned {made})")
-    # two examples: a model that mixes them up gives another shape
+    # With two examples, a model that mixes them up gives another shape.
     inputs = torch.zeros(2, *shape, dtype=torch.int64 if len(shape) == 1 else torch.float32)
     expected = (2, outputs) if isinstance(outputs, int) else (2, *outputs)
     with torch.no_grad():
@@ -92,10 +96,10 @@ def _build_own(path: str, shape: Shape, outputs: Outputs) -> nn.Module:
 def model_from(
     state: Mapping[str, Tensor], name: str, input_shape: Shape, outputs: Outputs
 ) -> nn.Module:
-    """Build a model around given parameters; none are drawn, which is the slow part."""
-    # a skeleton is shared: what is filled in must be a copy
+    """Build a model with given parameters, which is fast because none are drawn."""
+    # The skeleton is shared, so fill in a copy.
     model = copy.deepcopy(_skeleton(name, input_shape, outputs))
-    # assigning would untie shared parameters
+    # A user's model may share parameters between layers, and assigning would untie them.
     model.load_state_dict(state, assign=not is_path(name))
     return channels_last(model)
 
@@ -107,6 +111,6 @@ def channels_last(model: nn.Module) -> nn.Module:
 
 @lru_cache(maxsize=8)
 def _skeleton(name: str, input_shape: Shape, outputs: Outputs) -> nn.Module:
-    # a user's own buffers need their values, which meta tensors have not
+    # Buffers of a user's model need their values, and meta tensors have none.
     with torch.device("cpu" if is_path(name) else "meta"):
         return make_model(name, input_shape, outputs)

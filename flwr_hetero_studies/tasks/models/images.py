@@ -6,8 +6,10 @@ import torch
 from torch import Tensor, nn
 
 Shape = tuple[int, ...]
-SMALL, LARGE = 16, 64
-"""Below it ``cnn`` pools images once; from it on ``auto`` takes ``resnet18``, with its own stem."""
+SMALL = 16
+"""Smaller images are pooled once by ``cnn``, not twice."""
+LARGE = 64
+"""For images of this size ``auto`` takes ``resnet18``, and that has its original stem."""
 
 
 def softmax(shape: Shape, num_classes: int) -> nn.Module:
@@ -24,7 +26,7 @@ def mlp(shape: Shape, num_classes: int) -> nn.Module:
 
 def cnn(shape: Shape, num_classes: int) -> nn.Module:
     """Two convolutions of 16 and 32 channels and one linear layer."""
-    # an image of 8x8 is pooled once, or nothing is left of it
+    # Pooled twice, an image of 8x8 would be too small.
     pool = nn.Identity() if min(shape[1:]) < SMALL else nn.MaxPool2d(2)
     body = nn.Sequential(
         nn.Conv2d(shape[0], 16, 3, padding=1), pool, nn.ReLU(),
@@ -47,13 +49,13 @@ def lenet(shape: Shape, num_classes: int) -> nn.Module:
 
 def resnet18(shape: Shape, num_classes: int) -> nn.Module:
     """Torchvision's ResNet-18 with GroupNorm; small images get a 3x3 stem without pooling."""
-    # takes seconds, and is needed here only
+    # This import takes seconds, so do it only here.
     from torchvision import models
 
     model: nn.Module = models.resnet18(
         weights=None, num_classes=num_classes, norm_layer=lambda width: nn.GroupNorm(32, width)
     )
-    # the original stem shrinks an image by four before the first block
+    # The original stem would shrink an image by four before the first block.
     if min(shape[1:]) < LARGE:
         model.conv1 = nn.Conv2d(shape[0], 64, 3, padding=1, bias=False)
         model.maxpool = nn.Identity()
@@ -74,17 +76,19 @@ class AutoregressiveMLP(nn.Module):
     def __init__(self, steps: int, horizon: int, width: int = 64) -> None:
         super().__init__()
         self.horizon = horizon
-        first, second = nn.Linear(steps, width), nn.Linear(width, width)
-        last = nn.Linear(width, 1)
-        self.layers = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), last)
+        self.layers = nn.Sequential(
+            nn.Linear(steps, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(),
+            nn.Linear(width, 1),
+        )  # fmt: skip
 
     def forward(self, series: Tensor) -> Tensor:
-        window, found = series.flatten(1), []
+        window = series.flatten(1)
+        forecasts = []
         for _ in range(self.horizon):
-            found.append(self.layers(window))
-            # its own forecast takes the place of the oldest value
-            window = torch.cat([window[:, 1:], found[-1]], dim=1)
-        return torch.cat(found, dim=1)
+            forecasts.append(self.layers(window))
+            # The forecast takes the place of the oldest value.
+            window = torch.cat([window[:, 1:], forecasts[-1]], dim=1)
+        return torch.cat(forecasts, dim=1)
 
 
 def ar_mlp(shape: tuple[int, ...], outputs: tuple[int]) -> nn.Module:

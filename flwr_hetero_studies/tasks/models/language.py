@@ -6,14 +6,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-WIDTH, HEADS, LAYERS = 64, 2, 2
+WIDTH = 64
+HEADS = 2
+LAYERS = 2
 
 
 class LSTMLanguageModel(nn.Module):
-    """Two layers of LSTM; the embedding of characters is also that of the outputs.
+    """Two layers of LSTM, with one embedding for inputs and outputs.
 
-    The head is a layer of its own, so that PGD's priorities can count its parameters: those of
-    the tied embedding are used in two places.
+    PGD's priorities count the parameters of the head. They cannot count those of the embedding,
+    which is used in two places.
     """
 
     def __init__(self, characters: int, width: int = WIDTH) -> None:
@@ -28,14 +30,17 @@ class LSTMLanguageModel(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """A layer of a transformer: attention to what came before, then a layer of its own."""
+    """A layer of a transformer: attention to earlier places, then a feed-forward layer."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attend, self.join = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.before = nn.LayerNorm(width)
+        self.between = nn.LayerNorm(width)
+        self.attend = nn.Linear(width, 3 * width)
+        self.join = nn.Linear(width, width)
+        self.widen = nn.Linear(width, 4 * width)
+        self.narrow = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         parts = self.attend(self.before(x)).unflatten(2, (3, self.heads, -1))
@@ -46,17 +51,18 @@ class TransformerBlock(nn.Module):
 
 
 class GPT(nn.Module):
-    """A small decoder-only transformer, layers normalised before they act."""
+    """A small decoder-only transformer with normalisation before each layer."""
 
     def __init__(self, length: int, characters: int, width: int = WIDTH) -> None:
         super().__init__()
         self.embedding = nn.Embedding(characters, width)
         self.places = nn.Embedding(length, width)
         self.blocks = nn.Sequential(*(TransformerBlock(width, HEADS) for _ in range(LAYERS)))
-        self.norm, self.output = nn.LayerNorm(width), nn.Linear(width, characters)
+        self.norm = nn.LayerNorm(width)
+        self.output = nn.Linear(width, characters)
 
     def forward(self, numbers: Tensor) -> Tensor:
-        # a place for each example: its gradient then has the examples in its first dimension
+        # Places are repeated for each example, as its own gradient is needed.
         places = torch.arange(numbers.shape[1], device=numbers.device).expand_as(numbers)
         found = self.blocks(self.embedding(numbers) + self.places(places))
         return cast(Tensor, self.output(self.norm(found)))
@@ -73,7 +79,7 @@ def gpt(shape: tuple[int, ...], outputs: tuple[int, int]) -> nn.Module:
 
 
 def scaled(model: nn.Module) -> nn.Module:
-    """Draw embeddings from N(0, 0.1^2), for with tied ones of N(0, 1) the first loss is large."""
+    """Scale embeddings to N(0, 0.1^2): with tied ones of N(0, 1) the first loss is large."""
     with torch.no_grad():
         for layer in model.modules():
             if isinstance(layer, nn.Embedding):

@@ -15,7 +15,7 @@ class Bag(nn.Module):
         self.output = nn.Linear(width, num_classes)
 
     def forward(self, numbers: Tensor) -> Tensor:
-        # an empty text has no token to divide by
+        # An empty text has no token.
         count = (numbers != 0).sum(1, keepdim=True).clamp(min=1)
         logits: Tensor = self.output(self.embedding(numbers).sum(1) / count.sqrt())
         return logits
@@ -37,13 +37,13 @@ class TextCNN(nn.Module):
 
 
 def embedding(width: int) -> nn.Embedding:
-    """Make an embedding of tokens; that of padding is 0 and stays so."""
+    """Make an embedding of tokens, in which padding is always 0."""
     layer = nn.Embedding(VOCABULARY, width, padding_idx=0)
     with torch.no_grad():
-        # drawn from N(0, 1), with which a linear model learns slowly
+        # With the usual N(0, 1) a linear model learns slowly.
         layer.weight *= 0.2
     return layer
 
 
-bag, textcnn = Bag, TextCNN
-"""32 numbers and a linear layer; 64 channels."""
+bag = Bag
+textcnn = TextCNN

@@ -1,4 +1,4 @@
-"""Data sets with labels: those of ``EMBEDDED``, Parquet on this disk, or a name on the Hub."""
+"""Data sets with labels: those of ``EMBEDDED``, Parquet files, or a name on the Hub."""
 
 import re
 from functools import lru_cache
@@ -19,14 +19,17 @@ from flwr_hetero_studies.tasks.sources.columns import (
 from flwr_hetero_studies.tasks.sources.generated import SERIES, generated_series
 from flwr_hetero_studies.tasks.texts import STDLIB, stdlib_texts, stdlib_windows, token_numbers
 
-DIGITS, BREAST_CANCER = "digits", "breast-cancer"
+DIGITS = "digits"
+BREAST_CANCER = "breast-cancer"
 EMBEDDED = {DIGITS: "classification", BREAST_CANCER: "classification",
             STDLIB: "classification", SERIES: "forecasting"}  # fmt: skip
-"""Data sets that need no download, and what they are for by ``auto``."""
+"""Data sets that need no download, and the tasks that ``auto`` takes for them."""
 TEST_SHARE = 0.2
 """Share held out as test split where a data set has none of its own."""
-WHOLE_SERIES, MEASURED_ROWS = 48, 1024
-"""Steps of a generated series that is not cut; training rows that are measured to standardise."""
+WHOLE_SERIES = 48
+"""Steps of a generated series that is not cut into windows."""
+MEASURED_ROWS = 1024
+"""Training rows that are measured to standardise inputs."""
 USE = f"use {', '.join(EMBEDDED)}, the absolute path of a Parquet folder or file, "
 USE += "or a name on the Hub"
 
@@ -47,7 +50,7 @@ class Scale(NamedTuple):
 
 
 class DataSource(NamedTuple):
-    """A data set, opened for a task; inputs are decoded when they are asked for."""
+    """A data set, opened for a task; inputs are decoded when they are taken."""
 
     train: Split
     test: Split
@@ -56,7 +59,7 @@ class DataSource(NamedTuple):
     shape: tuple[int, ...]
     outputs: Outputs
     scale: Scale | None
-    """By which inputs are standardised; None for texts and windows of series."""
+    """How inputs are standardised; None for texts and windows of series."""
 
 
 @lru_cache(maxsize=4)
@@ -69,10 +72,11 @@ def open_source(dataset: str, task: str = AUTO) -> DataSource:
         tables = _read_parquet(dataset) if is_here else _read_hub(dataset)
         chosen = TableColumns.of(tables[0]).task(task)
         train, test = _splits(dataset, *tables, chosen)
-    # enough to measure by; not all images are decoded
+    # Do not decode all images for this.
     sample = np.linspace(0, len(train.rows) - 1, min(len(train.rows), MEASURED_ROWS))
     found = train.inputs.take(train.rows[sample.astype(np.int64)])
-    shape, test_shape = found.shape[1:], test.inputs.take(test.rows[:1]).shape[1:]
+    shape = found.shape[1:]
+    test_shape = test.inputs.take(test.rows[:1]).shape[1:]
     if test_shape != shape:
         shapes = f"test {test_shape}, training {shape}"
         raise invalid("dataset", dataset, f"have inputs of one shape ({shapes})")
@@ -101,7 +105,7 @@ def _embedded(dataset: str, task: Task) -> tuple[Inputs, NDArray[np.int64]]:
     if dataset == SERIES:
         series, labels = generated_series(task.window or WHOLE_SERIES)
         return MemoryArray(series if task.window else series[:, None]), labels
-    # takes a second, and is needed here only
+    # This import takes a second, so do it only here.
     from sklearn import datasets
 
     found = datasets.load_digits() if dataset == DIGITS else datasets.load_breast_cancer()
@@ -114,31 +118,30 @@ def _splits(dataset: str, train: Any, test: Any | None, task: Task) -> tuple[Spl
     if test is None:
         return _divide(inputs, labels)
     test_inputs, test_labels = inputs_and_labels(dataset, test, task)
-    train_rows, test_rows = np.arange(len(labels)), np.arange(len(test_labels))
-    return Split(inputs, train_rows, labels), Split(test_inputs, test_rows, test_labels)
+    train = Split(inputs, np.arange(len(labels)), labels)
+    return train, Split(test_inputs, np.arange(len(test_labels)), test_labels)
 
 
 def _divide(inputs: Inputs, labels: NDArray[np.int64]) -> tuple[Split, Split]:
     """Hold out the test share of each class, the same rows whatever the seed of the run."""
     rng = np.random.default_rng(0)
-    # class by class, random within
+    # Sort by class, and randomly within a class.
     order = np.lexsort((rng.random(len(labels)), labels))
     starts = np.searchsorted(labels[order], labels[order])
     rank = np.arange(len(labels)) - starts
     size = np.bincount(labels)[labels[order]]
     is_test = np.empty(len(labels), dtype=bool)
     is_test[order] = rank < np.rint(TEST_SHARE * size)
-    train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
-    # a handful of rows: test on what there is
-    if not len(test):
-        test = train
+    train = np.flatnonzero(~is_test)
+    # With a handful of rows, all are used for both.
+    test = np.flatnonzero(is_test) if is_test.any() else train
     return Split(inputs, train, labels[train]), Split(inputs, test, labels[test])
 
 
 def _read_parquet(dataset: str) -> tuple[Any, Any | None]:
     path = Path(dataset).expanduser()
     files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
-    # a single file has no test split, whatever its name
+    # A single file has no test split, whatever its name.
     tests = [file for file in files if path.is_dir() and "test" in file.stem.lower()]
     trains = [file for file in files if "train" in file.stem.lower()]
     trains = trains or [file for file in files if file not in tests]
@@ -153,14 +156,14 @@ def _table(files: list[Path]) -> Any:
     from datasets import Dataset
     from datasets.table import InMemoryTable
 
-    # nothing is copied to a cache on disk
+    # In memory, nothing is copied to a cache on disk.
     return Dataset(InMemoryTable(pa.concat_tables([pq.read_table(file) for file in files])))
 
 
 def _read_hub(dataset: str) -> tuple[Any, Any | None]:
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", dataset) or dataset.endswith(".parquet"):
         raise invalid("dataset", dataset, "exist", USE)
-    # takes seconds, and is needed for the Hub only
+    # This import takes seconds, so do it only for the Hub.
     from flwr_datasets import FederatedDataset
 
     federated = FederatedDataset(dataset=dataset, partitioners={}, shuffle=False)

@@ -1,4 +1,4 @@
-"""Columns of a table as inputs and labels: images, texts, series or numbers, by their types."""
+"""Columns of a table as inputs and labels, by their types: images, texts, series or numbers."""
 
 import re
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class MemoryArray(NamedTuple):
     values: NDArray[Any]
 
     def take(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        # texts are kept as bytes, and models want int64
+        # Texts are kept as bytes, but models need int64.
         values = self.values[rows]
         return values.astype(np.int64) if values.dtype == np.uint8 else values
 
@@ -42,7 +42,7 @@ class TextColumn(NamedTuple):
 
 
 class ImageColumn:
-    """Image column of a Hugging Face data set; the first image gives the mode of all."""
+    """Image column of a Hugging Face data set, in which all images are taken like the first."""
 
     def __init__(self, table: Any, name: str) -> None:
         from datasets import Image
@@ -53,7 +53,7 @@ class ImageColumn:
 
     def take(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         pixels = np.stack([np.asarray(self.image(r).convert(self.mode)) for r in rows.tolist()])
-        # grey images have no axis of channels
+        # Grey images have no axis of channels.
         pixels = pixels.reshape(*pixels.shape[:3], -1).transpose(0, 3, 1, 2)
         scaled = np.ascontiguousarray(pixels, dtype=np.float32)
         scaled /= 255.0
@@ -64,9 +64,12 @@ class ImageColumn:
 
 
 Inputs: TypeAlias = MemoryArray | TextColumn | ImageColumn
-"""Inputs by row number: images float32 (C, H, W) in [0, 1], rows of numbers float32 (columns, 1,
-1), series float32 (1, steps), texts int64 (LENGTH,), numbers of tokens; windows of texts int64
-(window,), numbers of characters, and of series float32 (window,)."""
+"""Inputs by row number.
+
+Images are float32 (C, H, W) in [0, 1], rows of numbers float32 (columns, 1, 1), series float32
+(1, steps), and texts int64 (LENGTH,), which are numbers of tokens. Windows of texts are int64
+(window,), which are numbers of characters, and windows of series float32 (window,).
+"""
 
 
 class TableColumns(NamedTuple):
@@ -80,7 +83,7 @@ class TableColumns(NamedTuple):
 
     @classmethod
     def of(cls, table: Any) -> "TableColumns":
-        """Tell columns by their types; a ``ClassLabel`` is the label if there is one."""
+        """Sort columns by their types; a ``ClassLabel`` is the label if there is one."""
         features = table.features
         types = {name: str(getattr(feature, "dtype", "")) for name, feature in features.items()}
         labels = [name for name, f in features.items() if type(f).__name__ == "ClassLabel"]
@@ -88,7 +91,7 @@ class TableColumns(NamedTuple):
             name for name, f in features.items()
             if "binary" in types[name] or (isinstance(f, dict) and "bytes" in f)
         ]  # fmt: skip
-        # lists are told by Arrow's types: those of datasets differ from version to version
+        # Types of lists differ between versions of datasets, but not Arrow's types.
         arrow = {field.name: str(field.type) for field in table.data.schema}
         return cls(
             labels or [name for name, kind in types.items() if "int" in kind],
@@ -103,7 +106,7 @@ class TableColumns(NamedTuple):
         return len(self.labels) == 1 or any(name in LABEL_NAMES for name in self.labels)
 
     def task(self, name: str) -> Task:
-        # without labels there is nothing to classify
+        # Without labels there is nothing to classify.
         if name == AUTO and not self.has_label and not self.images:
             name = "language-model" if self.texts else "forecasting" if self.series else name
         return task_of("classification" if name == AUTO else name)
@@ -112,10 +115,11 @@ class TableColumns(NamedTuple):
 def inputs_and_labels(dataset: str, table: Any, task: Task) -> tuple[Inputs, NDArray[np.int64]]:
     """Read a table of the library ``datasets``: images, else texts, else series, else numbers."""
     columns = TableColumns.of(table)
-    # images are never cut into windows
+    # Images are never cut into windows.
     length = task.window if (columns.texts or columns.series) and not columns.images else 0
+    label = ""
     if length and not columns.has_label:
-        labels, label = np.zeros(len(table), dtype=np.int64), ""
+        labels = np.zeros(len(table), dtype=np.int64)
     else:
         label = _one_of(dataset, table, "label", columns.labels, LABEL_NAMES)
         labels = _labels(dataset, table, label)
@@ -130,7 +134,8 @@ def inputs_and_labels(dataset: str, table: Any, task: Task) -> tuple[Inputs, NDA
         if length:
             cut = character_windows if columns.texts else series_windows
             values, rows = cut(column.to_pylist(), length)
-            inputs, labels = MemoryArray(values), labels[rows]
+            inputs = MemoryArray(values)
+            labels = labels[rows]
         elif columns.texts:
             inputs = TextColumn(column)
         else:
@@ -150,11 +155,11 @@ def inputs_and_labels(dataset: str, table: Any, task: Task) -> tuple[Inputs, NDA
 def series_windows(
     series: Sequence[list[float]], length: int
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Cut each series from its end into windows, and say from which row each is."""
+    """Cut each series from its end into windows, and return the row of each window."""
     windows = [np.zeros((0, length), dtype=np.float32)]
     for values in series:
         count = len(values) // length
-        # from the end: the newest values are worth most
+        # Cut from the end, because the newest values are worth most.
         whole = np.asarray(values[len(values) - count * length :], dtype=np.float32)
         windows.append(whole.reshape(count, length))
     origin = np.repeat(np.arange(len(series)), [len(each) for each in windows[1:]])

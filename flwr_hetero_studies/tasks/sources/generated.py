@@ -4,10 +4,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 SERIES = "series"
-SEASONS, TRENDS = (4, 7, 12, 24), (0.0, 0.5)
-"""Steps of a season; growth over a window, as a share of the level."""
-NUM_PER_KIND, SERIES_NOISE = 500, 0.1
-"""Series of a kind; standard deviation of the noise, as a share of the level."""
+SEASONS = (4, 7, 12, 24)
+"""Steps of a season."""
+TRENDS = (0.0, 0.5)
+"""Growth over a window, as a share of the level."""
+NUM_PER_KIND = 500
+SERIES_NOISE = 0.1
+"""Standard deviation of the noise, as a share of the level."""
 
 
 def generated_series(length: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -17,12 +20,14 @@ def generated_series(length: int) -> tuple[NDArray[np.float32], NDArray[np.int64
     """
     rng = np.random.default_rng(0)
     kinds = [(p, g, jagged) for p in SEASONS for g in TRENDS for jagged in (False, True)]
-    steps, shape = np.arange(length), (NUM_PER_KIND, 1)
+    steps = np.arange(length)
+    shape = (NUM_PER_KIND, 1)
     found = []
     for season, growth, jagged in kinds:
-        # sizes differ by a factor of 100: forecasts have to scale
+        # Levels differ by a factor of 100.
         level = 10 ** rng.uniform(1, 3, shape)
-        amplitude, start = rng.uniform(0.2, 0.6, shape), rng.uniform(0, season, shape)
+        amplitude = rng.uniform(0.2, 0.6, shape)
+        start = rng.uniform(0, season, shape)
         phase = (steps + start) / season
         wave = 2 * (phase % 1) - 1 if jagged else np.sin(2 * np.pi * phase)
         noise = SERIES_NOISE * rng.standard_normal((NUM_PER_KIND, length))

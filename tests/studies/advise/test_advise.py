@@ -15,7 +15,7 @@ from flwr_hetero.fleet import DeviceProfile
 from flwr_hetero_studies.advise import advice
 from flwr_hetero_studies.advise.advice import Advice, advise
 from flwr_hetero_studies.advise.candidates import BASES, candidates
-from flwr_hetero_studies.advise.fleet import COSTS, for_task, is_limited, read_fleet
+from flwr_hetero_studies.advise.fleet import COSTS, for_task, read_fleet
 from flwr_hetero_studies.advise.simulate import Point, Simulation, judge, rank, row, target_of
 from flwr_hetero_studies.advise.task import run_config, small_task
 from flwr_hetero_studies.cli.advise import _print
@@ -43,13 +43,6 @@ def test_devices_of_a_former_run(tmp_path):
     assert [device.name for device in found] == ["a", "c", "b"]  # the quickest first
     assert [epoch_s(device, 100, 1.0) for device in found] == pytest.approx([1.0, 2.0, 4.0])
     assert [device.availability for device in found] == [1.0, 0.5, 1.0]
-
-
-def test_steps_are_taken_off_the_times(tmp_path):
-    steps = {"local_steps": {"num_steps": {"a": 20, "b": 10, "c": 10}}}
-    records = [{"latency": {"a": 2.0, "b": 2.0, "c": 4.0}, **steps}]
-    found = read_fleet(history(tmp_path, records), 20, 200, 1.0, batch_size=10)
-    assert [epoch_s(device, 200, 1.0) for device in found] == pytest.approx([2.0, 4.0, 8.0])
 
 
 REAL = {"a": (0.05, 0.5), "b": (0.2, 2.0), "c": (0.5, 5.0)}
@@ -95,14 +88,6 @@ def test_what_a_message_costs_is_told_from_its_steps(tmp_path, known, steps_of):
         assert message_time_s(found[node]) == pytest.approx(6.2 + read_s, rel=0.1)
 
 
-def test_equal_jobs_cost_what_nodes_measure_outside_of_them(tmp_path):
-    seconds = {"train": {"a": 2.0, "b": 4.0, "c": 8.0}, "start": {"a": 1.5}, "wait": {"b": 0.5}}
-    records = [{"latency": seconds["train"], "seconds": seconds}] * 3
-    found = read_fleet(history(tmp_path, records), 20, 100, 1.0, node="flower")
-    assert [epoch_s(device, 100, 1.0) for device in found] == pytest.approx([2.0, 4.0, 8.0])
-    assert [message_time_s(device) for device in found] == [1.5, 0.5, 0.0]
-
-
 def test_a_message_costs_what_is_stated_or_what_runs_the_nodes(tmp_path):
     latency = {"a": 1.0, "b": 2.0, "c": 10.0}
     emulated = history(tmp_path, [{"latency": latency, "simulated": True}])
@@ -126,29 +111,6 @@ def test_epochs_and_transfers_keep_their_length():
     assert epoch_s(scaled, 128, 0.01) == pytest.approx(epoch_s(device, 1000, 2.0))
     assert epoch_s(device, 1000, 2.0) == pytest.approx(20.0 + 2.0 + 4.0)
     assert message_time_s(scaled) == message_time_s(device) == 5.0
-
-
-def test_compression_is_tried_where_links_are_known_to_be_limited():
-    linked = [*FLEET, DeviceProfile(1.0, uplink_mbps=8.0)]
-    assert (is_limited(linked), is_limited(FLEET)) == (True, False)
-    names = {
-        limited: [c.name for c in candidates(4, 2, limited=limited)] for limited in (False, True)
-    }
-    assert [n for n in names[True] if n not in names[False]] == [
-        n for n in names[True] if "4 bits" in n
-    ]
-    assert "FedSlice, 4 bits" in names[True]
-
-
-@pytest.mark.parametrize("base", ["fedavgm", "fedadam"])
-def test_settings_are_put_around_the_users_strategy(base):
-    choices = candidates(20, 3, base=base)
-    name = {"fedavgm": "FedAvgM", "fedadam": "FedAdam"}[base]
-    assert choices[0].name == name
-    assert "FedAvg" not in [choice.name for choice in choices]
-    for choice in choices:
-        assert type(choice.strategy(12, 0).chain()[-1]).__name__ == name
-        assert f"from flwr.serverapp.strategy import {name}" in choice.python(12)
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
@@ -213,7 +175,7 @@ def test_every_option_of_the_command_line_counts(monkeypatch, capsys):
 
 def make(choice, seed, target):
     task = small_task(4, 48, seed=seed)
-    return Simulation(choice, task, FLEET, 4, 2, 10, seed, target)
+    return Simulation(choice, task, FLEET, 4, 2, 5, seed, target)
 
 
 @pytest.mark.parametrize("choice", candidates(4, 2, limited=True), ids=lambda choice: choice.name)
@@ -221,15 +183,9 @@ def test_every_setting_can_be_tried(choice):
     assert Simulation(choice, small_task(4, 48), FLEET, 4, 2, 2, 0).run()
 
 
-def test_a_setting_that_diverges_is_an_outcome():
-    [buffered] = [c for c in candidates(4, 2) if c.name == "FedBuff, slices"]
-    wild = (("batch-size", 16), ("learning-rate", 1e4))
-    assert Simulation(buffered, small_task(4, 48), FLEET, 4, 2, 200, 0, run_config=wild).run()
-
-
 def test_same_seed_same_ranking():
     choices = candidates(4, 2)
-    chosen = [c for c in choices if c.name in ("FedAvg", "deadline", "FedBuff, slices", "TiFL")]
+    chosen = [c for c in choices if c.name in ("FedAvg", "deadline", "FedBuff, slices")]
     asked = []
 
     def execute(work):
@@ -238,7 +194,7 @@ def test_same_seed_same_ranking():
         return [each.run() for each in work]
 
     first = rank(chosen, [100, 101], make, execute)
-    assert [len(group) for group in asked] == [2, 3, 2]  # the better half runs again
+    assert [len(group) for group in asked] == [2, 2, 1]  # the better half runs again
     assert rank(chosen, [100, 101], make, execute) == first
     assert {row.candidate.name for row in first} == {choice.name for choice in chosen}
     assert [row.speedup for row in first] == sorted((r.speedup for r in first), reverse=True)
@@ -273,18 +229,6 @@ def test_run_configs_and_lines_make_same_strategies(monkeypatch):
             for mine, other in zip(ours, theirs, strict=True):
                 for name in NAMES:
                     assert vars(mine).get(name) == vars(other).get(name), (choice.name, name)
-
-
-def test_advice_of_compression_names_the_mod(capsys):
-    choice = next(c for c in candidates(4, 2, limited=True) if c.name == "FedAvg, 4 bits")
-    points = make(choice, 100, None).run()
-    rows = {"mixed": [row(choice, [judge(points, points)])]}
-    _print(Advice(list(FLEET), 2, 16, rows, base=choice.name))
-    said = capsys.readouterr().out
-    made = "RandomSelection(clients_per_round=2)"
-    assert f"strategy = Compressed({made}, bits_up=4, bits_down=4)\n" in said
-    assert "app = ClientApp(mods=[hetero])\n" in said
-    assert "batches" not in said, "the app takes its own steps"
 
 
 def test_command_ends_with_lines_for_the_users_app(capsys):

@@ -1,9 +1,6 @@
 """The runner: a line per run, resumed where it stopped; data sets cut to their first rows."""
 
-import signal
 import sys
-import time
-from multiprocessing import get_context
 from types import ModuleType
 
 import pyarrow as pa
@@ -120,12 +117,3 @@ def test_the_first_rows_of_a_folder_are_taken_once(tmp_path):
     for split, rows in (("train", [0, 1, 2, 3]), ("test", [0, 1])):
         assert pq.read_table(f"{part}/{split}.parquet")["x"].to_pylist() == rows
     assert Data("digits", str(scratch)).first(4, 2) == "digits"
-
-
-def test_a_study_that_is_ended_ends_the_processes_of_its_trials():
-    child = get_context("spawn").Process(target=time.sleep, args=(600.0,))
-    child.start()
-    with pytest.raises(SystemExit):
-        bench.end()
-    child.join(60)
-    assert child.exitcode == -signal.SIGTERM

@@ -6,7 +6,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
 from flwr_hetero._flwr import be_server_task
 from flwr_hetero_studies.faults import liars, report
-from flwr_hetero_studies.faults.influence import digits_app
+from flwr_hetero_studies.faults.digits import digits_app
 
 
 def changed(lie, end=3.0):

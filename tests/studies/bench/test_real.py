@@ -1,7 +1,5 @@
 """The race on real nodes: its plan, what lines keep, devices as measured, and how it is judged."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 from flwr.app import Message, MetricRecord, RecordDict
@@ -9,17 +7,12 @@ from flwr.clientapp import ClientApp
 from matplotlib.figure import Figure
 
 from flwr_hetero.fleet import DeviceProfile
-from flwr_hetero_studies import tasks
-from flwr_hetero_studies.core.apps import app_modules
-from flwr_hetero_studies.core.plan import DIGITS, Data, NotHereError, Options
+from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.core.record import of
 from flwr_hetero_studies.real import cases, foretell, race, report
-from flwr_hetero_studies.real.workloads import CLASSES, SPEEDS, WORKLOADS, fleet
-from flwr_hetero_studies.tasks.models import make_model
-from flwr_hetero_studies.tasks.partitions import partition_rows
+from flwr_hetero_studies.real.workloads import SPEEDS, fleet
 
 NODES = {"node-0": {"message_s": 3.0, "train_s": 2.0, "first_s": [5.0, 4.0]}}
-CLASSES_OF_SEED_1 = {"partition": "classes", "classes_per_node": 5, "seed": 1}
 
 
 def line(trial, target_s, seconds=(1.0, 50.0, 100.0), target=0.8):
@@ -70,54 +63,7 @@ def test_a_run_is_foretold_once_it_was_made_from_what_fedavg_measured():
     assert [t.case["foretold"] for t in trials] == sorted(t.case["foretold"] for t in trials)
 
 
-def test_nothing_is_foretold_from_a_run_whose_messages_were_not_timed():
-    found = line(planned([])[0], 90.0)
-    found["metrics"]["nodes"] = {}
-    assert not any(trial.case["foretold"] for trial in planned([found]))
-
-
-def test_seeds_and_rounds_are_not_mixed_up():
-    first = planned([], seeds=[0, 1])
-    lines = [line(first[0], 90.0)]
-    slices = [t for t in planned(lines, seeds=[0, 1]) if t.case["name"] == "FedSlice"]
-    assert [t.seed for t in slices] == [0]
-    other = Options(cases.SETTINGS | {"light": 2}, "data", [0])
-    assert all(t.case["name"] == "FedAvg" for t in cases.plan(other, lines))
-
-
 # --- what is run ----------------------------------------------------------------------------
-
-
-def test_only_fedavg_has_an_end_and_all_have_equal_parts():
-    work = WORKLOADS["heavy"]
-    config = work.run_config("FedAvg", "/data", 3, 5)
-    assert (config["num-server-rounds"], config["seed"], config["engine"]) == (5, 3, "rounds")
-    ours = work.run_config("FedSlice", "/data", 3, 5)
-    assert ours["num-server-rounds"] > 1000
-    assert ours.keys() - {"num-server-rounds"} < config.keys(), "nothing of its own is set"
-    labels = np.repeat(np.arange(10), 60)
-    how = CLASSES["partition"], 0.5, CLASSES["classes-per-node"]
-    parts = partition_rows(labels, len(SPEEDS), *how)
-    assert {len(part) for part in parts} == {100}
-    assert {len(set(labels[part])) for part in parts} == {5}
-
-
-def test_fleet_ends_at_a_tenth_in_about_equal_ratios():
-    speeds = [profile.compute_factor for profile in fleet(10.0)]
-    assert speeds[-1] == speeds[0] / 10
-    assert all(1.5 < fast / slow < 1.7 for fast, slow in pairwise(speeds))
-    assert {profile.uplink_mbps for profile in fleet(10.0)} == {10.0}
-
-
-def test_larger_network_has_the_size_that_the_page_says():
-    model = make_model(WORKLOADS["heavy"].model, (3, 32, 32), 10)
-    assert sum(p.numel() for p in model.parameters()) * 4 == pytest.approx(1.9e6, rel=0.01)
-
-
-def test_data_are_folders_below_the_one_given(tmp_path):
-    assert WORKLOADS["light"].dataset(Data(DIGITS, str(tmp_path))) == DIGITS
-    with pytest.raises(NotHereError, match="no folder fashion_mnist"):
-        WORKLOADS["light"].dataset(Data(str(tmp_path), str(tmp_path)))
 
 
 # --- what a line keeps ----------------------------------------------------------------------
@@ -162,23 +108,6 @@ def test_messages_are_sums_of_their_parts_and_the_first_are_told_apart():
     assert nodes["node-1"] == {"first_s": [15.0, 15.0], "message_s": 15.0, "train_s": 10.0}
 
 
-def test_end_is_measured_on_the_classes_of_the_slowest_node_too():
-    config = WORKLOADS["light"].run_config("FedSlice", DIGITS, 1, 2)
-    slowest = tasks.load_partition(DIGITS, 5, len(SPEEDS), **CLASSES_OF_SEED_1)
-    held = slowest.targets.numpy()
-    settings = app_modules("fleet", "fleet_app")[1].FleetSettings.from_run_config(config)
-    model = {name: 0 * each.numpy() for name, each in tasks.initial_arrays(settings).items()}
-    bias = next(array for name, array in model.items() if array.shape == (10,))
-    often = int(np.bincount(held).argmax())
-    # says the same class of each image
-    bias[often] = 1.0
-    found = race.ended(model, config)
-    labels = tasks.load_test(DIGITS).targets.numpy()
-    assert found["end"] == pytest.approx((labels == often).mean(), abs=1e-4)
-    assert found["end_slow"] == pytest.approx((held == often).mean(), abs=1e-4)
-    assert found["end_slow"] > found["end"] + 0.02
-
-
 # --- what is foretold -----------------------------------------------------------------------
 
 
@@ -220,12 +149,6 @@ def test_first_messages_of_an_emulated_node_cost_more():
         ends.append(grid.virtual_time_s)
     took_s = np.diff([0.0, *ends])
     assert took_s - took_s[-1] == pytest.approx([8.0, 4.0, 0.0, 0.0])
-
-
-def test_waiting_is_never_less_than_nothing():
-    *_, usual = foretell.measured(fleet(), [*nodes_like(-0.5, 1.0, 8.0)], 400, 0.0)
-    assert usual[0].wait_s == 0.0
-    assert 0 < usual[0].start_s < 1.0
 
 
 # --- the page -------------------------------------------------------------------------------

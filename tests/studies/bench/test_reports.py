@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from flwr_hetero_studies.asynchrony import report as asynchrony
 from flwr_hetero_studies.core import bench
 from flwr_hetero_studies.core.experiment import PAPERS
 from flwr_hetero_studies.core.record import read
@@ -60,33 +59,6 @@ def rising(name, seed, rise, round_s=1.0, rounds=60, most=0.8):
     columns = {"round": 1.0, "virtual_s": round_s, "bytes": 2.0, "device_s": 3.0}
     curve = {key: [factor * n for n in numbers] for key, factor in columns.items()}
     return line(name, seed, [min(most, rise * n) for n in numbers], **curve)
-
-
-# --- asynchrony -----------------------------------------------------------------------------
-
-
-def test_time_to_target_counts_whole_windows_only():
-    base = rising("FedAvg", 0, rise=0.02, round_s=10.0)
-    quick = rising("all, fair", 0, rise=0.04)
-    for each in (base, quick):
-        each["curve"]["slow"] = [0.5 * a for a in each["curve"]["accuracy"]]
-    assert asynchrony.reach(quick, 0.08)["virtual_s"] == 4.0, "not before five evaluations"
-    assert asynchrony.reach(quick, 0.59) == {"virtual_s": 17.0, "bytes": 34.0, "device_s": 51.0}
-    never = rising("all, paper", 0, rise=0.04, most=0.5)
-    never["curve"]["slow"] = never["curve"]["accuracy"]
-    each = {"FedAvg": base, "all, fair": quick, "all, paper": never}
-    runs = {name + view: [own] for name, own in each.items() for view in ("", ", averaged")}
-    assert asynchrony.row("all, fair", runs)[1:4] == ["18.7", "18.7", "18.7"]
-    assert asynchrony.row("all, paper", runs)[1:6] == ["never", "never", "", "", ""]
-
-
-def test_short_runs_of_asynchrony_make_a_page(tmp_path):
-    lines = [rising("FedAvg", 0, rise=0.02), rising("all, fair", 0, rise=0.04, rounds=1)]
-    for each in lines:
-        each["case"]["experiment"] = "digits"
-        for name in ("slow", "newest", "newest_slow"):
-            each["curve"][name] = each["curve"]["accuracy"]
-    assert "| all, fair | never |" in asynchrony.report(lines, tmp_path)["sections"]
 
 
 # --- objectives -----------------------------------------------------------------------------

@@ -26,7 +26,6 @@ def mod(change):
 
 STEPS_REPORTED = mod(lambda metrics, config, _: metrics.update({"num-steps": config["num-steps"]}))
 NO_LOSS = mod(lambda metrics, *_: metrics.pop("train-loss"))
-LIAR = mod(lambda metrics, _, node: metrics.update({"train-loss": 1e30} if node == 2 else {}))
 
 
 class Losses(History):
@@ -77,10 +76,6 @@ def test_steps_hold_for_an_interval():
     assert (first, second) == (20, 20)
     assert third == rest[0] < 20
     assert rest[1] == rest[2] < third
-
-
-def test_one_nodes_report_does_not_steer():
-    assert max(run((STEPS_REPORTED, LIAR))[1]) < 100
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from quadratics import STEPS, Watched, answers, fedavg, models
 from recording import History
 
-from flwr_hetero.fleet import DeviceProfile, Fault
-from flwr_hetero.strategy import LocalSteps
+from flwr_hetero.fleet import Fault
 from flwr_hetero_studies.rivals import FedAT
 from flwr_hetero_studies.rivals.fedat import mirrored_weights
 
@@ -69,21 +68,6 @@ def test_each_tier_updates_at_its_own_pace():
     assert strategy.tier == {f"node-{i}": i // 3 for i in range(9)}
 
 
-def test_normalised_steps_are_those_from_the_tiers_own_start():
-    def found(inner):
-        return models(FedAT(inner, 2, 3), Watched(range(9), SPEEDS, lr=0.05), 30)[0]
-
-    same = LocalSteps(fedavg(), STEPS, gamma=1.0, step_correction=1.0)
-    assert found(same) == pytest.approx(found(fedavg()), rel=1e-9)
-
-
-def test_another_run_begins_without_models_of_tiers():
-    strategy = FedAT(fedavg(), 2, 3)
-    first, second = (models(strategy, Watched(range(9), SPEEDS), 9)[0] for _ in range(2))
-    assert sum(strategy.counts) == 9
-    assert second[1] == first[1]
-
-
 def test_dead_node_costs_its_tier_the_time_out_and_the_others_nothing():
     class Dies(Watched):
         def push_messages(self, messages):
@@ -99,18 +83,3 @@ def test_dead_node_costs_its_tier_the_time_out_and_the_others_nothing():
     for tier, speed in ((1, 2.0), (2, 1.0)):
         times = [record["virtual_s"] for record in records[20:] if record["tier"] == tier]
         assert np.diff(times) == pytest.approx(STEPS / speed, rel=0.02)
-
-
-def test_node_that_joins_gets_a_tier_by_its_latency():
-    class Late(Watched):
-        def push_messages(self, messages):
-            if self.virtual_time_s > 30 and len(self._nodes) == 9:
-                self.join(DeviceProfile(2.001, seconds_per_example=1.0))
-            return super().push_messages(messages)
-
-    history = History(FedAT(fedavg(), 2, 3))
-    models(history, Late([1.0] * 10, SPEEDS, lr=0.01), 60)
-    merges = [r for r in history.records[1:] if "node-9" in r["selected"]]
-    assert merges[0]["virtual_s"] > 30
-    assert len(merges) > 3
-    assert {record["fedbuff"]["tier"] for record in merges} == {1}

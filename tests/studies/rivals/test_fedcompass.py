@@ -69,17 +69,6 @@ def test_first_merges_count_by_the_share_of_who_works(concurrency, count):
     assert found[2] == pytest.approx(found[1] + update / count / np.sqrt(2))
 
 
-def test_late_node_is_merged_with_the_next_group():
-    slow = [Fault(1, "late", first_round=12, last_round=12, delay_s=4.0)]
-    records, _ = run(30, strategy=FedCompass(fedavg(), 5, 25), faults=slow)
-    missed = next(i for i in range(9, 30) if "node-1" not in records[i]["nodes"])
-    began_s, over_s = (records[i]["virtual_s"] for i in (missed - 1, missed))
-    assert over_s - began_s == pytest.approx(1.2 * 25 / 4)  # of the quickest, which has most steps
-    late = records[missed + 1]
-    assert late["staleness"][late["nodes"].index("node-1")] == 1
-    assert len(records[-1]["nodes"]) == 6  # and together again
-
-
 def test_dead_node_costs_its_group_the_slack():
     class Dies(Watched):
         def push_messages(self, messages):

@@ -9,7 +9,6 @@ from PIL import Image
 
 from flwr_hetero_studies.tasks import (
     data_shape,
-    hold_out,
     load_partition,
     load_test,
 )
@@ -64,18 +63,6 @@ def test_both_splits_are_normalised_by_the_channels_of_training(folder):
     assert load_partition(str(folder), 0, 4, partition="dirichlet", alpha=1.0) is first
 
 
-def test_digits_are_divided_per_class():
-    source = open_source("digits")
-    rows = np.sort(np.concatenate([source.train.rows, source.test.rows]))
-    np.testing.assert_array_equal(rows, np.arange(1797))
-    share = np.bincount(source.test.labels) / np.bincount(source.train.labels)
-    np.testing.assert_allclose(share, 0.25, atol=0.01)
-    inputs = torch.cat([load_partition("digits", i, 3).inputs for i in range(3)])
-    assert len(inputs) == len(source.train.rows)
-    assert abs(float(inputs.mean())) < 0.01
-    assert abs(float(inputs.std()) - 1) < 0.01
-
-
 def test_single_file_and_plain_columns(tmp_path):
     images, labels = pixels(50, 2), np.arange(50) % 2
     path = str(write(tmp_path / "latest.parquet", images, labels, ("x", "y")))
@@ -88,24 +75,6 @@ def test_single_file_and_plain_columns(tmp_path):
         seen.append(rows)
     assert [len(rows) for rows in seen] == [10, 40]
     assert sorted(seen[0] + seen[1]) == list(range(50))
-
-
-def test_feature_types_decide_between_columns(tmp_path):
-    import datasets
-
-    features = datasets.Features(
-        {
-            "other": datasets.Value("int64"),
-            "coarse": datasets.Value("int64"),
-            "scan": datasets.Image(),
-            "kind": datasets.ClassLabel(names=["a", "b"]),
-        }
-    )
-    rows = {"other": [7] * 8, "coarse": [1] * 8, "scan": [png(i) for i in pixels(8, 3)]}
-    table = datasets.Dataset.from_dict(rows | {"kind": [0, 1] * 4}, features=features)
-    table.to_parquet(tmp_path / "train.parquet")
-    assert load_partition(str(tmp_path), 0, 1).targets.tolist().count(1) in (2, 3)
-    assert data_shape(str(tmp_path)) == ((1, *SHAPE), 2)
 
 
 def test_hub_name_uses_federated_dataset(folder, monkeypatch):
@@ -130,29 +99,6 @@ def test_hub_name_uses_federated_dataset(folder, monkeypatch):
     assert torch.equal(hub.inputs, disk.inputs)
     assert torch.equal(hub.targets, disk.targets)
     assert len(load_test("owner/colours")) == 9
-
-
-def test_hub_error_is_one_clear_error(monkeypatch):
-    from flwr_datasets import federated_dataset
-
-    def load_dataset(path, **_):
-        raise ConnectionError("no network")
-
-    monkeypatch.setattr(federated_dataset.datasets, "load_dataset", load_dataset)
-    with pytest.raises(
-        ValueError, match=r"dataset must be on .* the Hub .*no network.*got 'mnits'"
-    ):
-        load_test("mnits")
-
-
-def test_held_out_examples_are_the_rest():
-    part = load_partition("digits", 2, 10)
-    train, held_out = hold_out(part)
-    assert len(train) + len(held_out) == len(part)
-    assert torch.equal(torch.cat([train.inputs, held_out.inputs]), part.inputs)
-    assert train.inputs.data_ptr() == part.inputs.data_ptr()
-    smallest = hold_out(load_partition("digits", 0, 719))
-    assert [len(piece) for piece in smallest] == [1, 1]
 
 
 TRAIN, IMAGES, LABELS = "train.parquet", pixels(6, 0), np.arange(6) % 2

@@ -36,18 +36,6 @@ def test_forecasting_by_hand():
     assert FORECASTING.metrics(2.0, mean) == {"smape": pytest.approx(np.mean(smape))}
 
 
-def test_forecasting_scales_each_window():
-    values = np.arange(1, 27, dtype=np.float32)
-    windows = np.stack([values, 1000 * values, np.zeros(26, np.float32)])
-    inputs, targets = FORECASTING.divide(windows, np.zeros(3, np.int64))
-    assert (inputs.shape, targets.shape) == ((3, 1, 20), (3, 6))
-    np.testing.assert_allclose(np.abs(inputs[:2]).mean(2), 1, rtol=1e-6)
-    np.testing.assert_allclose(targets[0], values[20:] / 10.5, rtol=1e-6)
-    np.testing.assert_allclose(inputs[1], inputs[0], rtol=1e-6)
-    assert not inputs[2].any()
-    assert not targets[2].any()
-
-
 def test_characters_by_hand():
     windows, origin = character_windows(["abcde", "", "é", "xyzäw", "abc"], 3)
     found = [bytes(row.tolist()) for row in windows]
@@ -67,7 +55,7 @@ def test_characters_by_hand():
         ("series", "classification", (1, 48), 16),
     ],
 )
-@pytest.mark.parametrize("partition", ["dirichlet", "classes", "quantity"])
+@pytest.mark.parametrize("partition", ["dirichlet", "quantity"])
 def test_nodes_get_parts_of_every_task(dataset, task, shape, outputs, partition):
     assert data_shape(dataset, task) == (shape, outputs)
     count = 8
@@ -108,19 +96,6 @@ def test_auto_goes_by_the_columns(tmp_path, columns, expected, count):
     assert len({*source.train.rows, *source.test.rows}) == count
 
 
-def test_windows_have_the_label_of_their_row(tmp_path):
-    values = open_source(table(tmp_path, series=[list(np.arange(60.0))] * 3)).train.inputs.values
-    assert values[:2, [0, -1]].tolist() == [[8.0, 33.0], [34.0, 59.0]]
-    open_source.cache_clear()
-    path = table(tmp_path, text=TEXTS, label=LABELS)
-    source = open_source(path, "language-model")
-    labels = [*source.train.labels, *source.test.labels]
-    assert np.bincount(labels).tolist() == [16, 0, 8]
-    part = load_partition(path, 0, 2, task="language-model", partition="classes-by-speed",
-                          classes_per_node=1)  # fmt: skip
-    assert (part.inputs[:, :4] != torch.tensor([*b"othe"])).any(1).all()
-
-
 def test_own_task_by_import_path_with_own_targets(own):
     assert Settings(task=f"{own}:Rebuild").partitioning["task"] == f"{own}:Rebuild"
     shape = data_shape("digits", f"{own}:Rebuild")
@@ -145,16 +120,6 @@ def test_own_task_by_import_path_with_own_targets(own):
 def test_unknown_task_is_refused_with_the_settings(own, name, message):
     with pytest.raises(ValueError, match=rf"^task must {message}.* got '{name}'"):
         Settings(task=name)
-
-
-@pytest.mark.parametrize(
-    ("dataset", "task", "kind"),
-    [("digits", "language-model", "texts"), ("series", "language-model", "texts"),
-     ("breast-cancer", "forecasting", "series"), ("stdlib", "forecasting", "series")],
-)  # fmt: skip
-def test_task_that_does_not_fit_the_data(dataset, task, kind):
-    with pytest.raises(ValueError, match=f"task must have {kind} to learn from"):
-        data_shape(dataset, task)
 
 
 @pytest.mark.parametrize(

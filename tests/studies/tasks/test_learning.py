@@ -22,7 +22,6 @@ from flwr_hetero_studies.tasks import (
 
 KINDS = {
     "lstm-lm": ("stdlib", "language-model", {"lr": 0.01, "optimizer": "adam"}),
-    "ar-mlp": ("series", "forecasting", {"lr": 0.03}),
     "textcnn": ("stdlib", "classification", {"lr": 0.5}),
 }
 """Model to data set, task and how it is trained."""

@@ -32,34 +32,6 @@ def test_text_models_ignore_padding(name):
     assert model(torch.zeros(2, 9, dtype=torch.int64)).isfinite().all()  # an empty text
 
 
-@pytest.mark.parametrize(("shape", "same"), [((9,), "bag"), ((4, 1, 1), "mlp"), ((1, 8, 8), "cnn")])
-def test_auto_chooses_by_the_kind_of_input(shape, same):
-    auto, named = (make_model(name, shape, 3).state_dict() for name in ("auto", same))
-    assert auto.keys() == named.keys()
-    assert all(torch.equal(auto[key], named[key]) for key in named)
-
-
-def test_parameters_counted_by_hand():
-    counts = {
-        "softmax": 784 * 10 + 10,
-        "mlp": 784 * 300 + 300 + 300 * 10 + 10,
-        "cnn": (9 * 16 + 16) + (16 * 9 * 32 + 32) + (32 * 7 * 7 * 10 + 10),
-        "lenet": (25 * 6 + 6) + (6 * 25 * 16 + 16) + (400 * 120 + 120) + (120 * 84 + 84) + 850,
-    }
-    for name, count in counts.items():
-        assert sum(p.numel() for p in make_model(name, (1, 28, 28), 10).parameters()) == count
-
-
-def test_seed_decides_and_global_rng_is_left():
-    torch.manual_seed(11)
-    expected = torch.rand(3)
-    torch.manual_seed(11)
-    first, again, other = (make_model("cnn", (1, 8, 8), 10, seed=s) for s in (1, 1, 2))
-    assert torch.equal(torch.rand(3), expected)
-    assert torch.equal(first[0].weight, again[0].weight)
-    assert not torch.equal(first[0].weight, other[0].weight)
-
-
 @pytest.mark.parametrize("name", ["mlp", "cnn", "bag", "textcnn"])
 def test_model_survives_a_message(name):
     shape = (64,) if name in TEXT_MODELS else (3, 32, 32)

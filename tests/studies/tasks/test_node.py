@@ -11,7 +11,6 @@ from flwr_hetero.client.batch_sampler import UniformSampler
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero_studies.tasks import (
     Settings,
-    evaluate,
     evaluate_node,
     hold_out,
     initial_arrays,
@@ -62,10 +61,6 @@ def test_training_takes_the_steps_and_reports_them():
     assert ask(grid(**{"local-epochs": 3})).content["metrics"]["num-steps"] == 63
 
 
-def test_fedprox_pulls_to_the_global_model():
-    assert sum(moved(ask(grid(), **{"proximal-mu": 5.0}))) < 0.7 * sum(moved(ask(grid())))
-
-
 @pytest.mark.parametrize("emulated", [True, False])
 def test_profiling_counts_or_trains_for_time_only(monkeypatch, emulated):
     trained, calls, real = ask(grid()).content["metrics"], [], client.train
@@ -86,12 +81,6 @@ def node(server_round=1, partition_id=0, repeat=0, **run_config):
     where = {"partition-id": partition_id, "num-partitions": 4}
     context = Context(1, 1, where, RecordDict(), RUN_CONFIG | run_config)
     return open_node(Message(content, 1, "train"), context)
-
-
-def test_evaluation_uses_held_out_examples():
-    metrics, here = dict(ask(grid(), "evaluate").content["metrics"]), node()
-    loss, accuracy = evaluate(here.model(), here.held_out)
-    assert metrics == {"num-examples": 36, "eval-loss": loss, "eval-acc": accuracy}
 
 
 def test_seed_depends_on_node_round_and_run():

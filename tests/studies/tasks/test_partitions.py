@@ -4,7 +4,6 @@ import pytest
 from flwr_hetero_studies.tasks.partitions import (
     MIN_EXAMPLES,
     PARTITIONS,
-    assign_classes,
     dirichlet_parts,
     partition_rows,
 )
@@ -40,13 +39,6 @@ def test_dirichlet_equals_flower_datasets():
         assert theirs.load_partition(node)["row"][:] == part.tolist()
 
 
-def test_quantity_shares_per_fifth():
-    sizes = [len(part) for part in partition_rows(LABELS, 10, "quantity")]
-    assert sizes == [30, 30, 45, 45, 60, 60, 75, 75, 90, 90]
-    both = [len(part) for part in partition_rows(LABELS, 50, "quantity-classes")]
-    assert sum(both[:10]) < sum(both[20:30]) < sum(both[40:])
-
-
 @pytest.mark.parametrize(("nodes", "num", "slow"), [(20, 2, 4), (5, 1, 1), (7, 9, 6), (2, 1, 1)])
 def test_last_nodes_alone_hold_the_last_classes(nodes, num, slow):
     parts = partition_rows(LABELS, nodes, "classes-by-speed", classes_per_node=num)
@@ -54,17 +46,6 @@ def test_last_nodes_alone_hold_the_last_classes(nodes, num, slow):
     assert is_slow == [{False}] * (nodes - slow) + [{True}] * slow
     if nodes == 20:
         assert {len(part) for part in parts} == {30}
-
-
-@pytest.mark.parametrize(
-    ("num_classes", "num_partitions", "each"),
-    [(1, 1, 1), (2, 30, 1), (3, 7, 2), (5, 3, 5), (7, 30, 3), (12, 29, 11)],
-)
-def test_assigned_classes_distinct_and_balanced(num_classes, num_partitions, each):
-    assigned = assign_classes(num_classes, num_partitions, each, np.random.default_rng(0))
-    assert all(len(set(row)) == each for row in assigned.tolist())
-    counts = np.bincount(assigned.ravel(), minlength=num_classes)
-    assert counts.max() - counts.min() <= 1
 
 
 BY_SPEED = {"partition": "classes-by-speed"}

@@ -33,14 +33,6 @@ def test_all_keys_arrive():
     assert Settings.from_run_config({}) == Settings()
 
 
-def test_app_keys_are_passed_over_by_nodes():
-    run_config = {"policy": "fast", "num-tiers": 3, "seed": 2, "shuffle": True}
-    assert AppSettings.from_run_config(run_config) == AppSettings(
-        policy="fast", num_tiers=3, seed=2, shuffle=True
-    )
-    assert Settings.shared_part(run_config) == Settings(seed=2)
-
-
 @pytest.mark.parametrize(
     ("run_config", "message"),
     [
@@ -64,17 +56,6 @@ def test_app_keys_are_passed_over_by_nodes():
 def test_settings_refusals(run_config, message):
     with pytest.raises(ValueError, match=message):
         AppSettings.from_run_config(run_config)
-
-
-def test_errors_name_the_typed_key():
-    with pytest.raises(ValueError, match=r"^local-epochs and num-tiers$"), Settings().as_typed():
-        raise ValueError("local_epochs and num-tiers")
-
-
-def test_choices_of_an_app_and_real_fleets():
-    Settings(fleet="real").check_choice("model", ["auto", "mlp"])
-    with pytest.raises(ValueError, match="model must be one of mlp, cnn, got 'auto'"):
-        Settings().check_choice("model", ["mlp", "cnn"])
 
 
 def test_run_directory_is_that_asked_for_or_new(tmp_path, monkeypatch):

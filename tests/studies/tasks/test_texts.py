@@ -9,14 +9,11 @@ import torch
 from flwr_hetero_studies.tasks import (
     data_shape,
     load_partition,
-    load_test,
 )
-from flwr_hetero_studies.tasks.sources import measure, open_source
+from flwr_hetero_studies.tasks.sources import measure
 from flwr_hetero_studies.tasks.texts import (
     LENGTH,
-    PACKAGES,
     VOCABULARY,
-    stdlib_texts,
     token_numbers,
 )
 
@@ -45,28 +42,6 @@ def folder(tmp_path):
     columns = {"id": [f"row {i}" for i in range(60)], "sentence": rows, "label": labels}
     pq.write_table(pa.table(columns), tmp_path / "train.parquet")
     return tmp_path
-
-
-def test_text_column_is_found_by_its_type(folder):
-    assert data_shape(str(folder)) == ((LENGTH,), 3)
-    rows = pq.read_table(folder / "train.parquet").to_pylist()
-    expected = {(tuple(token_numbers([row["sentence"]])[0]), row["label"]) for row in rows}
-    parts = [load_partition(str(folder), i, 4) for i in range(4)] + [load_test(str(folder))]
-    inputs, targets = (torch.cat([getattr(p, n) for p in parts]) for n in ("inputs", "targets"))
-    assert (inputs.dtype, len(inputs)) == (torch.int64, 60)
-    found = zip(inputs.tolist(), targets.tolist(), strict=True)
-    assert {(tuple(row), label) for row, label in found} == expected
-
-
-def test_stdlib_is_balanced_and_the_same_each_time():
-    source = open_source("stdlib")
-    assert (source.shape, source.num_classes) == ((LENGTH,), len(PACKAGES))
-    counts = [np.bincount(split.labels).tolist() for split in (source.train, source.test)]
-    assert counts == [[800] * 10, [200] * 10]
-    again = stdlib_texts()
-    assert again[0] == stdlib_texts()[0]
-    assert not any("def test_" in text for text in again[0][:1000])
-    assert len(load_partition("stdlib", 0, 10, partition="classes", classes_per_node=1)) == 800
 
 
 def test_rows_of_numbers_are_standardised_by_column(tmp_path):

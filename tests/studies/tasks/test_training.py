@@ -1,12 +1,10 @@
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from flwr_hetero.client.batch_sampler import BatchSampler, UniformSampler
 from flwr_hetero_studies.tasks import (
     Examples,
-    evaluate,
     make_model,
     train,
 )
@@ -91,31 +89,6 @@ def test_on_batch_may_change_gradients():
     assert torch.equal(model[1].bias, start[1].bias)
     assert not torch.equal(model[1].weight, start[1].weight)
     assert result.examples_scored == 10
-
-
-def test_evaluation_equals_numpy_and_restores_the_mode():
-    model = softmax()
-    w, b = (p.detach().numpy().astype(np.float64) for p in model.parameters())
-    logits = X @ w.T + b
-    loss = (np.log(np.exp(logits).sum(1)) - logits[np.arange(12), Y]).mean()
-    expected = (loss, (logits.argmax(1) == Y).mean())
-    for batch_size in (1, 5, 12, 512):
-        assert evaluate(model, EXAMPLES, batch_size) == pytest.approx(expected, rel=1e-5)
-    for training in (True, False):
-        model = nn.Sequential(nn.Flatten(), nn.Dropout(0.9), nn.Linear(4, 3)).train(training)
-        assert evaluate(model, EXAMPLES) == evaluate(model, EXAMPLES)
-        assert model.training is training
-
-
-def test_amp_computes_in_bfloat16():
-    seen, models = [], (softmax(), softmax())
-    for model, amp in zip(models, (False, True), strict=True):
-        model[1].register_forward_hook(lambda _, __, output: seen.append(output.dtype))
-        train(model, EXAMPLES, Script(), num_steps=3, lr=0.05, amp=amp)
-    assert seen == [torch.float32] * 3 + [torch.bfloat16] * 3
-    for a, b in zip(*(model.parameters() for model in models), strict=True):
-        assert a.dtype == b.dtype == torch.float32
-        torch.testing.assert_close(a, b, rtol=0.02, atol=0.005)
 
 
 @pytest.mark.parametrize(

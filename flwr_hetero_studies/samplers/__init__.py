@@ -1,1 +1,0 @@
-"""Which sampler when."""
