@@ -17,7 +17,6 @@ from flwr_hetero.server.client_support import ClientSupport
 from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.loop import Run
 from flwr_hetero.server.profiling import identify_nodes, profile_nodes
-from flwr_hetero.server.loop import Run
 from flwr_hetero.server.selection import Selection
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_str
