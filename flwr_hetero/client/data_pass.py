@@ -1,4 +1,4 @@
-"""A node's pass over its data: it goes on from message to message, whatever the loader."""
+"""A node's pass over its data, which continues from message to message with any loader."""
 
 import random
 import sys
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Place(NamedTuple):
-    """Where a node is: batches given of the pass with this number; sizes are -1 if unknown."""
+    """The pass that a node is in, and the batches given of it; sizes are -1 if unknown."""
 
     size: int
     batch_size: int
@@ -28,88 +28,95 @@ class Place(NamedTuple):
 
     @property
     def pass_seed(self) -> int:
-        """Seed of this pass: each has another, and the same one in each message."""
+        """Seed of this pass: a different one for each pass, the same one in each message."""
         return int(np.random.SeedSequence([self.seed, self.number]).generate_state(1)[0])
 
 
 class Stream:
-    """A seeded run of the global generators, and of a loader's own, that goes on at each use."""
+    """A seeded run of the global generators, and of a loader's own, that continues at each use."""
 
     def __init__(self, seed: int, generators: Iterable[Any] = ()) -> None:
         torch: Any = sys.modules.get("torch")
-        self._own = [*generators, *([torch.default_generator] if torch else [])]
-        own = [torch.Generator().manual_seed(seed).get_state() for _ in self._own]
-        self._states, self._numpy = (random.Random(seed).getstate(), own), np.random.MT19937(seed)
+        self._generators = list(generators)
+        if torch is not None:
+            self._generators.append(torch.default_generator)
+        states = [torch.Generator().manual_seed(seed).get_state() for _ in self._generators]
+        self._states = (random.Random(seed).getstate(), states)
+        self._numpy = np.random.MT19937(seed)
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Draw from this stream within."""
+        """Draw from this stream within the block, and restore the users' generators after it."""
         before = self._swap(self._states)
         numpy = np.random.get_bit_generator()  # type: ignore[attr-defined]
         np.random.set_bit_generator(self._numpy)  # type: ignore[attr-defined]
         try:
             yield
         finally:
-            # the next use goes on here; what the user seeded is as if nothing had been drawn
             self._states = self._swap(before)
             np.random.set_bit_generator(numpy)  # type: ignore[attr-defined]
 
     def _swap(self, states: tuple[Any, list[Any]]) -> tuple[Any, list[Any]]:
         """Put states into the generators; return those that they had."""
-        before = random.getstate(), [generator.get_state() for generator in self._own]
+        before = (random.getstate(), [generator.get_state() for generator in self._generators])
         random.setstate(states[0])
-        for generator, state in zip(self._own, states[1], strict=True):
+        for generator, state in zip(self._generators, states[1], strict=True):
             generator.set_state(state)
         return before
 
     def iterate(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Give what a source gives; what it draws for that comes from this stream."""
+        """Give the items of a source, whose random draws come from this stream."""
         with self.used():
             items = iter(source)
         while True:
             with self.used():
-                found = list(islice(items, 1))
-            if not found:
+                item = list(islice(items, 1))
+            if not item:
                 return
-            yield found[0]
+            yield item[0]
 
 
 class Passes:
     """Passes over any iterable: each is entered by passing over what was given before."""
 
-    num_examples = 0
-    """Examples of the data; 0 if unknown."""
+    num_examples = 0  # of the data; 0 if unknown
 
-    def __init__(self, loader: Any, data: Any, drawing: Iterable[Any]) -> None:
-        self.size, self.batch_size = length_of(data), batch_size_of(loader)
-        self._loader, torch = loader, sys.modules.get("torch")
-        own = (getattr(each, "generator", None) for each in drawing)
-        kind = torch.Generator if torch else ()
-        self._generators = [generator for generator in own if isinstance(generator, kind)]
+    def __init__(self, loader: Any, data: Any, owners: Iterable[Any]) -> None:
+        self.size = length_of(data)
+        self.batch_size = batch_size_of(loader)
+        self._loader = loader
+        torch: Any = sys.modules.get("torch")
+        generators = [getattr(owner, "generator", None) for owner in owners]
+        kind = () if torch is None else torch.Generator
+        self._generators = [each for each in generators if isinstance(each, kind)]
 
     def first_place(self) -> Place:
         """Begin a node's first pass, with a seed that is drawn as a DataLoader draws one."""
-        if (torch := sys.modules.get("torch")) is None:
-            seed = np.random.randint(2**31 - 1)  # noqa: NPY002 (the one that users seed)
+        torch: Any = sys.modules.get("torch")
+        if torch is None:
+            # The generator that users seed.
+            seed = np.random.randint(2**31 - 1)  # noqa: NPY002
         else:
-            own = self._generators[0] if self._generators else None
-            seed = torch.randint(2**31 - 1, (), generator=own)
+            generator = self._generators[0] if self._generators else None
+            seed = torch.randint(2**31 - 1, (), generator=generator)
         return Place(self.size, self.batch_size, int(seed))
 
     def take(self, place: Place, count: int) -> Iterator[tuple[Place, Any]]:
-        """Give so many batches, of several passes if need be, each with the place after it."""
-        while count:
+        """Give ``count`` batches, of several passes if need be, each with the place after it."""
+        while True:
             for batch in islice(self.rest(place, count), count):
-                place, count = place._replace(position=place.position + 1), count - 1
+                place = place._replace(position=place.position + 1)
+                count -= 1
                 yield place, batch
-            if count and not place.position:
+            if not count:
+                return
+            if not place.position:
                 raise empty_pass()
-            if count:
-                place = place._replace(number=place.number + 1, position=0)
+            place = place._replace(number=place.number + 1, position=0)
 
     def rest(self, place: Place, count: int) -> Iterable[Any]:
         """Return the rest of a pass, of which ``count`` batches are wanted."""
-        # what a pass draws at random comes from its seed: its order is the same again
+        # All random draws of a pass come from its seed, so its order is the same in each message.
         whole = Stream(place.pass_seed, self._generators).iterate(self._loader)
         return islice(whole, place.position, None)
 
@@ -120,19 +127,20 @@ class IndexPasses(Passes):
     def __init__(self, loader: Any) -> None:
         by_batch = loader.batch_sampler is not None
         self._indices = loader.batch_sampler if by_batch else loader.sampler
-        # a batch sampler draws from a sampler, which may draw from another
-        self._samplers, inner = list[Any](), self._indices
+        # A batch sampler draws from a sampler, which may draw from another one.
+        self._samplers: list[Any] = []
+        inner = self._indices
         while inner is not None:
             self._samplers.append(inner)
             inner = getattr(inner, "sampler", None)
         super().__init__(loader, loader.dataset, [loader, *self._samplers])
         self.num_examples = max(0, self.size)
-        self._wanted = list[Any]()
+        self._wanted: list[Any] = []
         self._loader = drawn_by(loader, self._wanted, by_batch=by_batch)
 
     def take(self, place: Place, count: int) -> Iterator[tuple[Place, Any]]:
-        """Give so many batches, of several passes if need be, each with the place after it."""
-        # loaded in one go: workers load nothing ahead that will not be trained
+        """Give ``count`` batches, of several passes if need be, each with the place after it."""
+        # All are loaded in one go, so that workers load nothing ahead that will not be trained.
         plan = list(super().take(place, count))
         self._wanted[:] = [indices for _, indices in plan]
         for batch, (after, _) in zip(self._loader, plan, strict=False):
@@ -140,7 +148,7 @@ class IndexPasses(Passes):
 
     def rest(self, place: Place, count: int) -> Iterable[Any]:
         """Return the indices of the batches that are wanted of a pass."""
-        # one for several processes gives the same order until it gets the epoch
+        # A distributed sampler repeats its order until it is told the epoch.
         for sampler in self._samplers:
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(place.number)
@@ -153,38 +161,40 @@ class LoaderPass:
     """A pass over a loader in this message."""
 
     loader: Any
-    asked: int | None
-    """Batches that it gives; None: those of the loader's own pass."""
-    full: int
-    """Batches of the loader's own pass; -1 if unknown."""
-    places: Mapping[str, Place] = field(default_factory=dict)
-    """Where all loaders were before it."""
-    leader: "LoaderPass | None" = None
-    """The pass beside which it runs, as in ``zip``."""
+    asked: int | None  # batches that it gives; None: those of the loader's own pass
+    full: int  # batches of the loader's own pass; -1 if unknown
+    places: Mapping[str, Place] = field(default_factory=dict)  # of all loaders, before it
+    leader: "LoaderPass | None" = None  # the pass beside which it runs, as in zip()
     beside: "list[LoaderPass]" = field(default_factory=list)
     given: int = 0
-    given_alone: int = 0
-    """Batches given before the first pass beside it began."""
+    given_alone: int = 0  # batches given before the first pass beside it began
     examples: int = 0
-    optimizer_steps: int = 0
-    """Steps of optimizers since it began, until the next one begins."""
+    optimizer_steps: int = 0  # from its beginning to that of the next pass
     is_open: bool = True
-    has_ended: bool = False
-    """Whether it gave all that it had to give."""
+    has_ended: bool = False  # whether it gave all that it had to give
     step_s: list[float] = field(default_factory=list)
 
     @property
     def steps(self) -> int:
-        """Batches that it gave: one of each loader side by side is one step."""
-        # A pass that gave no more since another one began was only a look at a batch.
-        others = [] if self.given > self.given_alone else [each.given for each in self.beside]
-        return max([self.given, *others])
+        """Batches that it gave; batches of loaders side by side are one step."""
+        # A pass that gave no more batches once another one began was only a look at its data.
+        if self.given > self.given_alone:
+            return self.given
+        return max([self.given, *(other.given for other in self.beside)])
 
     @property
     def is_complete(self) -> bool:
-        """Whether it gave all, also if the loop broke off after the last batch."""
+        """Whether it gave all, even if the loop broke off after the last batch."""
         most = self.full if self.asked is None else self.asked
         return self.has_ended or 0 < most <= self.steps
+
+    def num_equal_before(self, sizes: object) -> int:
+        """Return how many loaders of these sizes run beside this pass and began before it."""
+        if self.leader is None:
+            return 0
+        before = self.leader.beside[: self.leader.beside.index(self)]
+        loaders = [other.loader for other in [self.leader, *before]]
+        return sum(loader.sizes == sizes for loader in loaders if loader is not self.loader)
 
 
 @dataclass
@@ -194,8 +204,7 @@ class OptimizerSteps:
     count: int = 0
     last: int = 0
     gaps: list[int] = field(default_factory=list)
-    after_end: int = 0
-    """Steps since the last pass has ended."""
+    after_end: int = 0  # steps since the last pass has ended
 
 
 def passes_of(loader: Iterable[Any]) -> Passes | None:
@@ -203,6 +212,30 @@ def passes_of(loader: Iterable[Any]) -> Passes | None:
     if isinstance(loader, Iterator):
         return None
     return IndexPasses(loader) if draws_indices(loader) else Passes(loader, loader, [loader])
+
+
+def repeated(
+    loader: Iterable[Any], count: int, sampler: "BatchSampler | None", *, is_more: bool
+) -> Iterator[Any]:
+    """Give ``count`` batches of a loader, pass after pass, with a sampler of this package if any.
+
+    ``is_more``: whether they prolong a pass that has given batches before.
+    """
+    given = 0
+    while given < count:
+        if sampler is not None and (given or is_more):
+            # The last batch may be in use when the next one is drawn.
+            sampler.continues = True
+        before = given
+        for given, batch in enumerate(loader, before + 1):
+            yield batch
+            if given == count:
+                # Workers have drawn ahead, and may end only after the next pass has begun.
+                if sampler is not None:
+                    sampler.settle()
+                return
+        if given == before:
+            raise empty_pass()
 
 
 def draws_indices(loader: object) -> bool:
@@ -215,28 +248,30 @@ def draws_indices(loader: object) -> bool:
 
 def is_ours(sampler: object) -> "TypeGuard[BatchSampler]":
     """Return whether this is a sampler of this package; a node without one needs no torch."""
-    own: Any = sys.modules.get("flwr_hetero.client.batch_sampler")
-    return own is not None and isinstance(sampler, own.BatchSampler)
+    module: Any = sys.modules.get("flwr_hetero.client.batch_sampler")
+    return module is not None and isinstance(sampler, module.BatchSampler)
 
 
 def drawn_by(loader: Any, indices: Any, *, by_batch: bool = True) -> Any:
     """Return a copy of a DataLoader that takes its indices from elsewhere."""
     changed = copy(loader)
-    # a DataLoader refuses to have these set
+    # A DataLoader refuses assignments to these attributes.
     changed.__dict__["batch_sampler" if by_batch else "sampler"] = indices
     changed.__dict__["_iterator"] = None
-    # accelerate's are around one
-    if (base := changed.__dict__.get("base_dataloader")) is not None:
+    # A loader of accelerate wraps another one.
+    base = changed.__dict__.get("base_dataloader")
+    if base is not None:
         changed.__dict__["base_dataloader"] = drawn_by(base, indices, by_batch=by_batch)
     return changed
 
 
 def plain_pass(loader: Any) -> Any:
-    """Return what gives a loader's own pass: in order, where a sampler of ours draws its batches.
+    """Return what gives a loader's own pass: in order if a sampler of ours draws its batches.
 
     Such a sampler gives some examples more often than others, and counts what it gives.
     """
-    if not is_ours(sampler := getattr(loader, "batch_sampler", None)):
+    sampler = getattr(loader, "batch_sampler", None)
+    if not is_ours(sampler):
         return loader
     numbers = range(sampler.num_samples)
     starts = range(0, sampler.num_samples, sampler.batch_size)
@@ -250,14 +285,16 @@ def empty_pass() -> ValueError:
 
 
 def batch_size_of(loader: Any) -> int:
-    """Return the examples of a loader's batches; -1 where that is unknown."""
-    owners = loader, getattr(loader, "batch_sampler", None)
-    sizes = (getattr(owner, "batch_size", None) for owner in owners)
-    return next((size for size in sizes if isinstance(size, int)), -1)
+    """Return the number of examples in a loader's batches; -1 if it is unknown."""
+    for owner in (loader, getattr(loader, "batch_sampler", None)):
+        size = getattr(owner, "batch_size", None)
+        if isinstance(size, int):
+            return size
+    return -1
 
 
 def length_of(sized: Any) -> int:
-    """Return a length; -1 where there is none."""
+    """Return a length; -1 if there is none."""
     with suppress(TypeError, NotImplementedError, AttributeError):
         return len(sized)
     return -1
