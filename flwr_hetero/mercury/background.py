@@ -48,29 +48,30 @@ def start_scoring(
     command = [sys.executable, "-m", MODULE, folder, str(deadline_s)]
     path = os.pathsep.join(filter(None, sys.path))
     env = {"OMP_NUM_THREADS": "1"} | os.environ | {"PYTHONPATH": path}
-    # the job is in a file without a name, as a pipe would block until the worker reads it
+    # The job is in a file without a name, because a pipe would block until the worker reads it.
     with tempfile.TemporaryFile() as source:
         source.write(job)
         source.seek(0)
         worker = Popen(
             command, stdin=source, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True, env=env
         )
-    # without a return code Popen would warn that nobody has waited for the process
+    # Without a return code Popen would warn that nobody has waited for the process.
     worker.returncode = 0
     return folder
 
 
 def collect_scores(folder: str) -> tuple[NDArray[np.float64], float]:
-    """Return the scores of the first samples and the seconds that they took; end the worker."""
+    """Return the scores so far and the seconds that they took; end the worker."""
     source = Path(folder)
     taken = Path(f"{folder}.taken")
-    scores = seconds = np.empty(0)
-    # the name comes from a saved state: never remove a folder of someone else
+    scores = np.empty(0)
+    seconds = np.empty(0)
+    # The name comes from a saved state, so check that the folder is one of this module.
     if source.name.startswith(PREFIX):
         with suppress(OSError):
-            # after the rename the worker finds no folder to write to, and ends
+            # After the rename the worker finds no folder to write to, and ends.
             source.rename(taken)
-            # read first because it is written last: no seconds without their scores
+            # Seconds are written after their scores, so they are read before them.
             seconds = np.fromfile(taken / SECONDS)
             scores = np.fromfile(taken / SCORES)
         shutil.rmtree(taken, ignore_errors=True)
@@ -79,7 +80,7 @@ def collect_scores(folder: str) -> tuple[NDArray[np.float64], float]:
 
 def main() -> None:
     """Score the job on standard input, then wait until the scores are collected."""
-    # before PyTorch is imported with the job; Windows has no such call
+    # Lower the priority before the job imports PyTorch. Windows has no such call.
     if hasattr(os, "nice"):
         os.nice(19)
     folder = Path(sys.argv[1])
@@ -108,8 +109,8 @@ def _score(job: bytes, folder: Path, deadline_s: float) -> None:
             for name, values in ((SCORES, scores), (SECONDS, time.monotonic() - start_s)):
                 with (folder / name).open("ab") as file:
                     file.write(np.asarray(values).tobytes())
-        # the folder was collected meanwhile
         except FileNotFoundError:
+            # The scores were collected meanwhile.
             return
 
 

@@ -18,7 +18,7 @@ from flwr_hetero.pgd.sampler import PGDSampler
 from flwr_hetero.state_dict import StateDict, check_state
 
 Gradients = Mapping[str, Tensor | None]
-EVERY = {"topk": 1, "stochastic": 4}  # by rule: one batch in so many is measured
+EVERY = {"topk": 1, "stochastic": 4}  # by rule: one batch in this many is measured
 
 
 class AggregatedGradient:
@@ -28,8 +28,8 @@ class AggregatedGradient:
         self.parameters = dict(parameters)
         self.num_samples = num_samples
         self.total = {n: at_least_single(torch.zeros_like(p)) for n, p in parameters.items()}
-        # Number of examples that the total covers. It follows Eq. 9 too, so that it corrects the
-        # total as Adam corrects its moments.
+        # Number of examples that the total covers. It follows Eq. 9 too, and corrects the total as
+        # Adam corrects its moments.
         self.covered = 0.0
 
     @property
@@ -104,7 +104,7 @@ class PriorityFeed(BatchSampler):
         self.gradient = AggregatedGradient(self.listener.parameters, sampler.num_samples)
         self._num_trained = 0
         self._every = EVERY[sampler.rule]
-        # batches drawn and not trained; a loop may drop any number of them
+        # Batches drawn and not trained; a loop may drop any number of them.
         self._ahead: deque[Batch] = deque(maxlen=4096)
         self._watch: RemovableHandle | None = None
 
@@ -126,21 +126,21 @@ class PriorityFeed(BatchSampler):
             self.gradient.to_device()
             self.listener.direction = self.gradient.total
 
-    def note_help(self) -> None:
-        """Do nothing: only a batch in a backward pass counts as help."""
+    def mark_trained(self) -> None:
+        """Do nothing: the sampler learns only from a backward pass."""
 
     def _weights_of(self, indices: Indices) -> Floats:
         """Return the weights of a drawn batch; forget it and those before it."""
         for _ in range(len(self._ahead)):
             drawn, weights = self._ahead.popleft()
             if np.array_equal(drawn, indices):
-                super().note_help()
+                super().mark_trained()
                 return weights
         raise invalid("indices", list(indices), "be of a batch drawn and not yet trained")
 
     def watch(self, indices: Indices, losses: Tensor) -> None:
         """Learn from the backward pass of these losses, at its end."""
-        # the losses before may have had no backward pass
+        # The losses of the last batch may have had no backward pass.
         if self._watch is not None:
             self._watch.remove()
         if not losses.requires_grad:
@@ -149,7 +149,7 @@ class PriorityFeed(BatchSampler):
         trained = {n: p for n, p in self.gradient.parameters.items() if p.requires_grad}
 
         def learn(gradients: Sequence[Tensor | None] | None, scale: float) -> None:
-            # after an overflow there are no gradients, and a GradScaler skips the step
+            # After an overflow there are no gradients, and a GradScaler skips the step.
             if gradients is not None:
                 by_name = dict.fromkeys(self.gradient.total)
                 by_name |= dict(zip(trained, gradients, strict=True))
@@ -173,14 +173,14 @@ class PriorityFeed(BatchSampler):
     def _learn(self, indices: Indices, weights: Floats, scale: float, gradients: Gradients) -> bool:
         """Learn from the gradients of the mean of ``weights * losses``; True if it was measured."""
         measured = self.listener.collect(len(indices))
-        # the next batch in a backward pass may be of another sampler
+        # The next batch in a backward pass may come from another sampler.
         self.listener.direction = {}
         if measured is not None:
-            # Alg. 1, l. 9 and 10: the loss of example i had the factor scale * weight_i / batch
+            # Alg. 1, l. 9 and 10: the loss of example i had the factor scale * weight_i / batch.
             factors = weights * scale / (self.gradient.scale * len(indices))
             self.sampler.update(indices, measured.cpu().numpy() / factors)
         if self._measures:
-            # l. 11 and 22: this batch stands for those that were not measured too
+            # l. 11 and 22: this batch also stands for those that were not measured.
             self.gradient.absorb(len(indices) * self._every, gradients)
         self._count()
         return measured is not None

@@ -68,8 +68,8 @@ class PGDSampler(BatchSampler):
         self.renewal_share = check_number("renewal_share", renewal_share, "(0, 1]")
         self.trend = algorithm.start_trend(self.num_samples)
         self.iteration = 0
-        # topk: the round-robin, and how many examples were taken from it;
-        # stochastic: the epoch with its weights, and how much of it was drawn
+        # With topk: the round-robin, and how many examples were taken from it.
+        # With stochastic: the epoch with its weights, and how much of it was drawn.
         self.order = self.rng.permutation(self.num_samples)
         self.weights = np.ones(self.num_samples)
         self.position = 0 if rule == "topk" else self.num_samples
@@ -78,7 +78,7 @@ class PGDSampler(BatchSampler):
     def num_renewed(self) -> int:
         """Examples in a batch of ``topk`` that are taken in turn."""
         size = min(self.batch_size, self.num_samples)
-        # the first epoch takes the place of the paper's initial pass over the data
+        # The first epoch takes the place of the paper's initial pass over the data.
         if self.position < self.num_samples and (self.trend.computed_at < 0).any():
             return size
         return max(1, round(self.renewal_share * size))
@@ -104,7 +104,7 @@ class PGDSampler(BatchSampler):
             self.order = algorithm.weighted_shuffle(counts, self.rng)
             self.weights = 1.0 / counts[self.order]
             self.position = 0
-        # the last batch of an epoch may be smaller
+        # The last batch of an epoch may be smaller.
         batch = slice(self.position, self.position + self.batch_size)
         self.position = min(batch.stop, self.num_samples)
         return self.order[batch], self.weights[batch]
@@ -116,8 +116,8 @@ class PGDSampler(BatchSampler):
         self.trend = algorithm.learn(self.trend, index, priority, self.iteration)
         if self.rule == "topk":
             self.iteration += 1
-        # new priorities of all examples begin a new epoch
         elif len(index) == self.num_samples == len(np.unique(index)):
+            # New priorities of all examples begin a new epoch.
             self.position = self.num_samples
 
     def fed_by(self, model: Any) -> BatchSampler:
