@@ -17,8 +17,6 @@ from flwr_hetero.client.weighted_loss import on_backward
 from flwr_hetero.errors import check_choice, check_count, invalid
 from flwr_hetero.state_dict import StateDict, check_state, entries_below
 
-_SETTINGS = ("method", "unit", "seed")
-
 
 class OrderedSampler(BatchSampler):
     """Visit fixed units of the data, each once a pass, in an order that is improved every pass.
@@ -56,6 +54,7 @@ class OrderedSampler(BatchSampler):
     1.0
     """
 
+    settings = (*BatchSampler.settings, "method", "unit", "seed")
     learns = True
     hint = (
         "call hetero.batches(loader, msg, model=model) or follow(loader.batch_sampler, msg, "
@@ -73,7 +72,7 @@ class OrderedSampler(BatchSampler):
         num_units: int | None = None,
     ) -> None:
         super().__init__(num_samples, batch_size, seed=seed)
-        self.seed = seed
+        self.seed = int(seed)
         self.method = check_choice("method", method, METHODS)
         self.unit = check_choice("unit", unit, ("batch", "example"))
         largest = 0 if unit == "example" else num_samples
@@ -143,9 +142,6 @@ class OrderedSampler(BatchSampler):
             self.node_order.position = self._trained
         elif self._was_trained and self.watching:
             self.node_order.position = self.node_order.num_seen
-
-    def update(self, indices: NDArray[np.int64], scores: NDArray[np.float64]) -> None:
-        """Do nothing: orders are made from gradients, see :meth:`observe`."""
 
     @property
     def watching(self) -> bool:
@@ -253,7 +249,6 @@ class OrderedSampler(BatchSampler):
     def state_dict(self) -> StateDict:
         """Return sizes, settings, terms and the order."""
         state = super().state_dict() | {"num_units": len(self.units)}
-        state |= {name: getattr(self, name) for name in _SETTINGS}
         state |= {f"terms.{name}": value for name, value in self.terms._asdict().items()}
         state |= {f"order.{name}": value for name, value in self.node_order.state_dict().items()}
         state |= {f"begun.{name}": value for name, value in self._begun.items()}
@@ -262,9 +257,6 @@ class OrderedSampler(BatchSampler):
     def load_state_dict(self, state: StateDict) -> None:
         """Continue where ``state_dict`` was taken; see the parent for errors."""
         check_state(state, {"num_units": int}, "OrderedSampler")
-        if any(state.get(name) != getattr(self, name) for name in _SETTINGS):
-            rule = f"{self.method}, {self.unit}, seed {self.seed}"
-            raise ValueError(f"state of OrderedSampler must be of {rule}.")
         num_units = int(state["num_units"])
         begun = entries_below("begun.", state)
         order = METHODS[self.method](num_units, self.seed)

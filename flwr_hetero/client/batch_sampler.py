@@ -45,6 +45,8 @@ class BatchSampler(ABC, Sampler[list[int]]):
 
     learns_from = "loss"
     """What :meth:`update` expects as scores: ``loss``, ``importance`` or ``priority``."""
+    # Attributes that must be the same in a state.
+    settings: ClassVar[tuple[str, ...]] = ("num_samples", "batch_size")
     # A sampler that learns raises an error if a training loop neither takes nor updates batches.
     learns = False
     # Whether watch() looks at gradients of a model's parameters.
@@ -66,9 +68,8 @@ class BatchSampler(ABC, Sampler[list[int]]):
     def next_batch(self) -> Batch:
         """Draw a batch, (batch,) indices and weights: the step is the mean of weights * losses."""
 
-    @abstractmethod
     def update(self, indices: Indices, scores: Floats) -> None:
-        """Learn from the scores of processed examples, one finite number per index."""
+        """Learn from the scores of processed examples, one finite number per index, if at all."""
 
     def watch(self, indices: Indices, losses: Any) -> None:
         """Learn from the backward pass that these losses are about to go through, if at all."""
@@ -149,14 +150,15 @@ class BatchSampler(ABC, Sampler[list[int]]):
 
     def state_dict(self) -> StateDict:
         """Return all that is needed to continue, as flat arrays and scalars."""
-        sizes = {"num_samples": self.num_samples, "batch_size": self.batch_size}
-        return {**sizes, "rng": rng_to_str(self.rng)}
+        settings = {name: getattr(self, name) for name in self.settings}
+        return {**settings, "rng": rng_to_str(self.rng)}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue where ``state_dict`` was taken; ValueError, unchanged, if it does not fit."""
         owner = type(self).__name__
-        check_state(state, {"num_samples": int, "batch_size": int, "rng": str}, owner)
-        for name in ("num_samples", "batch_size"):
+        settings = {name: type(getattr(self, name)) for name in self.settings}
+        check_state(state, {**settings, "rng": str}, owner)
+        for name in self.settings:
             wanted = getattr(self, name)
             if state[name] != wanted:
                 raise ValueError(
@@ -206,9 +208,6 @@ class UniformSampler(BatchSampler):
         indices = self.order[self.position : self.position + self.batch_size]
         self.position += len(indices)
         return indices, np.ones(len(indices))
-
-    def update(self, indices: Indices, scores: Floats) -> None:
-        """Do nothing: uniform sampling has nothing to learn."""
 
     def state_dict(self) -> StateDict:
         """Return sizes, generator, the epoch's order and the position in it."""

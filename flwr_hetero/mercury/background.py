@@ -80,38 +80,36 @@ def collect_scores(folder: str) -> tuple[NDArray[np.float64], float]:
 
 def main() -> None:
     """Score the job on standard input, then wait until the scores are collected."""
-    # Lower the priority before the job imports PyTorch. Windows has no such call.
+    # Lower the priority before PyTorch is imported. Windows has no such call.
     if hasattr(os, "nice"):
         os.nice(19)
     folder = Path(sys.argv[1])
     deadline_s = float(sys.argv[2])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+
+    def goes_on() -> bool:
+        return folder.is_dir() and time.monotonic() < deadline_s
+
     try:
-        _score(sys.stdin.buffer.read(), folder, deadline_s)
-        while folder.is_dir() and time.monotonic() < deadline_s:
+        from flwr_hetero.client.weighted_loss import LOSS, score_batches
+
+        model, inputs, targets, loss_fn, batch_size = pickle.loads(sys.stdin.buffer.read())
+        device = next(model.parameters()).device
+        for x, y in zip(inputs.split(batch_size), targets.split(batch_size), strict=True):
+            if not goes_on():
+                break
+            start_s = time.monotonic()
+            scores = score_batches(model, [(x.to(device), y.to(device))], loss_fn or LOSS)
+            seconds = time.monotonic() - start_s
+            # If the scores are collected meanwhile, there is no folder any more.
+            with suppress(FileNotFoundError):
+                for name, values in ((SCORES, scores), (SECONDS, seconds)):
+                    with (folder / name).open("ab") as file:
+                        file.write(np.asarray(values).tobytes())
+        while goes_on():
             time.sleep(0.2)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _score(job: bytes, folder: Path, deadline_s: float) -> None:
-    """Append scores to the folder until all are there, the folder is gone or the time is up."""
-    from flwr_hetero.client.weighted_loss import LOSS, score_batches  # imports PyTorch
-
-    model, inputs, targets, loss_fn, batch_size = pickle.loads(job)
-    device = next(model.parameters()).device
-    for x, y in zip(inputs.split(batch_size), targets.split(batch_size), strict=True):
-        if not folder.is_dir() or time.monotonic() > deadline_s:
-            return
-        start_s = time.monotonic()
-        scores = score_batches(model, [(x.to(device), y.to(device))], loss_fn or LOSS)
-        try:
-            for name, values in ((SCORES, scores), (SECONDS, time.monotonic() - start_s)):
-                with (folder / name).open("ab") as file:
-                    file.write(np.asarray(values).tobytes())
-        except FileNotFoundError:
-            # The scores were collected meanwhile.
-            return
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from flwr_hetero.client.batch_sampler import Batch, BatchSampler, coverage_and_age
-from flwr_hetero.errors import check_choice, invalid
+from flwr_hetero.errors import check_choice
 from flwr_hetero.mercury import algorithm
 from flwr_hetero.mercury.algorithm import Floats, Groups, Indices
 from flwr_hetero.state_dict import StateDict, check_state
@@ -53,6 +53,7 @@ class MercurySampler(BatchSampler):
     1
     """
 
+    settings = (*BatchSampler.settings, "estimator")
     learns = True
 
     def __init__(
@@ -185,7 +186,6 @@ class MercurySampler(BatchSampler):
         groups = self.groups._replace(order=self.groups.order.astype(np.int32))._asdict()
         drawn = np.array([indices for indices, _ in self._drawn_ahead], np.int64)
         return super().state_dict() | {
-            "estimator": self.estimator,
             **{f"group_{name}": value for name, value in groups.items()},
             "awaits_group": self._awaits_group,
             "steps": self.steps,
@@ -202,7 +202,6 @@ class MercurySampler(BatchSampler):
         """Continue where ``state_dict`` was taken; see the parent for errors."""
         counts = ("group_turn", "group_size", "steps", "num_averaged", "num_pending")
         schema: dict[str, object] = {
-            "estimator": str,
             "awaits_group": bool,
             **dict.fromkeys(counts, int),
             "group_order": ((self.num_samples,), "i"),
@@ -215,8 +214,6 @@ class MercurySampler(BatchSampler):
         }
         check_state(state, schema, "MercurySampler")
         saved: dict[str, Any] = {name: state[name] for name in schema}
-        if saved["estimator"] != self.estimator:
-            raise invalid("estimator of the state", saved["estimator"], f"be {self.estimator}")
         # The parent makes the last check, so nothing changes before it.
         super().load_state_dict(state)
         order = saved["group_order"].astype(np.int64)

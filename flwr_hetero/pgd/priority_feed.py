@@ -201,9 +201,6 @@ class PriorityFeed(BatchSampler):
         self.gradient.covered = float(self.num_samples)
         self.sampler.update(np.arange(self.num_samples), priorities)
 
-    def update(self, indices: Indices, scores: Floats) -> None:
-        """Do nothing: training loops pass losses, not priorities."""
-
     def summary(self) -> dict[str, float]:
         """Describe the sampler's state for the history."""
         return self.sampler.summary()

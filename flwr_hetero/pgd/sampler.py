@@ -45,6 +45,7 @@ class PGDSampler(BatchSampler):
     (0, [1.0, 1.0])
     """
 
+    settings = (*BatchSampler.settings, "rule")
     learns_from = "priority"
     learns = True
     hint = (
@@ -136,19 +137,15 @@ class PGDSampler(BatchSampler):
             "priority": self.trend.priority.copy(),
             "slope": self.trend.slope.copy(),
             "computed_at": self.trend.computed_at.astype(np.int32),
-            "rule": self.rule,
             "position": self.position,
             "iteration": self.iteration,
         }
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue where ``state_dict`` was taken; see the parent for errors."""
-        owner = type(self).__name__
         kinds = {"order": "i", "weights": "f", "priority": "f", "slope": "f", "computed_at": "i"}
         arrays = {name: ((self.num_samples,), kind) for name, kind in kinds.items()}
-        check_state(state, {**arrays, "rule": str, "position": int, "iteration": int}, owner)
-        if state["rule"] != self.rule:
-            raise ValueError(f"state of {owner} must hold rule={self.rule}, got {state['rule']}.")
+        check_state(state, {**arrays, "position": int, "iteration": int}, type(self).__name__)
         super().load_state_dict(state)
         saved = {name: np.array(state[name], f"{kind}8") for name, kind in kinds.items()}
         self.order = saved["order"]

@@ -13,8 +13,8 @@ from torch import nn
 from toy import reply_with
 
 from flwr_hetero import keys
+from flwr_hetero.client import _warned
 from flwr_hetero.client import carried as carried_module
-from flwr_hetero.client.handler import _said
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import hetero, timing
 from flwr_hetero.strategy import FedSlice
@@ -116,8 +116,8 @@ def test_an_optimizer_that_the_app_carries_on_keeps_its_state():
     assert float(node.made[0].state[node.model.weight]["momentum_buffer"].min()) > 5.0
 
 
-def test_another_model_begins_anew_and_that_is_said(caplog):
-    _said.clear()
+def test_another_model_begins_anew_and_that_is_warned(caplog):
+    _warned.clear()
     node = Trainer(MOMENTUM).fits(3)
     node.model = nn.Linear(3, 4)
     node.fits(1)
@@ -133,8 +133,8 @@ def test_a_node_recovers_from_a_state_that_is_no_number():
     assert np.isfinite(node.fits(2).weights).all()
 
 
-def test_a_state_too_large_for_a_message_begins_anew_and_is_said(caplog, monkeypatch):
-    _said.clear()
+def test_a_state_too_large_for_a_message_begins_anew_and_is_warned(caplog, monkeypatch):
+    _warned.clear()
     monkeypatch.setattr(carried_module, "MOST_BYTES", 99)
     parts, anew = Trainer(MOMENTUM).fits(3, 3), Trainer(MOMENTUM).fits(3, 3, keep=False)
     np.testing.assert_array_equal(parts.weights, anew.weights)

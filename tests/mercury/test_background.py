@@ -1,6 +1,7 @@
-"""The worker is a real process; tests that wait for it carry a marker."""
+"""The worker as a real process once; how it ends is tested in this process."""
 
 import os
+import pickle
 import signal
 from contextlib import suppress
 from functools import partial
@@ -68,21 +69,65 @@ def test_killed_worker_costs_what_it_had_not_scored(tmp_path):
     assert not folder.exists()
 
 
-@pytest.mark.deploy
-@pytest.mark.parametrize("how", ["its time is up", "SIGTERM", "its job fails"])
-def test_a_worker_that_ends_leaves_nothing_behind(how):
-    model, inputs, targets = data(3)
-    targets = torch.full((3,), 99) if how == "its job fails" else targets  # no such class
-    limit_s = 3.0 if how == "its time is up" else 600.0
-    folder = start_scoring(model, inputs, targets, batch_size=1, limit_s=limit_s)
-    if how == "SIGTERM":
-        wait_until(lambda: scored(folder) == 3, step_s=0.001)
-        os.kill(*workers_of(folder), signal.SIGTERM)
-    wait_until(lambda: not Path(folder).exists())
-    wait_until(lambda: not workers_of(folder))
+@pytest.fixture
+def run_worker(monkeypatch, tmp_path):
+    """Give a function that runs the worker in this process; it returns the number of scores."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    # Windows has no nice(), and this process is to keep its priority.
+    monkeypatch.delattr(os, "nice")
+    handler = signal.getsignal(signal.SIGTERM)
+
+    def run(targets, deadline_s, while_waiting):
+        counts = []
+        model, inputs, _ = data(3)
+
+        def sleep(_):
+            counts.append(scored(str(folder)))
+            while_waiting(folder)
+
+        clock = type("Clock", (), {"monotonic": lambda: len(counts), "sleep": sleep})
+        monkeypatch.setattr(background, "time", clock)
+        job = pickle.dumps((model, inputs, torch.tensor(targets), None, 1))
+        monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(job)))
+        monkeypatch.setattr("sys.argv", ["background", str(folder), str(deadline_s)])
+        try:
+            background.main()
+        finally:
+            assert not folder.exists()
+            counts.append(0)
+        return counts[0]
+
+    yield run
+    signal.signal(signal.SIGTERM, handler)
 
 
-def test_caller_goes_on_and_removes_only_what_a_worker_made(monkeypatch, tmp_path):
+def test_a_worker_that_ends_leaves_nothing_behind(run_worker):
+    assert run_worker([0, 1, 2], deadline_s=5, while_waiting=lambda folder: None) == 3
+
+
+def test_a_worker_ends_when_its_scores_are_collected(run_worker):
+    assert (
+        run_worker(
+            [0, 1, 2],
+            float("inf"),
+            while_waiting=lambda folder: folder.rename(folder.with_name("taken")),
+        )
+        == 3
+    )
+
+
+def test_a_worker_that_is_terminated_leaves_nothing_behind(run_worker):
+    with pytest.raises(SystemExit):
+        run_worker([0, 1, 2], float("inf"), lambda _: signal.raise_signal(signal.SIGTERM))
+
+
+def test_a_worker_whose_job_fails_leaves_nothing_behind(run_worker):
+    with pytest.raises(IndexError):
+        run_worker([99] * 3, float("inf"), pytest.fail)  # no such class
+
+
+def test_caller_continues_and_removes_only_what_a_worker_made(monkeypatch, tmp_path):
     monkeypatch.setattr(background, "MODULE", "timeit")  # never reads the job
     folder = start_scoring(*data(10**5))  # more than a pipe takes
     assert Path(folder).is_dir()
@@ -90,15 +135,3 @@ def test_caller_goes_on_and_removes_only_what_a_worker_made(monkeypatch, tmp_pat
         scores, seconds = collect_scores(made)
         assert (len(scores), seconds) == (0, 0.0)
         assert Path(made).exists() == found
-
-
-def test_a_worker_scores_where_no_process_can_be_nice(monkeypatch, tmp_path):
-    """As on Windows."""
-    monkeypatch.delattr(os, "nice")
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr("sys.argv", ["background", str(tmp_path / "folder"), "inf"])
-    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO()))
-    scored = []
-    monkeypatch.setattr(background, "_score", lambda *job: scored.append(job))
-    background.main()
-    assert len(scored) == 1
