@@ -298,3 +298,18 @@ def length_of(sized: Any) -> int:
     with suppress(TypeError, NotImplementedError, AttributeError):
         return len(sized)
     return -1
+
+
+def batch_length(batch: Any) -> int | None:
+    """Return the length of the first tensor or array in a batch; None if it has none."""
+    shape = getattr(batch, "shape", None)
+    if shape:
+        return int(shape[0])
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, (tuple, list)):
+        for part in batch:
+            length = batch_length(part)
+            if length is not None:
+                return length
+    return None

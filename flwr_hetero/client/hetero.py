@@ -205,29 +205,20 @@ class StepLoader:
         self._passes: Passes | None = None
         # Number of this loader among those of the same sizes that are iterated side by side.
         self._index: int | None = None
-        self._length: int | None = None
+        self._last_pass: LoaderPass | None = None
 
     def __iter__(self) -> Iterator[Any]:
         """Give a pass: its share of the batches asked for, or the loader's own pass."""
         if not gradients_are_on():
-            self._length = length_of(self._own)
+            self._last_pass = LoaderPass(self, length_of(self._own), -1)
             yield from self._own
             return
         current = self._work.begin_pass(self, self.num_steps, length_of(self._loader))
-        self._length = current.asked
+        self._last_pass = current
         batches = self._loader
         if current.asked is not None:
             batches = self._asked(current, current.asked)
-        has_ended = False
-        try:
-            for batch in batches:
-                self._work.count(current, batch_length(batch))
-                self._length = max(self._length or 0, current.given)
-                yield batch
-                self._work.step_done(current)
-            has_ended = True
-        finally:
-            self._work.end_pass(current, has_ended=has_ended)
+        yield from self._work.give(current, batches)
 
     def __len__(self) -> int:
         """Batches of the last pass, else of the next one."""
@@ -238,7 +229,9 @@ class StepLoader:
         self._work.carried.length_asked = True
         if self.num_steps is None:
             return len(self._loader)  # type: ignore[arg-type]
-        return self._work.allotment(self.num_steps) if self._length is None else self._length
+        if self._last_pass is None:
+            return self._work.allotment(self.num_steps)
+        return max(self._last_pass.asked or 0, self._last_pass.given)
 
     def _asked(self, current: LoaderPass, count: int) -> Iterator[Any]:
         """Give ``count`` batches, and more until they hold a whole optimizer step."""
@@ -315,19 +308,4 @@ def asked_steps(msg: object) -> int | None:
     for record in records:
         if keys.NUM_STEPS in record:
             return check_count(keys.NUM_STEPS, record[keys.NUM_STEPS], 1)
-    return None
-
-
-def batch_length(batch: Any) -> int | None:
-    """Return the length of the first tensor or array in a batch; None if it has none."""
-    shape = getattr(batch, "shape", None)
-    if shape:
-        return int(shape[0])
-    if isinstance(batch, Mapping):
-        batch = list(batch.values())
-    if isinstance(batch, (tuple, list)):
-        for part in batch:
-            length = batch_length(part)
-            if length is not None:
-                return length
     return None

@@ -8,9 +8,9 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 
 from flwr_hetero._flwr import log
-from flwr_hetero.client import MOD, warn_once
+from flwr_hetero.client import MOD
 from flwr_hetero.client.data_pass import batch_size_of, drawn_by, draws_indices, is_ours
-from flwr_hetero.client.session import Session, current_session
+from flwr_hetero.client.session import current_session
 from flwr_hetero.errors import invalid
 from flwr_hetero.keys import PREFIX
 from flwr_hetero.records import arrays_in, configs_in
@@ -168,30 +168,3 @@ def with_sampler(loader: Any, make: SamplerMaker, model: Any) -> Any:
 def no_model(hint: str) -> ValueError:
     """Make the error for a sampler that learns from gradients but has no model."""
     return invalid("model", None, "be the model whose gradients the sampler uses", hint)
-
-
-def finish(session: Session, *, trained: bool) -> dict[str, Mapping[str, Any]]:
-    """Check and save what a ClientApp's function used; return the records for the reply."""
-    # First discard batches drawn but not trained, so that they are neither saved nor reported.
-    for sampler in session.iterated:
-        sampler.settle()
-        reason = sampler.why_not_trained()
-        if trained and reason:
-            raise RuntimeError(reason)
-    records: dict[str, Mapping[str, Any]] = {}
-    for sampler in session.followers:
-        records |= sampler.reply_records()
-    if trained:
-        records |= session.work.finish()
-        session.carried.save(session.work.steps, session.work.job_steps)
-    for name, (sampler, context) in session.kept.items():
-        save_state(context, name, sampler.state_dict())
-    if trained and not session.has_saved:
-        for sampler in session.iterated:
-            if sampler.learns:
-                hint = (
-                    "loader = hetero.batches(loader, msg), or keep(loader.batch_sampler, context)"
-                )
-                loss = "is not kept: what it learns is lost after each round"
-                warn_once(f"{type(sampler).__name__} {loss}; add: {hint}")
-    return records

@@ -5,6 +5,7 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Mapping
 from math import isfinite, nan
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,8 +14,9 @@ from flwr.app import ConfigRecord, Context, Message, MessageType
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import ClientAppCallable, is_message_process
+from flwr_hetero.client import warn_once
 from flwr_hetero.client.device import FORWARD_SHARE
-from flwr_hetero.client.samplers import finish
+from flwr_hetero.client.samplers import save_state
 from flwr_hetero.client.session import CURRENT, TORCH_WATCH, Session
 from flwr_hetero.compression.node import unpacking
 from flwr_hetero.records import configs_in, read_number
@@ -78,7 +80,7 @@ def call_app(message: Message, context: Context, call_next: ClientAppCallable) -
         # Without a reply a SuperNode would wait for ever.
         if not isinstance(reply, Message):
             raise TypeError(f"the ClientApp returned {type(reply).__name__}, not a Message")
-        records = finish(session, trained=trains)
+        records = _finish(session, trained=trains)
     except StopIteration as error:
         steps = session.work.steps
         if not steps:
@@ -94,6 +96,33 @@ def call_app(message: Message, context: Context, call_next: ClientAppCallable) -
         if reply.has_content() and name not in reply.content:
             reply.content[name] = ConfigRecord(dict(record))
     return reply
+
+
+def _finish(session: Session, *, trained: bool) -> dict[str, Mapping[str, Any]]:
+    """Check and save what a ClientApp's function used; return the records for the reply."""
+    # First discard batches drawn but not trained, so that they are neither saved nor reported.
+    for sampler in session.iterated:
+        sampler.settle()
+        reason = sampler.why_not_trained()
+        if trained and reason:
+            raise RuntimeError(reason)
+    records: dict[str, Mapping[str, Any]] = {}
+    for sampler in session.followers:
+        records |= sampler.reply_records()
+    if trained:
+        records |= session.work.finish()
+        session.carried.save(session.work.steps, session.work.job_steps)
+    for name, (kept, context) in session.kept.items():
+        save_state(context, name, kept.state_dict())
+    if trained and not session.has_saved:
+        for sampler in session.iterated:
+            if sampler.learns:
+                hint = (
+                    "loader = hetero.batches(loader, msg), or keep(loader.batch_sampler, context)"
+                )
+                loss = "is not kept: what it learns is lost after each round"
+                warn_once(f"{type(sampler).__name__} {loss}; add: {hint}")
+    return records
 
 
 def timing_record(

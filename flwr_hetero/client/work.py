@@ -1,7 +1,7 @@
 """Counts what a node does for a message: passes over its data, steps, examples, and times."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from flwr.app import ConfigRecord, Context
@@ -9,7 +9,13 @@ from flwr.app import ConfigRecord, Context
 from flwr_hetero import keys
 from flwr_hetero.client import warn_once
 from flwr_hetero.client.carried import Carried
-from flwr_hetero.client.data_pass import LoaderPass, OptimizerSteps, Passes, Place
+from flwr_hetero.client.data_pass import (
+    LoaderPass,
+    OptimizerSteps,
+    Passes,
+    Place,
+    batch_length,
+)
 from flwr_hetero.records import configs_in
 
 # Keys of Flower's own examples, in a message's config or in the run-config.
@@ -148,27 +154,27 @@ class Work:
             self.places[name] = passes.first_place()
         return name, self.places[name]
 
-    def count(self, current: LoaderPass, size: int | None) -> None:
-        """Count a batch that is given, of ``size`` examples if that is known."""
-        current.given += 1
-        current.examples += size or 0
-        if size is None:
-            self._has_sizes = False
-
-    def step_done(self, current: LoaderPass) -> None:
-        """Note that the loop asks for the next batch: a step is the time between two requests."""
-        now_s = time.monotonic()
-        current.step_s.append(now_s - self._since_s)
-        self._since_s = now_s
-        self._after_batch(current)
-
-    def end_pass(self, current: LoaderPass, *, has_ended: bool) -> None:
-        """Note that a pass is over: it has given all its batches, or the app left the loop."""
-        current.is_open = False
-        current.has_ended = has_ended
-        if not has_ended:
-            # A loop that breaks off does not ask for the next batch.
-            self._after_batch(current)
+    def give(self, current: LoaderPass, batches: Iterable[Any]) -> Iterator[Any]:
+        """Give the batches of a pass, and count them with their examples and times."""
+        try:
+            for batch in batches:
+                current.given += 1
+                size = batch_length(batch)
+                current.examples += size or 0
+                if size is None:
+                    self._has_sizes = False
+                yield batch
+                # A step takes the time from one request for a batch to the next.
+                now_s = time.monotonic()
+                current.step_s.append(now_s - self._since_s)
+                self._since_s = now_s
+                self._after_batch(current)
+            current.has_ended = True
+        finally:
+            current.is_open = False
+            if not current.has_ended:
+                # A loop that breaks off does not ask for the next batch.
+                self._after_batch(current)
 
     def _after_batch(self, current: LoaderPass) -> None:
         job_steps = self.planned * current.full if current.full > 0 else None
