@@ -79,6 +79,9 @@ class OrderedSampler(BatchSampler):
         if num_units is not None and check_count("num_units", num_units, 1) > largest:
             raise invalid("num_units", num_units, f"lie in 1..{num_samples}, with unit='batch'")
         default = num_samples if unit == "example" else max(1, round(num_samples / batch_size))
+        # The last batch of a pass may have fewer units.
+        self.units_per_batch = self.batch_size if unit == "example" else 1
+        self.needs_model = unit == "batch" and METHODS[method].learns
         # Whether an order server leads the sampler.
         self._is_served = False
         # Whether the gradients of a batch were wanted.
@@ -99,11 +102,6 @@ class OrderedSampler(BatchSampler):
         self._begun: StateDict = {}
         # Position in the order after the last batch that was passed to the loss.
         self._trained = 0
-
-    @property
-    def units_per_batch(self) -> int:
-        """Units in a batch; the last batch of a pass may have fewer."""
-        return self.batch_size if self.unit == "example" else 1
 
     def __len__(self) -> int:
         """Batches per pass."""
@@ -165,11 +163,6 @@ class OrderedSampler(BatchSampler):
             raise invalid("gradients", "nan or inf", "be finite", "lower the learning rate")
         self.node_order.observe(vectors)
         super().mark_trained()
-
-    @property
-    def needs_model(self) -> bool:  # type: ignore[override]
-        """Whether the gradients of whole batches are wanted."""
-        return self.unit == "batch" and self.node_order.learns
 
     def train_model(self, model: nn.Module | None) -> None:
         """Take the gradients of this model; without a model, :meth:`observe` is called."""

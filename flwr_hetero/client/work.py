@@ -246,22 +246,22 @@ class Work:
             num_passes = 1
             self.job_steps = loop_steps
         self._keep(num_passes, loop_steps, asked=asked)
-        found: dict[str, int | float] = {**self.metrics, keys.PASSES: num_passes}
+        report: dict[str, int | float] = {**self.metrics, keys.PASSES: num_passes}
         if self._unit > 1:
-            found[keys.STEP_BATCHES] = self._unit
+            report[keys.STEP_BATCHES] = self._unit
         if self.job_steps is not None:
-            found[keys.JOB_STEPS] = self.job_steps
+            report[keys.JOB_STEPS] = self.job_steps
         if self._stated is None:
-            found[keys.DATA_SIZE] = self.data_size
+            report[keys.DATA_SIZE] = self.data_size
         step_s = [seconds for each in self._passes for seconds in each.step_s]
         # The first step, which warms up, counts only if there is no other one.
         warm_s = step_s[1:] or step_s
         if warm_s:
-            found[keys.STEP_TIME] = sum(warm_s) / len(warm_s)
-        elif found[keys.NUM_STEPS]:
+            report[keys.STEP_TIME] = sum(warm_s) / len(warm_s)
+        elif report[keys.NUM_STEPS]:
             # The app stated its steps, so only the time since then is known.
-            found[keys.STEP_TIME] = (time.monotonic() - self._since_s) / found[keys.NUM_STEPS]
-        return {keys.WORK: found}
+            report[keys.STEP_TIME] = (time.monotonic() - self._since_s) / report[keys.NUM_STEPS]
+        return {keys.WORK: report}
 
     def _sort_out_looks(self) -> None:
         """Separate passes of training from others, now that all optimizer steps are known."""

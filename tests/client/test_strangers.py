@@ -616,18 +616,6 @@ def test_a_loop_by_steps_that_repeats_batches_is_told_what_to_do(repeat, caplog)
         assert set(job) == {30}
 
 
-def test_steps_for_a_loop_by_steps(caplog):
-    taken = []
-
-    def train(model, msg, partition):
-        steps = hetero.num_steps(msg, default=30, batch_size=BATCH)
-        taken.append(fit(model, sgd(model), islice(cycle(data_of(partition)), steps)))
-
-    run = Stranger(train)
-    assert run.steps == taken == run.asked
-    assert not texts_in(caplog, "num_steps")
-
-
 @every_strategy
 def test_loaders_side_by_side_have_a_place_each_and_count_once(strategy):
     seen = {}

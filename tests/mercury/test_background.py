@@ -3,10 +3,11 @@
 import os
 import pickle
 import signal
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -69,62 +70,42 @@ def test_killed_worker_costs_what_it_had_not_scored(tmp_path):
     assert not folder.exists()
 
 
-@pytest.fixture
-def run_worker(monkeypatch, tmp_path):
-    """Give a function that runs the worker in this process; it returns the number of scores."""
-    folder = tmp_path / "folder"
+ENDS = {
+    "its time is up": (5.0, lambda folder: None, None),
+    "its scores are collected": (np.inf, lambda folder: folder.rename(folder.with_name("x")), None),
+    "SIGTERM": (np.inf, lambda folder: signal.raise_signal(signal.SIGTERM), SystemExit),
+    "its job fails": (np.inf, pytest.fail, IndexError),
+}
+"""When it ends: its deadline, what happens while it waits, and what it raises."""
+
+
+@pytest.mark.parametrize("why", ENDS)
+def test_a_worker_that_ends_leaves_nothing_behind(why, monkeypatch, tmp_path):
+    deadline_s, while_waiting, error = ENDS[why]
+    folder, counts = tmp_path / "folder", []
     folder.mkdir()
-    # Windows has no nice(), and this process is to keep its priority.
-    monkeypatch.delattr(os, "nice")
+
+    def sleep(seconds):
+        counts.append(scored(str(folder)))
+        while_waiting(folder)
+
+    model, inputs, targets = data(3)
+    if why == "its job fails":
+        targets = torch.full((3,), 99)  # no such class
+    job = BytesIO(pickle.dumps((model, inputs, targets, None, 1)))
+    monkeypatch.delattr(os, "nice")  # as on Windows
+    clock = SimpleNamespace(monotonic=lambda: float(len(counts)), sleep=sleep)
+    monkeypatch.setattr(background, "time", clock)
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(job))
+    monkeypatch.setattr("sys.argv", ["background", str(folder), str(deadline_s)])
     handler = signal.getsignal(signal.SIGTERM)
-
-    def run(targets, deadline_s, while_waiting):
-        counts = []
-        model, inputs, _ = data(3)
-
-        def sleep(_):
-            counts.append(scored(str(folder)))
-            while_waiting(folder)
-
-        clock = type("Clock", (), {"monotonic": lambda: len(counts), "sleep": sleep})
-        monkeypatch.setattr(background, "time", clock)
-        job = pickle.dumps((model, inputs, torch.tensor(targets), None, 1))
-        monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(job)))
-        monkeypatch.setattr("sys.argv", ["background", str(folder), str(deadline_s)])
-        try:
+    try:
+        with pytest.raises(error) if error else nullcontext():
             background.main()
-        finally:
-            assert not folder.exists()
-            counts.append(0)
-        return counts[0]
-
-    yield run
-    signal.signal(signal.SIGTERM, handler)
-
-
-def test_a_worker_that_ends_leaves_nothing_behind(run_worker):
-    assert run_worker([0, 1, 2], deadline_s=5, while_waiting=lambda folder: None) == 3
-
-
-def test_a_worker_ends_when_its_scores_are_collected(run_worker):
-    assert (
-        run_worker(
-            [0, 1, 2],
-            float("inf"),
-            while_waiting=lambda folder: folder.rename(folder.with_name("taken")),
-        )
-        == 3
-    )
-
-
-def test_a_worker_that_is_terminated_leaves_nothing_behind(run_worker):
-    with pytest.raises(SystemExit):
-        run_worker([0, 1, 2], float("inf"), lambda _: signal.raise_signal(signal.SIGTERM))
-
-
-def test_a_worker_whose_job_fails_leaves_nothing_behind(run_worker):
-    with pytest.raises(IndexError):
-        run_worker([99] * 3, float("inf"), pytest.fail)  # no such class
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert not folder.exists()
+    assert counts[:1] == ([] if why == "its job fails" else [3])
 
 
 def test_caller_continues_and_removes_only_what_a_worker_made(monkeypatch, tmp_path):
