@@ -77,18 +77,40 @@ class Stream:
 
 
 class Passes:
-    """Passes over any iterable: each is entered by passing over what was given before."""
+    """Passes over a loader, which continue where the last message ended if they keep a place.
 
-    num_examples = 0  # of the data; 0 if unknown
+    A pass is entered by passing over what was given before. Of a DataLoader whose data are read by
+    index, only the indices are passed over. No place is kept without a mod, of an iterator, which
+    has one pass only, and with a sampler of this package, which keeps its place itself.
+    """
 
-    def __init__(self, loader: Any, data: Any, owners: Iterable[Any]) -> None:
-        self.size = length_of(data)
-        self.batch_size = batch_size_of(loader)
+    def __init__(self, loader: Any, *, has_mod: bool) -> None:
+        sampler = getattr(loader, "batch_sampler", None)
+        self._sampler = sampler if is_ours(sampler) else None
+        self.keeps_place = has_mod and self._sampler is None and not isinstance(loader, Iterator)
+        self._by_index = self.keeps_place and draws_indices(loader)
         self._loader = loader
+        self._source = loader
+        self.size = length_of(loader)
+        self.batch_size = batch_size_of(loader)
+        self.num_examples = 0 if self._sampler is None else self._sampler.num_samples
+        self._wanted: list[Any] = []
+        # A batch sampler draws from a sampler, which may draw from another one.
+        self._samplers: list[Any] = []
+        if self._by_index:
+            by_batch = sampler is not None
+            self._source = sampler if by_batch else loader.sampler
+            inner = self._source
+            while inner is not None:
+                self._samplers.append(inner)
+                inner = getattr(inner, "sampler", None)
+            self.size = length_of(loader.dataset)
+            self.num_examples = max(0, self.size)
+            self._loader = drawn_by(loader, self._wanted, by_batch=by_batch)
         torch: Any = sys.modules.get("torch")
-        generators = [getattr(owner, "generator", None) for owner in owners]
+        owners = [getattr(owner, "generator", None) for owner in [loader, *self._samplers]]
         kind = () if torch is None else torch.Generator
-        self._generators = [each for each in generators if isinstance(each, kind)]
+        self._generators = [generator for generator in owners if isinstance(generator, kind)]
 
     def first_place(self) -> Place:
         """Begin a node's first pass, with a seed that is drawn as a DataLoader draws one."""
@@ -103,57 +125,50 @@ class Passes:
 
     def take(self, place: Place, count: int) -> Iterator[tuple[Place, Any]]:
         """Give ``count`` batches, of several passes if need be, each with the place after it."""
+        if not self._by_index:
+            yield from self._items(place, count)
+        else:
+            # All are loaded in one go, so that workers load nothing ahead that is not trained.
+            plan = list(self._items(place, count))
+            self._wanted[:] = [indices for _, indices in plan]
+            for batch, (after, _) in zip(self._loader, plan, strict=False):
+                yield after, batch
+        if self._sampler is not None:
+            # Workers have drawn ahead, and may end only after the next pass has begun.
+            self._sampler.settle()
+
+    def _items(self, place: Place, count: int) -> Iterator[tuple[Place, Any]]:
+        """Give ``count`` batches, or their indices, each with the place after it."""
         while True:
-            for batch in islice(self.rest(place, count), count):
+            for item in islice(self._rest(place, count), count):
                 place = place._replace(position=place.position + 1)
                 count -= 1
-                yield place, batch
+                yield place, item
             if not count:
                 return
             if not place.position:
-                raise empty_pass()
+                hint = "pass the loader, not an iterator, and data that fill a batch"
+                rule = "give a batch in every pass"
+                raise invalid("loader", "a pass without one", rule, hint)
             place = place._replace(number=place.number + 1, position=0)
 
-    def rest(self, place: Place, count: int) -> Iterable[Any]:
+    def _rest(self, place: Place, count: int) -> Iterable[Any]:
         """Return the rest of a pass, of which ``count`` batches are wanted."""
+        if not self.keeps_place:
+            if self._sampler is not None and place.number:
+                # The last batch may be in use when the next one is drawn.
+                self._sampler.continues = True
+            return iter(self._source)
         # All random draws of a pass come from its seed, so its order is the same in each message.
-        whole = Stream(place.pass_seed, self._generators).iterate(self._loader)
-        return islice(whole, place.position, None)
-
-
-class IndexPasses(Passes):
-    """Passes over a DataLoader: its sampler draws them, and only what is wanted is loaded."""
-
-    def __init__(self, loader: Any) -> None:
-        by_batch = loader.batch_sampler is not None
-        self._indices = loader.batch_sampler if by_batch else loader.sampler
-        # A batch sampler draws from a sampler, which may draw from another one.
-        self._samplers: list[Any] = []
-        inner = self._indices
-        while inner is not None:
-            self._samplers.append(inner)
-            inner = getattr(inner, "sampler", None)
-        super().__init__(loader, loader.dataset, [loader, *self._samplers])
-        self.num_examples = max(0, self.size)
-        self._wanted: list[Any] = []
-        self._loader = drawn_by(loader, self._wanted, by_batch=by_batch)
-
-    def take(self, place: Place, count: int) -> Iterator[tuple[Place, Any]]:
-        """Give ``count`` batches, of several passes if need be, each with the place after it."""
-        # All are loaded in one go, so that workers load nothing ahead that will not be trained.
-        plan = list(super().take(place, count))
-        self._wanted[:] = [indices for _, indices in plan]
-        for batch, (after, _) in zip(self._loader, plan, strict=False):
-            yield after, batch
-
-    def rest(self, place: Place, count: int) -> Iterable[Any]:
-        """Return the indices of the batches that are wanted of a pass."""
-        # A distributed sampler repeats its order until it is told the epoch.
+        stream = Stream(place.pass_seed, self._generators)
+        if not self._by_index:
+            return islice(stream.iterate(self._source), place.position, None)
+        # A distributed sampler repeats its order until it is given the epoch.
         for sampler in self._samplers:
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(place.number)
-        with Stream(place.pass_seed, self._generators).used():
-            return list(islice(self._indices, place.position, place.position + count))
+        with stream.used():
+            return list(islice(self._source, place.position, place.position + count))
 
 
 @dataclass(eq=False)
@@ -207,37 +222,6 @@ class OptimizerSteps:
     after_end: int = 0  # steps since the last pass has ended
 
 
-def passes_of(loader: Iterable[Any]) -> Passes | None:
-    """Make the passes over a loader; None for an iterator, which has one only."""
-    if isinstance(loader, Iterator):
-        return None
-    return IndexPasses(loader) if draws_indices(loader) else Passes(loader, loader, [loader])
-
-
-def repeated(
-    loader: Iterable[Any], count: int, sampler: "BatchSampler | None", *, is_more: bool
-) -> Iterator[Any]:
-    """Give ``count`` batches of a loader, pass after pass, with a sampler of this package if any.
-
-    ``is_more``: whether they prolong a pass that has given batches before.
-    """
-    given = 0
-    while given < count:
-        if sampler is not None and (given or is_more):
-            # The last batch may be in use when the next one is drawn.
-            sampler.continues = True
-        before = given
-        for given, batch in enumerate(loader, before + 1):
-            yield batch
-            if given == count:
-                # Workers have drawn ahead, and may end only after the next pass has begun.
-                if sampler is not None:
-                    sampler.settle()
-                return
-        if given == before:
-            raise empty_pass()
-
-
 def draws_indices(loader: object) -> bool:
     """Return whether this is a torch DataLoader of data that are read by index."""
     data: Any = sys.modules.get("torch.utils.data")
@@ -276,12 +260,6 @@ def plain_pass(loader: Any) -> Any:
     numbers = range(sampler.num_samples)
     starts = range(0, sampler.num_samples, sampler.batch_size)
     return drawn_by(loader, [list(numbers[i : i + sampler.batch_size]) for i in starts])
-
-
-def empty_pass() -> ValueError:
-    """Make the error for a loader that gives nothing."""
-    hint = "pass the loader, not an iterator, and data that fill a batch"
-    return invalid("loader", "a pass without one", "give a batch in every pass", hint)
 
 
 def batch_size_of(loader: Any) -> int:

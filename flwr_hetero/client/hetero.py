@@ -15,9 +15,7 @@ from flwr_hetero.client.data_pass import (
     Place,
     is_ours,
     length_of,
-    passes_of,
     plain_pass,
-    repeated,
 )
 from flwr_hetero.client.samplers import SamplerMaker, follow, keep, restore, with_sampler
 from flwr_hetero.client.session import Session, current_session
@@ -246,29 +244,28 @@ class StepLoader:
 
     def _given(self, current: LoaderPass, count: int) -> Iterator[tuple[dict[str, Place], Any]]:
         """Give ``count`` batches of one or more passes, each with the place after it, if kept."""
-        sampler = getattr(self._loader, "batch_sampler", None)
-        if not is_ours(sampler):
-            sampler = None
-        # Samplers of this package keep their place themselves.
-        if self._passes is None and sampler is None and self._work.context is not None:
-            self._passes = passes_of(self._loader)
+        work = self._work
         if self._passes is None:
-            num_examples = 0 if sampler is None else sampler.num_samples
-            self._work.data_size = max(self._work.data_size, num_examples)
-            for batch in repeated(self._loader, count, sampler, is_more=current.given > 0):
+            self._passes = Passes(self._loader, has_mod=work.context is not None)
+        passes = self._passes
+        work.data_size = max(work.data_size, passes.num_examples)
+        if not passes.keeps_place:
+            place = Place(-1, -1, 0, number=0 if current.given == 0 else 1)
+            for _, batch in passes.take(place, count):
                 yield {}, batch
             return
-        self._work.data_size = max(self._work.data_size, self._passes.num_examples)
         if self._index is None:
             self._index = current.num_equal_before(self.sizes)
-        name, place = self._work.enter(self._passes, self._index)
-        for after, batch in self._passes.take(place, count):
+        name, place = work.enter(passes, self._index)
+        for after, batch in passes.take(place, count):
             yield {name: after}, batch
 
     @property
     def sizes(self) -> tuple[int, int] | None:
         """Sizes of the data and of batches, by which places are kept."""
-        return (self._passes.size, self._passes.batch_size) if self._passes else None
+        if self._passes is None or not self._passes.keeps_place:
+            return None
+        return (self._passes.size, self._passes.batch_size)
 
     def __getattr__(self, name: str) -> Any:
         # While a copy is being made, it has no loader yet.
