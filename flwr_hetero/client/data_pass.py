@@ -175,9 +175,10 @@ class Passes:
 class LoaderPass:
     """A pass over a loader in this message."""
 
-    loader: Any
+    loader: int  # number of the loader in this message
     asked: int | None  # batches that it gives; None: those of the loader's own pass
     full: int  # batches of the loader's own pass; -1 if unknown
+    sizes: tuple[int, int] | None = None  # of the data and of batches, if places are kept by them
     places: Mapping[str, Place] = field(default_factory=dict)  # of all loaders, before it
     leader: "LoaderPass | None" = None  # the pass beside which it runs, as in zip()
     beside: "list[LoaderPass]" = field(default_factory=list)
@@ -203,13 +204,13 @@ class LoaderPass:
         most = self.full if self.asked is None else self.asked
         return self.has_ended or 0 < most <= self.steps
 
-    def num_equal_before(self, sizes: object) -> int:
-        """Return how many loaders of these sizes run beside this pass and began before it."""
+    def num_equal_before(self) -> int:
+        """Return how many loaders of equal sizes run beside this pass and began before it."""
         if self.leader is None:
             return 0
-        before = self.leader.beside[: self.leader.beside.index(self)]
-        loaders = [other.loader for other in [self.leader, *before]]
-        return sum(loader.sizes == sizes for loader in loaders if loader is not self.loader)
+        before = [self.leader, *self.leader.beside[: self.leader.beside.index(self)]]
+        others = [other for other in before if other.loader != self.loader]
+        return sum(other.sizes == self.sizes for other in others)
 
 
 @dataclass

@@ -200,6 +200,8 @@ class StepLoader:
         self._work.is_used = True
         if self.num_steps is not None:
             self._work.loader_made = True
+        self._number = self._work.num_loaders
+        self._work.num_loaders += 1
         self._passes: Passes | None = None
         # Number of this loader among those of the same sizes that are iterated side by side.
         self._index: int | None = None
@@ -208,10 +210,10 @@ class StepLoader:
     def __iter__(self) -> Iterator[Any]:
         """Give a pass: its share of the batches asked for, or the loader's own pass."""
         if not gradients_are_on():
-            self._last_pass = LoaderPass(self, length_of(self._own), -1)
+            self._last_pass = LoaderPass(self._number, length_of(self._own), -1)
             yield from self._own
             return
-        current = self._work.begin_pass(self, self.num_steps, length_of(self._loader))
+        current = self._work.begin_pass(self._number, self.num_steps, length_of(self._loader))
         self._last_pass = current
         batches = self._loader
         if current.asked is not None:
@@ -254,18 +256,12 @@ class StepLoader:
             for _, batch in passes.take(place, count):
                 yield {}, batch
             return
+        current.sizes = (passes.size, passes.batch_size)
         if self._index is None:
-            self._index = current.num_equal_before(self.sizes)
+            self._index = current.num_equal_before()
         name, place = work.enter(passes, self._index)
         for after, batch in passes.take(place, count):
             yield {name: after}, batch
-
-    @property
-    def sizes(self) -> tuple[int, int] | None:
-        """Sizes of the data and of batches, by which places are kept."""
-        if self._passes is None or not self._passes.keeps_place:
-            return None
-        return (self._passes.size, self._passes.batch_size)
 
     def __getattr__(self, name: str) -> Any:
         # While a copy is being made, it has no loader yet.

@@ -54,6 +54,8 @@ class Work:
         self.job_steps: int | None = None
         # Examples of the largest data set that a loader passes over; 0 if unknown.
         self.data_size = 0
+        # Loaders are numbered, because a reference would keep their worker processes alive.
+        self.num_loaders = 0
         self.places: dict[str, Place] = {}
         self._kept: Any = {}
         self._stated_epochs = 0
@@ -90,14 +92,14 @@ class Work:
         """Batches of all planned passes of this message; 0 if none was asked for."""
         return (self._passes[0].asked or 0) * self.planned if self._passes else 0
 
-    def begin_pass(self, loader: Any, asked: int | None, full: int) -> LoaderPass:
+    def begin_pass(self, loader: int, asked: int | None, full: int) -> LoaderPass:
         """Begin a pass; ``asked``: batches of the message, ``full``: of the loader's own pass."""
         for steps in self._optimizers.values():
             steps.after_end = 0
         self._since_s = time.monotonic()
         if self._passes:
             last = self._passes[-1]
-            if last.is_open and last.loader is not loader:
+            if last.is_open and last.loader != loader:
                 if not last.beside:
                     last.given_alone = last.given
                 last.beside.append(LoaderPass(loader, last.asked, full, leader=last))
@@ -108,7 +110,7 @@ class Work:
             self._looks.append(look)
             for name, place in self.places.items():
                 self.places[name] = look.places.get(name, place._replace(number=0, position=0))
-        begun = LoaderPass(loader, None, full, dict(self.places))
+        begun = LoaderPass(loader, None, full, places=dict(self.places))
         if asked is not None:
             begun.asked = self.allotment(asked)
             if len(self._passes) >= self.planned:
