@@ -21,9 +21,9 @@ from flwr_hetero.mod import hetero
 from flwr_hetero.sampler import MercurySampler, OrderedSampler, PGDSampler, TopLossSampler
 from flwr_hetero.strategy import BiasedLocalSGD, FedBuff, FedSlice, LocalSteps
 
-NUM, BATCH = 160, 8
+NUM, BATCH = 96, 8
 FULL = NUM // BATCH
-SPEEDS = (4, 2, 1, 0.25)
+SPEEDS = (4, 1, 0.25)
 
 
 def fedavg(**how):
@@ -94,7 +94,7 @@ def fit(model, optimizer, batches, loss=nn.functional.cross_entropy, after=lambd
 
 
 class Stranger:
-    """A run of an app on devices of four speeds; ``train`` gets model, message and partition."""
+    """A run of an app on devices of several speeds; ``train`` gets model, message and partition."""
 
     def __init__(self, train, strategy="FedSlice", rounds=2, **run_config):
         _warned.clear()
@@ -102,7 +102,7 @@ class Stranger:
 
         @app.train()
         def answer(msg, context):
-            model = net()
+            model = nn.Linear(8, 3)
             model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
             num_examples = train(model, msg, partition_of(context)) or NUM
             arrays = dict(ArrayRecord(model.state_dict()))
@@ -167,7 +167,7 @@ def test_epochs_share_the_steps_and_a_pass_without_gradients_is_the_loaders_own(
         assert len(loader) == FULL
         seen.setdefault(partition, []).append(counts)
 
-    run = Stranger(train, strategy, rounds=3)
+    run = Stranger(train, strategy, rounds=3 if epochs > 1 else 2)
     for first, *later in seen.values():
         assert all(len(set(counts)) == 1 for counts in later)
         assert epochs > 1 or first[0] == first[1]
@@ -241,8 +241,8 @@ def test_local_epochs_of_a_message_are_read():
 
 # --- whole optimizer steps ---------------------------------------------------------------
 @every_pair
-@pytest.mark.parametrize("every", [4, 12])
-def test_accumulation_takes_whole_steps(every, strategy, sampler):
+def test_accumulation_takes_whole_steps(strategy, sampler):
+    every = FULL if sampler == "none" else 4
     counts = []
 
     def train(model, msg, partition):
@@ -656,9 +656,7 @@ def weights_of(report, epochs=1):
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
-@pytest.mark.parametrize(
-    "report", [lambda _, n: n, lambda loader, _: len(loader)], ids=["seen", "len"]
-)
-def test_a_node_weighs_by_its_data_whatever_it_reports(report, epochs):
-    usual = weights_of(lambda *_: NUM, epochs)
-    assert weights_of(report, epochs) == pytest.approx(usual, rel=0.1)
+def test_a_node_weighs_by_its_data_whatever_it_reports(epochs):
+    usual = weights_of(lambda loader, seen: NUM, epochs)
+    for report in (lambda loader, seen: seen, lambda loader, seen: len(loader)):
+        assert weights_of(report, epochs) == pytest.approx(usual, rel=0.1)
