@@ -7,14 +7,11 @@ from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
 from flwr_hetero.errors import invalid
-
-if TYPE_CHECKING:
-    from flwr_hetero.client.batch_sampler import BatchSampler
 
 
 class Place(NamedTuple):
@@ -90,7 +87,7 @@ class Passes:
         self.keeps_place = has_mod and self._sampler is None and not isinstance(loader, Iterator)
         self._by_index = self.keeps_place and draws_indices(loader)
         self._loader = loader
-        self._source = loader
+        self._source: Iterable[Any] = loader
         self.size = length_of(loader)
         self.batch_size = batch_size_of(loader)
         self.num_examples = 0 if self._sampler is None else self._sampler.num_samples
@@ -99,8 +96,8 @@ class Passes:
         self._samplers: list[Any] = []
         if self._by_index:
             by_batch = sampler is not None
-            self._source = sampler if by_batch else loader.sampler
-            inner = self._source
+            inner: Any = sampler if by_batch else loader.sampler
+            self._source = inner
             while inner is not None:
                 self._samplers.append(inner)
                 inner = getattr(inner, "sampler", None)
@@ -158,7 +155,7 @@ class Passes:
             if self._sampler is not None and place.number:
                 # The last batch may be in use when the next one is drawn.
                 self._sampler.continues = True
-            return iter(self._source)
+            return self._source
         # All random draws of a pass come from its seed, so its order is the same in each message.
         stream = Stream(place.pass_seed, self._generators)
         if not self._by_index:
@@ -231,7 +228,7 @@ def draws_indices(loader: object) -> bool:
     return not isinstance(loader.dataset, data.IterableDataset)
 
 
-def is_ours(sampler: object) -> "TypeGuard[BatchSampler]":
+def is_ours(sampler: object) -> TypeGuard[Any]:
     """Return whether this is a sampler of this package; a node without one needs no torch."""
     module: Any = sys.modules.get("flwr_hetero.client.batch_sampler")
     return module is not None and isinstance(sampler, module.BatchSampler)
