@@ -27,6 +27,7 @@ from flwr_hetero.client.weighted_loss import Loss, at_least_single, scoring
 from flwr_hetero.errors import check_choice, invalid
 
 Parameters: TypeAlias = Mapping[str, Tensor]
+Gradients: TypeAlias = Mapping[str, Tensor | None]
 LINEAR_IN_PARAMETERS = (
     nn.Linear, _ConvNd, nn.Embedding, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, _NormBase,
 )  # fmt: skip
@@ -263,3 +264,43 @@ class LayerPriorities:
         """Take the hooks off the model."""
         for handle in self._handles:
             handle.remove()
+
+
+class AggregatedGradient:
+    """Keep the sum of all N examples' gradients, along which priorities are taken (Eq. 9)."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], num_samples: int) -> None:
+        self.parameters = dict(parameters)
+        self.num_samples = num_samples
+        self.total = {n: at_least_single(torch.zeros_like(p)) for n, p in parameters.items()}
+        # Number of examples that the total covers. It follows Eq. 9 too, and corrects the total as
+        # Adam corrects its moments.
+        self.covered = 0.0
+
+    @property
+    def scale(self) -> float:
+        """Factor from ``total`` to a sum over all N examples; 1 after some epochs."""
+        return self.num_samples / self.covered if self.covered else 1.0
+
+    @property
+    def direction(self) -> dict[str, Tensor]:
+        """The sum over N examples; zeros before the first batch."""
+        return {name: part * self.scale for name, part in self.total.items()}
+
+    def to_device(self) -> None:
+        """Move the sum to the devices of the parameters."""
+        for name, parameter in self.parameters.items():
+            self.total[name] = self.total[name].to(parameter.device)
+
+    def absorb(self, num_new: int, gradients: Gradients) -> None:
+        """Add the mean gradient of a batch (Alg. 1, l. 22)."""
+        self.to_device()
+        # Eq. 9: gbar <- (1 - n / N) gbar + n g
+        num_new = min(num_new, self.num_samples)
+        kept_share = 1 - num_new / self.num_samples
+        for name, total in self.total.items():
+            total.mul_(kept_share)
+            mean_gradient = gradients[name]
+            if mean_gradient is not None:
+                total.add_(mean_gradient, alpha=num_new)
+        self.covered = kept_share * self.covered + num_new
