@@ -648,7 +648,7 @@ def weights_of(report, epochs=1):
         count = sum(fit(model, optimizer, loader) for _ in range(epochs))
         return report(loader, BATCH * count)
 
-    run = Stranger(train, rounds=4, **{"local-epochs": epochs})
+    run = Stranger(train, rounds=3, **{"local-epochs": epochs})
     assert not run.failures
     total = Counter()
     for record in run.history.records:
