@@ -17,8 +17,7 @@ from flwr_hetero.client.batch_sampler import BatchSampler, UniformSampler
 from flwr_hetero.client.weighted_loss import WeightedLoss
 from flwr_hetero.mercury.sampler import MercurySampler
 from flwr_hetero.pgd.priorities import sample_priorities
-from flwr_hetero.pgd.priority_feed import PriorityFeed
-from flwr_hetero.pgd.sampler import PGDSampler
+from flwr_hetero.pgd.sampler import PGDSampler, PriorityFeed
 
 __all__ = [
     "BatchSampler",

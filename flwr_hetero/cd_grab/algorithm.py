@@ -79,7 +79,7 @@ def pair_balance(running_sum: ArrayLike, pair_diffs: Iterable[ArrayLike]) -> tup
 
 def _add_signed(diff: Vectors, vote: float, *sums: Vectors) -> int:
     """Add a difference to sums in place, with the sign against the vote; return the sign."""
-    # the greedy form of Balance (appendix B.2); a tie gives +1, as in the authors' code
+    # The greedy form of Balance (appendix B.2). A tie gives +1, as in the authors' code.
     sign = 1 if vote <= 0 else -1
     add = np.add if sign > 0 else np.subtract
     for total in sums:
@@ -107,7 +107,7 @@ def balance_group(
     running_sum = reduce(np.add, own_sums, np.zeros(len(own_sums[0]), np.float32))
     signs = np.ones((len(pair_diffs), len(pair_diffs[0])), np.int8)
     with np.errstate(invalid="ignore", over="ignore"):
-        # Alg. 4, l. 4 and 9: pair by pair, and in each pair node by node
+        # Alg. 4, l. 4 and 9: pair by pair, and in each pair node by node.
         for pair in range(signs.shape[1]):
             for node, (own_sum, weight) in enumerate(zip(own_sums, weights, strict=True)):
                 diff = pair_diffs[node][pair]
@@ -186,7 +186,7 @@ def herding_bound(vectors: ArrayLike, orders: ArrayLike) -> float:
     (2.0, 1.0)
     """
     nodes = zip(np.asarray(vectors), np.asarray(orders), strict=True)
-    # the inner sum of Eq. 8, for each position j
+    # The inner sum of Eq. 8, for each position j.
     steps = np.sum([vector[order] for vector, order in nodes], axis=0)
     steps -= steps.mean(axis=0)
     return float(np.abs(np.cumsum(steps, axis=0, out=steps)).max(initial=0.0))

@@ -50,7 +50,7 @@ def sketch_gradients(gradients: Tensor, size: int, seed: int) -> NDArray[np.floa
     if size:
         gradients = gradients * random_signs(dim, seed, str(gradients.device))
     if 0 < size < dim:
-        # the last columns are too few to fold: they are added to the first ones
+        # The last columns are too few to fold, so they are added to the first ones.
         num_full = dim - dim % size
         folded = gradients[:, :num_full].reshape(len(gradients), -1, size).sum(dim=1)
         folded[:, : dim - num_full] += gradients[:, num_full:]
@@ -61,7 +61,7 @@ def sketch_gradients(gradients: Tensor, size: int, seed: int) -> NDArray[np.floa
 @lru_cache(maxsize=4)
 def random_signs(dim: int, seed: int, device: str = "cpu") -> Tensor:
     """Draw a sign per coordinate, the same on every machine and NumPy version."""
-    # raw words, because the methods of generators may change between NumPy versions
+    # Draw raw words, because the methods of generators may change between NumPy versions.
     words = np.random.PCG64(seed).random_raw(-(-dim // 64)).astype("<u8")
     bits = np.unpackbits(words.view(np.uint8), count=dim).view(np.int8)
     return torch.tensor(2 * bits - 1, device=device)

@@ -18,8 +18,10 @@ NO_SIGNS: Signs = np.zeros(0, np.int8)
 class NodeOrder:
     """Always the same order: shuffle-once, since units are numbered at random."""
 
-    learns = watching = False
-    """Whether vectors are needed at all, and whether those of the units visited next are."""
+    learns = False
+    """Whether vectors are needed at all."""
+    watching = False
+    """Whether the vectors of the units visited next are needed."""
     schema: ClassVar[dict[str, Any]] = {
         **dict.fromkeys(["position", "num_seen", "seed"], int),
         "order": ((-1,), "i"),
@@ -30,8 +32,8 @@ class NodeOrder:
         self.order: NDArray[np.int64] = np.arange(num_units)
         self.seed = seed
         self.position = 0
-        # units of this pass that were observed, and the vector of the last if it has no partner yet
         self.num_seen = 0
+        # The vector of the last unit observed, while it has no partner.
         self.half = NO_VECTORS
 
     def next_units(self, count: int) -> NDArray[np.int64]:
@@ -52,7 +54,7 @@ class NodeOrder:
         if len(self.half):
             vectors = np.concatenate([self.half, vectors])
         paired = len(vectors) // 2 * 2
-        # a copy, for the caller may overwrite its buffer; the published code keeps a reference
+        # Copy the vector, because the caller may overwrite its buffer. The published code does not.
         self.half = vectors[paired:].copy()
         return vectors[0:paired:2] - vectors[1:paired:2]
 
@@ -90,7 +92,8 @@ class Reshuffled(NodeOrder):
 class OwnPairs(NodeOrder):
     """Balance the node's own pairs: ID-GraB(PairBal), which needs no server."""
 
-    learns = watching = True
+    learns = True
+    watching = True
     schema = NodeOrder.schema | {"running_sum": ((-1,), "f"), "signs": ((-1,), "i")}
 
     def __init__(self, num_units: int, seed: int = 0) -> None:
@@ -109,7 +112,7 @@ class OwnPairs(NodeOrder):
     def start_pass(self) -> None:
         """Reorder by the signs of the pass; the signed sum starts from zero again."""
         if self.signs.size:
-            # pairs that were not trained get +1, as at a tie
+            # Pairs that were not trained get +1, as at a tie.
             pairs = np.ones(len(self.order) // 2, np.int8)
             pairs[: len(self.signs)] = self.signs
             self.order = reorder(self.order, unit_signs(pairs, len(self.order)))
@@ -136,7 +139,8 @@ class ServedOrder(NodeOrder):
 
     def __init__(self, num_units: int, seed: int = 0) -> None:
         super().__init__(num_units, seed)
-        self.version = self.next_version = 0
+        self.version = 0
+        self.next_version = 0
         self.next_order = self.order
         self.watching = True
         self.first_pair = 0
@@ -164,9 +168,9 @@ class ServedOrder(NodeOrder):
             return
         self.next_version = answer.version
         self.next_order = answer.order
-        # the server has no use for more pairs of the old order
+        # The server has no use for more pairs of the old order.
         self.watching = False
-        # adopt the order at once where no pass has begun, as on a node that has lost its state
+        # Adopt the order at once if no pass has begun, as on a node that has lost its state.
         if not self.position:
             self.start_pass()
 
@@ -190,8 +194,10 @@ class ServedOrder(NodeOrder):
         self.order = self.next_order
         self.version = self.next_version
         self.watching = True
-        self.first_pair = self.num_seen = 0
-        self.half = self.diffs = NO_VECTORS
+        self.first_pair = 0
+        self.num_seen = 0
+        self.half = NO_VECTORS
+        self.diffs = NO_VECTORS
 
 
 METHODS: dict[str, type[NodeOrder]] = {

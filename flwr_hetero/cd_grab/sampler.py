@@ -17,8 +17,6 @@ from flwr_hetero.client.weighted_loss import on_backward
 from flwr_hetero.errors import check_choice, check_count, invalid
 from flwr_hetero.state_dict import StateDict, check_state, entries_below
 
-_SETTINGS = ("method", "unit", "seed")
-
 
 class OrderedSampler(BatchSampler):
     """Visit fixed units of the data, each once a pass, in an order that is improved every pass.
@@ -56,6 +54,7 @@ class OrderedSampler(BatchSampler):
     1.0
     """
 
+    settings = (*BatchSampler.settings, "method", "unit", "seed")
     learns = True
     hint = (
         "call hetero.batches(loader, msg, model=model) or follow(loader.batch_sampler, msg, "
@@ -73,15 +72,22 @@ class OrderedSampler(BatchSampler):
         num_units: int | None = None,
     ) -> None:
         super().__init__(num_samples, batch_size, seed=seed)
-        self.seed = seed
+        self.seed = int(seed)
         self.method = check_choice("method", method, METHODS)
         self.unit = check_choice("unit", unit, ("batch", "example"))
         largest = 0 if unit == "example" else num_samples
         if num_units is not None and check_count("num_units", num_units, 1) > largest:
             raise invalid("num_units", num_units, f"lie in 1..{num_samples}, with unit='batch'")
         default = num_samples if unit == "example" else max(1, round(num_samples / batch_size))
-        # whether an order server leads the sampler, a batch was watched, a loss passed its batches
-        self._is_served = self._was_watched = self._has_loss = False
+        # The last batch of a pass may have fewer units.
+        self.units_per_batch = self.batch_size if unit == "example" else 1
+        self.needs_model = unit == "batch" and METHODS[method].learns
+        # Whether an order server leads the sampler.
+        self._is_served = False
+        # Whether the gradients of a batch were wanted.
+        self._was_watched = False
+        # Whether a WeightedLoss passes its batches.
+        self._has_loss = False
         self._parameters: list[nn.Parameter] = []
         self._hook: RemovableHandle | None = None
         self._split(num_units or default)
@@ -92,15 +98,10 @@ class OrderedSampler(BatchSampler):
         self.units = np.array_split(shuffled, num_units)
         self.node_order = METHODS[self.method](num_units, self.seed)
         self.terms = Terms()
-        # state of the order when the last instruction came
+        # State of the order when the last instruction came.
         self._begun: StateDict = {}
-        # position in the order after the last batch that was passed to the loss
+        # Position in the order after the last batch that was passed to the loss.
         self._trained = 0
-
-    @property
-    def units_per_batch(self) -> int:
-        """Units in a batch; the last batch of a pass may have fewer."""
-        return self.batch_size if self.unit == "example" else 1
 
     def __len__(self) -> int:
         """Batches per pass."""
@@ -118,12 +119,12 @@ class OrderedSampler(BatchSampler):
         return indices, self._weights(len(indices), len(chosen))
 
     def _weights(self, num_examples: int, num_units: int) -> NDArray[np.float64]:
-        # units differ in size, and a pass is to be the mean over all examples
+        # Units differ in size, but a pass is to be the mean over all examples.
         weight = num_examples / num_units * len(self.units) / self.num_samples
         return np.full(num_examples, weight)
 
     def batches_left(self) -> int:
-        """Batches up to the end of the order's pass; a whole pass if it is at its end."""
+        """Return the number of batches that are left of a pass; a whole pass if none is."""
         left = len(self.units) - self.node_order.position
         return -(-(left or len(self.units)) // self.units_per_batch)
 
@@ -137,11 +138,8 @@ class OrderedSampler(BatchSampler):
         """Return to the first batch that a DataLoader's workers drew ahead for no training."""
         if self._has_loss:
             self.node_order.position = self._trained
-        elif self._is_helped and self.watching:
+        elif self._was_trained and self.watching:
             self.node_order.position = self.node_order.num_seen
-
-    def update(self, indices: NDArray[np.int64], scores: NDArray[np.float64]) -> None:
-        """Do nothing: orders are made from gradients, see :meth:`observe`."""
 
     @property
     def watching(self) -> bool:
@@ -159,19 +157,12 @@ class OrderedSampler(BatchSampler):
         expected = min(self.units_per_batch, len(self.units) - self.node_order.num_seen)
         if gradients.ndim != 2 or len(gradients) != expected:
             raise invalid("gradients", tuple(gradients.shape), f"have shape ({expected}, dim)")
-        # Alg. 3, l. 5: the vectors are sent with the reply
+        # Alg. 3, l. 5: the vectors are sent with the reply.
         vectors = sketch_gradients(gradients, self.terms.sketch_size, self.terms.sketch_seed)
         if not np.isfinite(vectors).all():
             raise invalid("gradients", "nan or inf", "be finite", "lower the learning rate")
         self.node_order.observe(vectors)
-        super().note_help()
-
-    # --- gradients from the loss -------------------------------------------------------
-
-    @property
-    def needs_model(self) -> bool:  # type: ignore[override]
-        """Whether the gradients of whole batches are wanted."""
-        return self.unit == "batch" and self.node_order.learns
+        super().mark_trained()
 
     def train_model(self, model: nn.Module | None) -> None:
         """Take the gradients of this model; without a model, :meth:`observe` is called."""
@@ -180,39 +171,37 @@ class OrderedSampler(BatchSampler):
 
     def watch(self, indices: NDArray[np.int64], losses: Tensor) -> None:
         """Observe the gradient of these losses in their backward pass."""
-        # the first example tells which unit this is, and so its position in the order
+        # The first example of a unit identifies it, and so its position in the order.
         firsts = np.array([self.units[unit][0] for unit in self.node_order.order])
         start = int(np.flatnonzero(firsts == indices[0])[0])
         self._has_loss = True
         if start == self._trained:
             self._trained = min(start + self.units_per_batch, len(self.units))
-            # a batch may be fetched before the end of a loop, and trained after it
+            # A batch may be fetched before the end of a loop, and trained after it.
             self.node_order.position = max(self.node_order.position, self._trained)
-        # the losses before may have had no backward pass
+        # The losses of the last batch may have had no backward pass.
         if self._hook is not None:
             self._hook.remove()
         if not (self._parameters and self.needs_model and losses.requires_grad and self.watching):
             return
 
         def learn(gradients: Sequence[Tensor | None] | None, _: float) -> None:
-            # after a batch without a gradient no later unit of the pass has its partner
+            # After a batch without a gradient no later unit of the pass has its partner.
             if start == self.node_order.num_seen:
                 gradients = gradients or [None] * len(self._parameters)
                 self.observe(flat_gradient(gradients, self._parameters))
 
         self._hook = on_backward(losses, self._weights(len(indices), 1), self._parameters, learn)
 
-    def note_help(self) -> None:
-        """Do nothing: only an observed gradient counts as help."""
+    def mark_trained(self) -> None:
+        """Do nothing: the sampler learns only from an observed gradient."""
 
-    def missing(self) -> str:
-        """Say that gradients are missing, if any are wanted."""
+    def why_not_trained(self) -> str:
+        """Return that gradients are missing, if any are wanted."""
         wanted = self.node_order.learns and (self.method != "cd-grab" or self._is_served)
-        if wanted and self._was_watched and not self._is_helped:
+        if wanted and self._was_watched and not self._was_trained:
             return f"OrderedSampler learns nothing: no gradient was observed; {self.hint}"
         return ""
-
-    # --- the order server --------------------------------------------------------------
 
     def read_instruction(self, records: Mapping[str, Mapping[str, Any]]) -> None:
         """Follow the order server (Alg. 3, l. 2)."""
@@ -234,10 +223,10 @@ class OrderedSampler(BatchSampler):
         terms = read_terms(instruction)
         num_units = min(terms.num_units, self.num_samples) if self.unit == "batch" else 0
         has_other_sketch = terms[1:3] != self.terms[1:3]
-        # vectors of different sketches cannot be compared, so that the pass starts again
+        # Vectors of different sketches cannot be compared, so the pass starts again.
         if num_units not in (0, len(self.units)) or has_other_sketch:
             self._split(num_units or len(self.units))
-        # equal terms are those of a round that is repeated after a resume: undo its first run
+        # Equal terms mean that a round is repeated after a resume: undo its first run.
         if self._begun and terms == self.terms:
             self.node_order.load_state_dict(self._begun)
         self._begun = self.node_order.state_dict() | {"diffs": NO_VECTORS}
@@ -250,12 +239,9 @@ class OrderedSampler(BatchSampler):
             return {}
         return write_report(self.terms, self.node_order.report())
 
-    # --- state -------------------------------------------------------------------------
-
     def state_dict(self) -> StateDict:
         """Return sizes, settings, terms and the order."""
         state = super().state_dict() | {"num_units": len(self.units)}
-        state |= {name: getattr(self, name) for name in _SETTINGS}
         state |= {f"terms.{name}": value for name, value in self.terms._asdict().items()}
         state |= {f"order.{name}": value for name, value in self.node_order.state_dict().items()}
         state |= {f"begun.{name}": value for name, value in self._begun.items()}
@@ -264,13 +250,10 @@ class OrderedSampler(BatchSampler):
     def load_state_dict(self, state: StateDict) -> None:
         """Continue where ``state_dict`` was taken; see the parent for errors."""
         check_state(state, {"num_units": int}, "OrderedSampler")
-        if any(state.get(name) != getattr(self, name) for name in _SETTINGS):
-            rule = f"{self.method}, {self.unit}, seed {self.seed}"
-            raise ValueError(f"state of OrderedSampler must be of {rule}.")
         num_units = int(state["num_units"])
         begun = entries_below("begun.", state)
         order = METHODS[self.method](num_units, self.seed)
-        # both parts are checked before anything changes
+        # Both parts are checked before anything changes.
         if begun:
             order.load_state_dict(begun)
         order.load_state_dict(entries_below("order.", state))

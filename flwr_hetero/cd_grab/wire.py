@@ -1,4 +1,4 @@
-"""What nodes and order server tell each other, and how it is written into Flower's records."""
+"""The records that nodes and the order server exchange."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -14,8 +14,7 @@ HALF = "<f2"  # type of sketches on the wire
 SINGLE = "<f4"  # type of whole gradients
 MAX_UNITS = 1 << 20  # longest order of a node
 MAX_COUNT = 1 << 53  # largest number in a record: one more still fits on the wire and in a float
-MAX_VALUE = 1e15
-"""Largest entry of a vector: sums and squares of as many as there may be are finite float32."""
+MAX_VALUE = 1e15  # largest entry of a vector, so that sums and squares of entries fit a float32
 
 
 class Terms(NamedTuple):
@@ -86,7 +85,7 @@ def read_report(record: Mapping[str, Any], terms: Terms) -> Report:
     first_pair = _count(record, keys.FIRST_PAIR)
     if reported.server_round != terms.server_round:
         raise invalid(keys.SERVER_ROUND, reported.server_round, f"be {terms.server_round}")
-    # fewer numbers are allowed, as a model may have fewer parameters than a sketch has numbers
+    # Fewer numbers are allowed: a model may have fewer parameters than a sketch has numbers.
     if terms.sketch_size and reported.sketch_size > terms.sketch_size:
         raise invalid(keys.SKETCH_SIZE, reported.sketch_size, f"be at most {terms.sketch_size}")
     if not 1 <= reported.num_units <= MAX_UNITS:
@@ -112,7 +111,7 @@ def read_vectors(record: Mapping[str, Any], dim: int, kind: str = HALF) -> Vecto
     with np.errstate(over="ignore", invalid="ignore"):
         values *= scale
         largest = float(np.abs(values).max())
-    # a comparison with NaN is false, so that NaN is refused
+    # A comparison with NaN is false, so NaN is refused.
     if not (scale > 0 and largest <= MAX_VALUE):
         rule = f"be finite and at most {MAX_VALUE:g}"
         raise invalid(keys.VECTORS, largest, rule, "the node's training has diverged")

@@ -1,4 +1,4 @@
-"""Batch samplers: the protocol that all of them follow, and uniform sampling."""
+"""Batch samplers: the protocol of all of them, and uniform sampling."""
 
 from abc import ABC, abstractmethod
 from collections import deque
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-from flwr_hetero.client.handler import current_handler
+from flwr_hetero.client.session import current_session
 from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_str
 
@@ -45,29 +45,31 @@ class BatchSampler(ABC, Sampler[list[int]]):
 
     learns_from = "loss"
     """What :meth:`update` expects as scores: ``loss``, ``importance`` or ``priority``."""
-    # whether there is anything to learn; then a training loop must take or update its batches
+    # Attributes that must be the same in a state.
+    settings: ClassVar[tuple[str, ...]] = ("num_samples", "batch_size")
+    # A sampler that learns raises an error if a training loop neither takes nor updates batches.
     learns = False
-    # whether watch() looks at gradients of a model's parameters
+    # Whether watch() looks at gradients of a model's parameters.
     needs_model = False
-    # what a training loop lacks from which nothing is learnt
+    # End of that error: what to add to the training loop.
     hint: ClassVar[str] = "take as loss: criterion = WeightedLoss(loader.batch_sampler)"
 
     def __init__(self, num_samples: int, batch_size: int, *, seed: int = 0) -> None:
         self.num_samples = check_count("num_samples", num_samples, 1)
         self.batch_size = check_count("batch_size", batch_size, 1)
         self.rng = np.random.default_rng(check_count("seed", seed))
-        # whether the next pass only prolongs the one before, whose batches are still in use
+        # Whether the next pass only prolongs the one before, whose batches are still in use.
         self.continues = False
         self._drawn: deque[Batch] = deque()
-        self._pass, self._is_helped = 0, False
+        self._pass = 0
+        self._was_trained = False
 
     @abstractmethod
     def next_batch(self) -> Batch:
         """Draw a batch, (batch,) indices and weights: the step is the mean of weights * losses."""
 
-    @abstractmethod
     def update(self, indices: Indices, scores: Floats) -> None:
-        """Learn from the scores of processed examples, one finite number per index."""
+        """Learn from the scores of processed examples, one finite number per index, if at all."""
 
     def watch(self, indices: Indices, losses: Any) -> None:
         """Learn from the backward pass that these losses are about to go through, if at all."""
@@ -78,8 +80,9 @@ class BatchSampler(ABC, Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield one epoch of batches as lists of indices, keeping each for ``take``."""
-        if (handler := current_handler()) is not None and self not in handler.used:
-            handler.used.append(self)
+        session = current_session()
+        if session is not None and self not in session.iterated:
+            session.iterated.append(self)
         self.begin_pass()
         number = self._pass
         try:
@@ -87,24 +90,24 @@ class BatchSampler(ABC, Sampler[list[int]]):
                 self._drawn.append(self.next_batch())
                 yield self._drawn[-1][0].tolist()
         except GeneratorExit:
-            # the loop was left early; garbage collection may close it after the next has begun
+            # The loop was left early. Garbage collection may close it after the next has begun.
             if number == self._pass:
                 self.give_back()
             raise
 
     def begin_pass(self) -> None:
-        """Prepare for an iteration: what was not taken of an earlier one is dropped."""
+        """Prepare for an iteration: drop the batches of an earlier one that were not taken."""
         if not self.continues:
             self._drawn.clear()
         self.continues = False
         self._pass += 1
 
     def batches_left(self) -> int:
-        """Batches that an iteration gives: an epoch."""
+        """Return the number of batches that an iteration gives: an epoch."""
         return len(self)
 
     def give_back(self) -> None:
-        """Put back what was drawn ahead and will not be trained, where that matters."""
+        """Put back batches that were drawn ahead and will not be trained, if that matters."""
 
     def settle(self) -> None:
         """End an iteration that is still open, as the loop over it has ended."""
@@ -114,31 +117,32 @@ class BatchSampler(ABC, Sampler[list[int]]):
     def take(self) -> Batch:
         """Collect indices and weights of the oldest batch that iteration yielded."""
         if not self._drawn:
-            rule = "once per batch that iteration gave, in training only"
-            raise IndexError(f"no batch to take: {rule}.")
-        self.note_help()
+            raise IndexError(
+                "no batch to take: once per batch that iteration gave, in training only."
+            )
+        self.mark_trained()
         return self._drawn.popleft()
 
-    def note_help(self) -> None:
-        """Note that the training loop does its part."""
-        self._is_helped = True
+    def mark_trained(self) -> None:
+        """Note that the training loop takes or updates batches."""
+        self._was_trained = True
 
-    def missing(self) -> str:
-        """Say what the training loop left out; empty if nothing."""
-        if self._is_helped or not self.learns:
+    def why_not_trained(self) -> str:
+        """Return what the training loop lacks so that the sampler learns; empty if nothing."""
+        if self._was_trained or not self.learns:
             return ""
         name = type(self).__name__
         return f"{name} learns nothing: no batch was taken or updated; {self.hint}"
 
     def read_instruction(self, records: Mapping[str, Mapping[str, Any]]) -> None:
-        """Follow the records of a training instruction, where they are of this sampler's."""
+        """Follow the records of a training instruction, if any is for this sampler."""
 
     def reply_records(self) -> dict[str, Mapping[str, Any]]:
-        """Return the records that go into the reply to it."""
+        """Return the records for the reply to that instruction."""
         return {}
 
     def train_model(self, model: Any) -> None:
-        """Name the model that is trained on the batches."""
+        """Set the model that is trained on the batches."""
 
     def fed_by(self, model: Any) -> "BatchSampler":
         """Return the sampler to draw with where this model is trained on the batches."""
@@ -146,16 +150,20 @@ class BatchSampler(ABC, Sampler[list[int]]):
 
     def state_dict(self) -> StateDict:
         """Return all that is needed to continue, as flat arrays and scalars."""
-        sizes = {"num_samples": self.num_samples, "batch_size": self.batch_size}
-        return {**sizes, "rng": rng_to_str(self.rng)}
+        settings = {name: getattr(self, name) for name in self.settings}
+        return {**settings, "rng": rng_to_str(self.rng)}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue where ``state_dict`` was taken; ValueError, unchanged, if it does not fit."""
         owner = type(self).__name__
-        check_state(state, {"num_samples": int, "batch_size": int, "rng": str}, owner)
-        for name in ("num_samples", "batch_size"):
-            if state[name] != (own := getattr(self, name)):
-                raise ValueError(f"state of {owner} must hold {name}={own}, got {state[name]!r}.")
+        settings = {name: type(getattr(self, name)) for name in self.settings}
+        check_state(state, {**settings, "rng": str}, owner)
+        for name in self.settings:
+            wanted = getattr(self, name)
+            if state[name] != wanted:
+                raise ValueError(
+                    f"state of {owner} must hold {name}={wanted}, got {state[name]!r}."
+                )
         self.rng = rng_from_str(str(state["rng"]))
 
     def check_scores(self, indices: Indices, scores: Floats) -> tuple[Indices, Floats]:
@@ -167,12 +175,12 @@ class BatchSampler(ABC, Sampler[list[int]]):
         if index.size and (index.min() < 0 or index.max() >= self.num_samples):
             span = (int(index.min()), int(index.max()))
             raise invalid("indices", span, f"lie in range({self.num_samples})")
-        # kept, one such score would decide all later draws
+        # A single infinite score would decide all later draws.
         bad = score[~np.isfinite(score)]
         if bad.size:
             hint = "the model has diverged, lower the learning rate"
             raise invalid("scores", bad[:3].tolist(), "be finite", hint)
-        self.note_help()
+        self.mark_trained()
         return index, score
 
 
@@ -195,13 +203,11 @@ class UniformSampler(BatchSampler):
     def next_batch(self) -> Batch:
         """Take the next ``batch_size`` entries of the epoch's permutation."""
         if self.position >= self.num_samples:
-            self.order, self.position = self.rng.permutation(self.num_samples), 0
+            self.order = self.rng.permutation(self.num_samples)
+            self.position = 0
         indices = self.order[self.position : self.position + self.batch_size]
         self.position += len(indices)
         return indices, np.ones(len(indices))
-
-    def update(self, indices: Indices, scores: Floats) -> None:
-        """Do nothing: uniform sampling has nothing to learn."""
 
     def state_dict(self) -> StateDict:
         """Return sizes, generator, the epoch's order and the position in it."""
@@ -211,9 +217,10 @@ class UniformSampler(BatchSampler):
         """Continue where ``state_dict`` was taken; see the parent for errors."""
         schema = {"order": ((self.num_samples,), "i"), "position": int}
         check_state(state, schema, type(self).__name__)
-        # the parent checks the rest: nothing has changed until all of the state is found good
+        # The parent checks the rest, so nothing changes before the whole state is checked.
         super().load_state_dict(state)
-        self.order, self.position = np.array(state["order"], np.int64), int(state["position"])
+        self.order = np.array(state["order"], np.int64)
+        self.position = int(state["position"])
 
 
 def coverage_and_age(scored_at: NDArray[np.signedinteger], now: int) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""A node's pass over its data: it goes on from message to message, whatever the loader."""
+"""A node's pass over its data, which continues from message to message with any loader."""
 
 import random
 import sys
@@ -7,18 +7,15 @@ from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
 from flwr_hetero.errors import invalid
 
-if TYPE_CHECKING:
-    from flwr_hetero.client.batch_sampler import BatchSampler
-
 
 class Place(NamedTuple):
-    """Where a node is: batches given of the pass with this number; sizes are -1 if unknown."""
+    """The pass that a node is in, and the batches given of it; sizes are -1 if unknown."""
 
     size: int
     batch_size: int
@@ -28,163 +25,189 @@ class Place(NamedTuple):
 
     @property
     def pass_seed(self) -> int:
-        """Seed of this pass: each has another, and the same one in each message."""
+        """Seed of this pass: a different one for each pass, the same one in each message."""
         return int(np.random.SeedSequence([self.seed, self.number]).generate_state(1)[0])
 
 
 class Stream:
-    """A seeded run of the global generators, and of a loader's own, that goes on at each use."""
+    """A seeded run of the global generators, and of a loader's own, that continues at each use."""
 
     def __init__(self, seed: int, generators: Iterable[Any] = ()) -> None:
         torch: Any = sys.modules.get("torch")
-        self._own = [*generators, *([torch.default_generator] if torch else [])]
-        own = [torch.Generator().manual_seed(seed).get_state() for _ in self._own]
-        self._states, self._numpy = (random.Random(seed).getstate(), own), np.random.MT19937(seed)
+        self._generators = list(generators)
+        if torch is not None:
+            self._generators.append(torch.default_generator)
+        states = [torch.Generator().manual_seed(seed).get_state() for _ in self._generators]
+        self._states = (random.Random(seed).getstate(), states)
+        self._numpy = np.random.MT19937(seed)
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Draw from this stream within."""
+        """Draw from this stream within the block, and restore the users' generators after it."""
         before = self._swap(self._states)
         numpy = np.random.get_bit_generator()  # type: ignore[attr-defined]
         np.random.set_bit_generator(self._numpy)  # type: ignore[attr-defined]
         try:
             yield
         finally:
-            # the next use goes on here; what the user seeded is as if nothing had been drawn
             self._states = self._swap(before)
             np.random.set_bit_generator(numpy)  # type: ignore[attr-defined]
 
     def _swap(self, states: tuple[Any, list[Any]]) -> tuple[Any, list[Any]]:
         """Put states into the generators; return those that they had."""
-        before = random.getstate(), [generator.get_state() for generator in self._own]
+        before = (random.getstate(), [generator.get_state() for generator in self._generators])
         random.setstate(states[0])
-        for generator, state in zip(self._own, states[1], strict=True):
+        for generator, state in zip(self._generators, states[1], strict=True):
             generator.set_state(state)
         return before
 
     def iterate(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Give what a source gives; what it draws for that comes from this stream."""
+        """Give the items of a source, whose random draws come from this stream."""
         with self.used():
             items = iter(source)
         while True:
             with self.used():
-                found = list(islice(items, 1))
-            if not found:
+                item = list(islice(items, 1))
+            if not item:
                 return
-            yield found[0]
+            yield item[0]
 
 
 class Passes:
-    """Passes over any iterable: each is entered by passing over what was given before."""
+    """Passes over a loader, which continue where the last message ended if they keep a place.
 
-    num_examples = 0
-    """Examples of the data; 0 if unknown."""
+    A pass is entered by passing over what was given before. Of a DataLoader whose data are read by
+    index, only the indices are passed over. No place is kept without a mod, of an iterator, which
+    has one pass only, and with a sampler of this package, which keeps its place itself.
+    """
 
-    def __init__(self, loader: Any, data: Any, drawing: Iterable[Any]) -> None:
-        self.size, self.batch_size = length_of(data), batch_size_of(loader)
-        self._loader, torch = loader, sys.modules.get("torch")
-        own = (getattr(each, "generator", None) for each in drawing)
-        kind = torch.Generator if torch else ()
-        self._generators = [generator for generator in own if isinstance(generator, kind)]
+    def __init__(self, loader: Any, *, has_mod: bool) -> None:
+        sampler = getattr(loader, "batch_sampler", None)
+        self._sampler = sampler if is_ours(sampler) else None
+        self.keeps_place = has_mod and self._sampler is None and not isinstance(loader, Iterator)
+        self._by_index = self.keeps_place and draws_indices(loader)
+        self._loader = loader
+        self._source: Iterable[Any] = loader
+        self.size = length_of(loader)
+        self.batch_size = batch_size_of(loader)
+        self.num_examples = 0 if self._sampler is None else self._sampler.num_samples
+        self._wanted: list[Any] = []
+        # A batch sampler draws from a sampler, which may draw from another one.
+        self._samplers: list[Any] = []
+        if self._by_index:
+            by_batch = sampler is not None
+            inner: Any = sampler if by_batch else loader.sampler
+            self._source = inner
+            while inner is not None:
+                self._samplers.append(inner)
+                inner = getattr(inner, "sampler", None)
+            self.size = length_of(loader.dataset)
+            self.num_examples = max(0, self.size)
+            self._loader = drawn_by(loader, self._wanted, by_batch=by_batch)
+        torch: Any = sys.modules.get("torch")
+        owners = [getattr(owner, "generator", None) for owner in [loader, *self._samplers]]
+        kind = () if torch is None else torch.Generator
+        self._generators = [generator for generator in owners if isinstance(generator, kind)]
 
     def first_place(self) -> Place:
         """Begin a node's first pass, with a seed that is drawn as a DataLoader draws one."""
-        if (torch := sys.modules.get("torch")) is None:
-            seed = np.random.randint(2**31 - 1)  # noqa: NPY002 (the one that users seed)
+        torch: Any = sys.modules.get("torch")
+        if torch is None:
+            # The generator that users seed.
+            seed = np.random.randint(2**31 - 1)  # noqa: NPY002
         else:
-            own = self._generators[0] if self._generators else None
-            seed = torch.randint(2**31 - 1, (), generator=own)
+            generator = self._generators[0] if self._generators else None
+            seed = torch.randint(2**31 - 1, (), generator=generator)
         return Place(self.size, self.batch_size, int(seed))
 
     def take(self, place: Place, count: int) -> Iterator[tuple[Place, Any]]:
-        """Give so many batches, of several passes if need be, each with the place after it."""
-        while count:
-            for batch in islice(self.rest(place, count), count):
-                place, count = place._replace(position=place.position + 1), count - 1
-                yield place, batch
-            if count and not place.position:
-                raise empty_pass()
-            if count:
-                place = place._replace(number=place.number + 1, position=0)
+        """Give ``count`` batches, of several passes if need be, each with the place after it."""
+        if not self._by_index:
+            yield from self._items(place, count)
+        else:
+            # All are loaded in one go, so that workers load nothing ahead that is not trained.
+            plan = list(self._items(place, count))
+            self._wanted[:] = [indices for _, indices in plan]
+            for batch, (after, _) in zip(self._loader, plan, strict=False):
+                yield after, batch
+        if self._sampler is not None:
+            # Workers have drawn ahead, and may end only after the next pass has begun.
+            self._sampler.settle()
 
-    def rest(self, place: Place, count: int) -> Iterable[Any]:
+    def _items(self, place: Place, count: int) -> Iterator[tuple[Place, Any]]:
+        """Give ``count`` batches, or their indices, each with the place after it."""
+        while True:
+            for item in islice(self._rest(place, count), count):
+                place = place._replace(position=place.position + 1)
+                count -= 1
+                yield place, item
+            if not count:
+                return
+            if not place.position:
+                hint = "pass the loader, not an iterator, and data that fill a batch"
+                rule = "give a batch in every pass"
+                raise invalid("loader", "a pass without one", rule, hint)
+            place = place._replace(number=place.number + 1, position=0)
+
+    def _rest(self, place: Place, count: int) -> Iterable[Any]:
         """Return the rest of a pass, of which ``count`` batches are wanted."""
-        # what a pass draws at random comes from its seed: its order is the same again
-        whole = Stream(place.pass_seed, self._generators).iterate(self._loader)
-        return islice(whole, place.position, None)
-
-
-class IndexPasses(Passes):
-    """Passes over a DataLoader: its sampler draws them, and only what is wanted is loaded."""
-
-    def __init__(self, loader: Any) -> None:
-        by_batch = loader.batch_sampler is not None
-        self._indices = loader.batch_sampler if by_batch else loader.sampler
-        # a batch sampler draws from a sampler, which may draw from another
-        self._samplers, inner = list[Any](), self._indices
-        while inner is not None:
-            self._samplers.append(inner)
-            inner = getattr(inner, "sampler", None)
-        super().__init__(loader, loader.dataset, [loader, *self._samplers])
-        self.num_examples = max(0, self.size)
-        self._wanted = list[Any]()
-        self._loader = drawn_by(loader, self._wanted, by_batch=by_batch)
-
-    def take(self, place: Place, count: int) -> Iterator[tuple[Place, Any]]:
-        """Give so many batches, of several passes if need be, each with the place after it."""
-        # loaded in one go: workers load nothing ahead that will not be trained
-        plan = list(super().take(place, count))
-        self._wanted[:] = [indices for _, indices in plan]
-        for batch, (after, _) in zip(self._loader, plan, strict=False):
-            yield after, batch
-
-    def rest(self, place: Place, count: int) -> Iterable[Any]:
-        """Return the indices of the batches that are wanted of a pass."""
-        # one for several processes gives the same order until it gets the epoch
+        if not self.keeps_place:
+            if self._sampler is not None and place.number:
+                # The last batch may be in use when the next one is drawn.
+                self._sampler.continues = True
+            return self._source
+        # All random draws of a pass come from its seed, so its order is the same in each message.
+        stream = Stream(place.pass_seed, self._generators)
+        if not self._by_index:
+            return islice(stream.iterate(self._source), place.position, None)
+        # A distributed sampler repeats its order until it is given the epoch.
         for sampler in self._samplers:
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(place.number)
-        with Stream(place.pass_seed, self._generators).used():
-            return list(islice(self._indices, place.position, place.position + count))
+        with stream.used():
+            return list(islice(self._source, place.position, place.position + count))
 
 
 @dataclass(eq=False)
 class LoaderPass:
     """A pass over a loader in this message."""
 
-    loader: Any
-    asked: int | None
-    """Batches that it gives; None: those of the loader's own pass."""
-    full: int
-    """Batches of the loader's own pass; -1 if unknown."""
-    places: Mapping[str, Place] = field(default_factory=dict)
-    """Where all loaders were before it."""
-    leader: "LoaderPass | None" = None
-    """The pass beside which it runs, as in ``zip``."""
+    loader: int  # number of the loader in this message
+    asked: int | None  # batches that it gives; None: those of the loader's own pass
+    full: int  # batches of the loader's own pass; -1 if unknown
+    sizes: tuple[int, int] | None = None  # of the data and of batches, if places are kept by them
+    places: Mapping[str, Place] = field(default_factory=dict)  # of all loaders, before it
+    leader: "LoaderPass | None" = None  # the pass beside which it runs, as in zip()
     beside: "list[LoaderPass]" = field(default_factory=list)
     given: int = 0
-    given_alone: int = 0
-    """Batches given before the first pass beside it began."""
+    given_alone: int = 0  # batches given before the first pass beside it began
     examples: int = 0
-    optimizer_steps: int = 0
-    """Steps of optimizers since it began, until the next one begins."""
+    optimizer_steps: int = 0  # from its beginning to that of the next pass
     is_open: bool = True
-    has_ended: bool = False
-    """Whether it gave all that it had to give."""
+    has_ended: bool = False  # whether it gave all that it had to give
     step_s: list[float] = field(default_factory=list)
 
     @property
     def steps(self) -> int:
-        """Batches that it gave: one of each loader side by side is one step."""
-        # A pass that gave no more since another one began was only a look at a batch.
-        others = [] if self.given > self.given_alone else [each.given for each in self.beside]
-        return max([self.given, *others])
+        """Batches that it gave; batches of loaders side by side are one step."""
+        # A pass that gave no more batches once another one began was only a look at its data.
+        if self.given > self.given_alone:
+            return self.given
+        return max([self.given, *(other.given for other in self.beside)])
 
     @property
     def is_complete(self) -> bool:
-        """Whether it gave all, also if the loop broke off after the last batch."""
+        """Whether it gave all, even if the loop broke off after the last batch."""
         most = self.full if self.asked is None else self.asked
         return self.has_ended or 0 < most <= self.steps
+
+    def num_equal_before(self) -> int:
+        """Return how many loaders of equal sizes run beside this pass and began before it."""
+        if self.leader is None:
+            return 0
+        before = [self.leader, *self.leader.beside[: self.leader.beside.index(self)]]
+        others = [other for other in before if other.loader != self.loader]
+        return sum(other.sizes == self.sizes for other in others)
 
 
 @dataclass
@@ -194,15 +217,7 @@ class OptimizerSteps:
     count: int = 0
     last: int = 0
     gaps: list[int] = field(default_factory=list)
-    after_end: int = 0
-    """Steps since the last pass has ended."""
-
-
-def passes_of(loader: Iterable[Any]) -> Passes | None:
-    """Make the passes over a loader; None for an iterator, which has one only."""
-    if isinstance(loader, Iterator):
-        return None
-    return IndexPasses(loader) if draws_indices(loader) else Passes(loader, loader, [loader])
+    after_end: int = 0  # steps since the last pass has ended
 
 
 def draws_indices(loader: object) -> bool:
@@ -213,51 +228,64 @@ def draws_indices(loader: object) -> bool:
     return not isinstance(loader.dataset, data.IterableDataset)
 
 
-def is_ours(sampler: object) -> "TypeGuard[BatchSampler]":
+def is_ours(sampler: object) -> TypeGuard[Any]:
     """Return whether this is a sampler of this package; a node without one needs no torch."""
-    own: Any = sys.modules.get("flwr_hetero.client.batch_sampler")
-    return own is not None and isinstance(sampler, own.BatchSampler)
+    module: Any = sys.modules.get("flwr_hetero.client.batch_sampler")
+    return module is not None and isinstance(sampler, module.BatchSampler)
 
 
 def drawn_by(loader: Any, indices: Any, *, by_batch: bool = True) -> Any:
     """Return a copy of a DataLoader that takes its indices from elsewhere."""
     changed = copy(loader)
-    # a DataLoader refuses to have these set
+    # A DataLoader refuses assignments to these attributes.
     changed.__dict__["batch_sampler" if by_batch else "sampler"] = indices
     changed.__dict__["_iterator"] = None
-    # accelerate's are around one
-    if (base := changed.__dict__.get("base_dataloader")) is not None:
+    # A loader of accelerate wraps another one.
+    base = changed.__dict__.get("base_dataloader")
+    if base is not None:
         changed.__dict__["base_dataloader"] = drawn_by(base, indices, by_batch=by_batch)
     return changed
 
 
 def plain_pass(loader: Any) -> Any:
-    """Return what gives a loader's own pass: in order, where a sampler of ours draws its batches.
+    """Return what gives a loader's own pass: in order if a sampler of ours draws its batches.
 
     Such a sampler gives some examples more often than others, and counts what it gives.
     """
-    if not is_ours(sampler := getattr(loader, "batch_sampler", None)):
+    sampler = getattr(loader, "batch_sampler", None)
+    if not is_ours(sampler):
         return loader
     numbers = range(sampler.num_samples)
     starts = range(0, sampler.num_samples, sampler.batch_size)
     return drawn_by(loader, [list(numbers[i : i + sampler.batch_size]) for i in starts])
 
 
-def empty_pass() -> ValueError:
-    """Make the error for a loader that gives nothing."""
-    hint = "pass the loader, not an iterator, and data that fill a batch"
-    return invalid("loader", "a pass without one", "give a batch in every pass", hint)
-
-
 def batch_size_of(loader: Any) -> int:
-    """Return the examples of a loader's batches; -1 where that is unknown."""
-    owners = loader, getattr(loader, "batch_sampler", None)
-    sizes = (getattr(owner, "batch_size", None) for owner in owners)
-    return next((size for size in sizes if isinstance(size, int)), -1)
+    """Return the number of examples in a loader's batches; -1 if it is unknown."""
+    for owner in (loader, getattr(loader, "batch_sampler", None)):
+        size = getattr(owner, "batch_size", None)
+        if isinstance(size, int):
+            return size
+    return -1
 
 
 def length_of(sized: Any) -> int:
-    """Return a length; -1 where there is none."""
+    """Return a length; -1 if there is none."""
     with suppress(TypeError, NotImplementedError, AttributeError):
         return len(sized)
     return -1
+
+
+def batch_length(batch: Any) -> int | None:
+    """Return the length of the first tensor or array in a batch; None if it has none."""
+    shape = getattr(batch, "shape", None)
+    if shape:
+        return int(shape[0])
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, (tuple, list)):
+        for part in batch:
+            length = batch_length(part)
+            if length is not None:
+                return length
+    return None

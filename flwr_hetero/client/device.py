@@ -1,4 +1,4 @@
-"""The cost model of an emulated device: compute, link, jitter, availability; and named fleets."""
+"""The cost model of an emulated device, and named fleets of such devices."""
 
 import tomllib
 from dataclasses import dataclass, fields
@@ -34,8 +34,9 @@ class DeviceProfile:
     seconds_per_example : float
         Time of the reference device for one example, forward and backward.
     wait_s, start_s : float
-        What each message costs beside its work and its transfer, in seconds: polling and round
-        trips, which no device shortens, and the reference device's start and reading of data.
+        Cost of each message in seconds, apart from its work and its transfer. ``wait_s`` is for
+        polling and round trips, which are the same on each device. ``start_s`` is for the start and
+        the reading of data on the reference device.
     """
 
     compute_factor: float = 1.0
@@ -55,8 +56,9 @@ class DeviceProfile:
             check_number(name, getattr(self, name), "[0, inf)")
         check_number("availability", self.availability, "[0, 1]")
         for name in ("uplink_mbps", "downlink_mbps"):
-            # infinity is a link that costs nothing
-            if (mbps := getattr(self, name)) != inf:
+            # An infinitely fast link costs nothing.
+            mbps = getattr(self, name)
+            if mbps != inf:
                 check_number(name, mbps, "(0, inf]")
 
 
@@ -129,7 +131,7 @@ def named_fleet(fleet: str, num_nodes: int) -> list[DeviceProfile]:
     kinds, shares = zip(*(NAMED_FLEETS.get(fleet) or _read_fleet(fleet)), strict=True)
     ends = [round(num_nodes * end / sum(shares)) for end in accumulate(shares)]
     sizes = [end - start for start, end in pairwise([0, *ends])]
-    # no kind is left out while there is a node for each
+    # Each kind gets at least one node, if there are enough of them.
     while num_nodes >= len(sizes) and 0 in sizes:
         sizes[sizes.index(max(sizes))] -= 1
         sizes[sizes.index(0)] += 1
@@ -149,7 +151,8 @@ def _read_fleet(fleet: str) -> list[tuple[DeviceProfile, float]]:
         raise invalid("fleet", fleet, f"be valid TOML ({error})") from error
     if not isinstance(tables, list) or not tables:
         raise invalid("fleet", fleet, "hold at least one [[device]] table")
-    known, kinds = ["share", *(field.name for field in fields(DeviceProfile))], []
+    known = ["share", *(field.name for field in fields(DeviceProfile))]
+    kinds = []
     for table in tables:
         settings = {key.replace("-", "_"): value for key, value in table.items()}
         for key in settings:

@@ -1,4 +1,4 @@
-"""Emulated devices: a reply carries the time that a device profile would have taken."""
+"""Emulated devices: a reply reports the time that a device profile would have taken."""
 
 import zlib
 from functools import lru_cache
@@ -16,13 +16,7 @@ from flwr_hetero.client.device import (
     named_fleet,
     transfer_time_s,
 )
-from flwr_hetero.client.timing import (
-    call_app,
-    in_simulation,
-    note_pace,
-    timing,
-    timing_record,
-)
+from flwr_hetero.client.timing import call_app, in_simulation, note_pace, timing, timing_record
 from flwr_hetero.records import configs_in, metrics_in, payload_bytes, read_number
 
 
@@ -40,10 +34,11 @@ def emulated_device(message: Message, context: Context, call_next: ClientAppCall
     partition = int(context.node_config[keys.PARTITION_ID])
     profile = _profiles(fleet, int(context.node_config["num-partitions"]))[partition]
     rng = device_rng(int(context.run_config.get("seed", 0)), partition, message)
-    if away := reply_if_away(message, profile, rng):
+    away = reply_if_away(message, profile, rng)
+    if away is not None:
         return away
     reply = call_app(message, context, call_next)
-    # a simulation has no round trip on the device's clock that could hold what the message costs
+    # A simulation has no round trip by the device's clock, so the cost of a message is added here.
     stamp(message, reply, context, profile, rng, fixed_s=message_time_s(profile))
     return reply
 
@@ -66,7 +61,8 @@ def device_rng(seed: int, partition: int, message: Message) -> Generator:
 
 def repeat_of(message: Message) -> list[int]:
     """Return how often the node was asked before in this round; empty if it was not."""
-    return [count] if (count := in_config(message, keys.REPEAT)) else []
+    count = in_config(message, keys.REPEAT)
+    return [count] if count else []
 
 
 def in_config(message: Message, key: str) -> int:
@@ -79,7 +75,7 @@ def in_config(message: Message, key: str) -> int:
 
 
 def reply_if_away(message: Message, profile: DeviceProfile, rng: Generator) -> Message | None:
-    """Draw whether a device is away; return the error that is its answer then."""
+    """Draw whether a device is away; if so, return the error that it answers with."""
     if float(rng.random()) < profile.availability:
         return None
     return Message(Error(NODE_UNAVAILABLE, "the emulated device is away"), reply_to=message)
@@ -97,21 +93,23 @@ def stamp(
     """Write the emulated times into a reply, with ``fixed_s`` of transfer; no error is changed."""
     if not reply.has_content():
         return
-    # a mod's own clock reading is no payload
+    # The clock reading of a mod is no payload.
     reply.content.pop(keys.TIMING, None)
     processed, scored, hidden = work(reply)
     train_s = compute_time_s(profile, processed, scored, rng)
-    # a step is by the device's clock too
-    if record := configs_in(reply.content).get(keys.WORK):
+    record = configs_in(reply.content).get(keys.WORK)
+    if record:
+        # The time of a step is by the device's clock too.
         record[keys.STEP_TIME] = train_s / max(1.0, read_number(record, keys.NUM_STEPS, 1.0))
-    sizes = payload_bytes(message.content), payload_bytes(reply.content)
-    transfer_s = transfer_time_s(profile, *sizes)
+    bytes_down = payload_bytes(message.content)
+    transfer_s = transfer_time_s(profile, bytes_down, payload_bytes(reply.content))
     if message.metadata.message_type == MessageType.TRAIN:
         note_pace(context, transfer_s, compute_time_s(profile, 1.0))
-        # scoring during the transfer lengthens the round only by what the network does not hide
+        # Scoring during the transfer lengthens the round only if it takes longer than that.
         train_s += max(0.0, compute_time_s(profile, 0.0, hidden) - transfer_s)
-    times = train_s, transfer_s + fixed_s
-    reply.content[keys.TIMING] = timing_record(context, *times, emulated=True)
+    reply.content[keys.TIMING] = timing_record(
+        context, train_s, transfer_s + fixed_s, emulated=True
+    )
 
 
 def work(reply: Message) -> tuple[float, float, float]:
@@ -122,15 +120,16 @@ def work(reply: Message) -> tuple[float, float, float]:
     reported |= older_metrics(reply.content)
     metrics = {**configs_in(reply.content).get(keys.WORK, {}), **reported}
     stated = keys.EXAMPLES_PROCESSED if keys.EXAMPLES_PROCESSED in metrics else keys.NUM_EXAMPLES
-    # a node does not know the strategy's weighted_by_key: the only count there is must be it
+    # A node does not know the strategy's weighted_by_key. If there is only one count, it is that.
     counts = [key for key in reported.keys() - keys.PROTOCOL if type(reported[key]) is int]
     if stated not in metrics and len(counts) == 1:
         stated = counts[0]
-    # what a node claims below 0 counts as nothing said
-    processed = value if (value := read_number(metrics, stated, 1.0)) >= 0 else 1.0
-    others = (keys.EXAMPLES_SCORED, keys.EXAMPLES_HIDDEN)
-    scored, hidden = (max(0.0, read_number(metrics, key, 0.0)) for key in others)
-    # an evaluation only goes forward
+    processed = read_number(metrics, stated, 1.0)
+    if processed < 0:
+        processed = 1.0
+    scored = max(0.0, read_number(metrics, keys.EXAMPLES_SCORED, 0.0))
+    hidden = max(0.0, read_number(metrics, keys.EXAMPLES_HIDDEN, 0.0))
+    # An evaluation has forward passes only.
     if reply.metadata.message_type.startswith(MessageType.EVALUATE):
         return 0.0, processed + scored, hidden
     return processed, scored, hidden

@@ -1,38 +1,20 @@
 """Data that a warm node reads once, and not for each message."""
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from functools import wraps
+from typing import Any, TypeVar
 
 from flwr.app import Context
 
 T = TypeVar("T")
+_preloaded: list[Callable[[Context], Any]] = []
 
 
-class Preloaded(Generic[T]):
-    """A function of the node's context that keeps what it returned last."""
-
-    def __init__(self, load: Callable[[Context], T]) -> None:
-        self.load, self.__doc__ = load, load.__doc__
-        self._last: tuple[Any, T] | None = None
-
-    def __call__(self, context: Context) -> T:
-        """Return what the function returns for this node and these settings."""
-        key = context.node_id, dict(context.node_config), dict(context.run_config)
-        if self._last is None or self._last[0] != key:
-            # the memory is free before it is needed again
-            self._last = None
-            self._last = key, self.load(context)
-        return self._last[1]
-
-
-_preloaded: list[Preloaded[Any]] = []
-
-
-def preload(load: Callable[[Context], T]) -> Preloaded[T]:
+def preload(load: Callable[[Context], T]) -> Callable[[Context], T]:
     """Keep what a function of the context returns while node and settings are the same.
 
-    On a warm node (``flwr-hetero supernode``) it is called once, before the messages, and each
-    message finds the result. In Flower's own processes it is called by the first use in each.
+    A warm node (``flwr-hetero supernode``) calls it once, before the messages, and each message
+    finds the result. In Flower's own processes the first use in each process calls it.
 
     Parameters
     ----------
@@ -49,8 +31,19 @@ def preload(load: Callable[[Context], T]) -> Preloaded[T]:
     >>> calls
     [7]
     """
-    _preloaded.append(Preloaded(load))
-    return _preloaded[-1]
+    results: list[tuple[Any, T]] = []
+
+    @wraps(load)
+    def loaded(context: Context) -> T:
+        key = (context.node_id, dict(context.node_config), dict(context.run_config))
+        if not results or results[0][0] != key:
+            # Free the memory of the last result before the new one needs it.
+            results.clear()
+            results.append((key, load(context)))
+        return results[0][1]
+
+    _preloaded.append(loaded)
+    return loaded
 
 
 def preload_all(context: Context) -> None:

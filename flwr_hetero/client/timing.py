@@ -1,10 +1,11 @@
-"""Measured time of a ClientApp, and what a node knows of its own round (Mercury, section 4.3)."""
+"""Times of a ClientApp by the node's clock, and the node's pace (Mercury, section 4.3)."""
 
 import json
 import os
 import platform
 import sys
 import time
+from collections.abc import Mapping
 from math import isfinite, nan
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,10 +14,10 @@ from flwr.app import ConfigRecord, Context, Message, MessageType
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import ClientAppCallable, is_message_process
-from flwr_hetero.client.carried import Carried, watching
+from flwr_hetero.client import warn_once
 from flwr_hetero.client.device import FORWARD_SHARE
-from flwr_hetero.client.handler import CURRENT, Handler
-from flwr_hetero.client.samplers import finish
+from flwr_hetero.client.samplers import save_state
+from flwr_hetero.client.session import CURRENT, TORCH_WATCH, Session
 from flwr_hetero.compression.node import unpacking
 from flwr_hetero.records import configs_in, read_number
 
@@ -34,14 +35,25 @@ def timing(message: Message, context: Context, call_next: ClientAppCallable) -> 
     start_s = time.monotonic()
     reply = call_app(message, context, call_next)
     end_s = time.monotonic()
-    # of an emulated node the profile gives the pace
+    # The pace of an emulated node comes from its profile.
     if context.node_config.get(keys.EMULATED) is not True:
-        _observe_round(context, message, start_s, end_s)
+        # A node is idle from its reply to a training message until the next instruction.
+        pace = context.state.config_records.setdefault(keys.PACE, ConfigRecord())
+        replied_s = pace.pop(keys.REPLIED_AT, None)
+        if isinstance(replied_s, float) and start_s > replied_s:
+            note_pace(context, start_s - replied_s, nan)
+        if message.metadata.message_type == MessageType.TRAIN:
+            pace[keys.REPLIED_AT] = end_s
     if reply.has_content():
         record = timing_record(context, end_s - start_s, 0.0, emulated=False)
         record.update(times_beside(start_s) if is_message_process() else {})
         if in_simulation():
-            record.update(worker_times(message, start_s))
+            # Flower and Ray need time to collect the last reply and to hand the message over. The
+            # worker may also have been idle because there was no message.
+            created_s = start_s - max(0.0, time.time() - message.metadata.created_at)
+            ended_s = _last_end_s.get("worker", start_s)
+            record[keys.WORKER] = f"{platform.node()}-{os.getpid()}"
+            record[keys.HANDOVER_TIME] = max(0.0, start_s - max(ended_s, created_s))
         reply.content[keys.TIMING] = record
     _last_end_s["worker"] = end_s
     return reply
@@ -53,53 +65,64 @@ def in_simulation() -> bool:
     return ray is not None and bool(ray.is_initialized())
 
 
-def worker_times(message: Message, called_s: float) -> dict[str, str | float]:
-    """Name the worker of a simulation, and tell how long the message kept it from working.
-
-    Flower and Ray need that time: to collect the last reply, and to hand the message over.
-    """
-    # A worker may also be idle because no message was there.
-    created_s = called_s - max(0.0, time.time() - message.metadata.created_at)
-    ended_s = _last_end_s.get("worker", called_s)
-    handover_s = max(0.0, called_s - max(ended_s, created_s))
-    return {keys.WORKER: f"{platform.node()}-{os.getpid()}", keys.HANDOVER_TIME: handover_s}
-
-
 _last_end_s: dict[str, float] = {}
 """When this worker returned its last reply, by the monotonic clock."""
 
 
 def call_app(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Call the ClientApp; then keep what is to be kept, and add what its steps and samplers say."""
-    trained = message.metadata.message_type == MessageType.TRAIN
-    handler = Handler(message, context, carried=Carried(message, context, trains=trained))
-    token = CURRENT.set(handler)
+    """Call the ClientApp, save what continues, and add records of its steps and samplers."""
+    trains = message.metadata.message_type == MessageType.TRAIN
+    session = Session(message, context, trains=trains)
+    token = CURRENT.set(session)
     try:
-        with watching():
+        with TORCH_WATCH.on():
             reply: Any = unpacking(call_next)(message, context)
-        # without a reply a SuperNode waits for ever
+        # Without a reply a SuperNode would wait for ever.
         if not isinstance(reply, Message):
             raise TypeError(f"the ClientApp returned {type(reply).__name__}, not a Message")
-        found = finish(handler, trained=trained)
+        records = _finish(session, trained=trains)
     except StopIteration as error:
-        raise too_few_batches(error, handler) from error
+        steps = session.work.steps
+        if not steps:
+            raise
+        raise RuntimeError(
+            f"StopIteration: hetero.batches gives {steps} batches here, as the server asks for. "
+            "A loop by steps takes `for _ in range(hetero.num_steps(msg, default=N))`"
+        ) from error
     finally:
         CURRENT.reset(token)
-    # what the app reports by itself counts
-    for name, record in found.items():
+    # Records that the app itself has added take precedence.
+    for name, record in records.items():
         if reply.has_content() and name not in reply.content:
             reply.content[name] = ConfigRecord(dict(record))
     return reply
 
 
-def too_few_batches(error: StopIteration, handler: Handler) -> Exception:
-    """Return the error of a loop by steps for which there were too few batches, else this one."""
-    if handler.work is None or not handler.work.steps:
-        return error
-    return RuntimeError(
-        f"StopIteration: hetero.batches gives {handler.work.steps} batches here, as the server "
-        "asks for. A loop by steps takes `for _ in range(hetero.num_steps(msg, default=N))`"
-    )
+def _finish(session: Session, *, trained: bool) -> dict[str, Mapping[str, Any]]:
+    """Check and save what a ClientApp's function used; return the records for the reply."""
+    # First discard batches drawn but not trained, so that they are neither saved nor reported.
+    for sampler in session.iterated:
+        sampler.settle()
+        reason = sampler.why_not_trained()
+        if trained and reason:
+            raise RuntimeError(reason)
+    records: dict[str, Mapping[str, Any]] = {}
+    for sampler in session.followers:
+        records |= sampler.reply_records()
+    if trained:
+        records |= session.work.finish()
+        session.carried.save(session.work.steps, session.work.job_steps)
+    for name, (kept, context) in session.kept.items():
+        save_state(context, name, kept.state_dict())
+    if trained and not session.has_saved:
+        for sampler in session.iterated:
+            if sampler.learns:
+                hint = (
+                    "loader = hetero.batches(loader, msg), or keep(loader.batch_sampler, context)"
+                )
+                loss = "is not kept: what it learns is lost after each round"
+                warn_once(f"{type(sampler).__name__} {loss}; add: {hint}")
+    return records
 
 
 def timing_record(
@@ -114,13 +137,19 @@ def timing_record(
     return record
 
 
-# --- what a message takes beside the ClientApp --------------------------------------------------
 def times_beside(called_s: float) -> dict[str, float]:
-    """Return what this process and its SuperNode know of it; ``called_s``: when the app was called.
+    """Return the times that this process and its SuperNode spent beside the app.
 
-    A process that starts while the message is on its way counts from when it was there.
+    ``called_s``: when the app was called. A process that starts while the message is on its way
+    starts, in this count, when the message arrived.
     """
-    reported = reported_times()
+    try:
+        reported = json.loads(Path(os.environ[keys.TIMES_FILE]).read_text(encoding="utf-8"))
+    except (KeyError, OSError, ValueError):
+        reported = None
+    if not isinstance(reported, dict):
+        # The SuperNode has not measured its times.
+        reported = {}
     times = {key: read_number(reported, key, -1.0) for key in (keys.RECEIVE_TIME, keys.SEND_TIME)}
     began_s = process_start_s()
     if began_s is not None:
@@ -129,20 +158,12 @@ def times_beside(called_s: float) -> dict[str, float]:
     return {key: seconds for key, seconds in times.items() if seconds >= 0}
 
 
-def reported_times() -> dict[str, Any]:
-    """Read what the SuperNode tells of its own times; nothing if it does not."""
-    try:
-        reported = json.loads(Path(os.environ[keys.TIMES_FILE]).read_text(encoding="utf-8"))
-    except (KeyError, OSError, ValueError):
-        return {}
-    return reported if isinstance(reported, dict) else {}
-
-
 def process_start_s() -> float | None:
-    """Return when this process started, by the monotonic clock; None if the system does not say."""
+    """Return when this process started, by the monotonic clock; None if the system hides it."""
     try:
-        # the name, in brackets, may hold anything; the 22nd field counts from the system's start
-        fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        stat = Path("/proc/self/stat").read_text(encoding="utf-8")
+        # The name, in brackets, may hold anything. Field 22 counts from the system's start.
+        fields = stat.rpartition(")")[2].split()
         since_boot_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
         age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot_s
     except (AttributeError, IndexError, OSError, ValueError):
@@ -150,7 +171,6 @@ def process_start_s() -> float | None:
     return time.monotonic() - age_s
 
 
-# --- what a node knows of its own round ---------------------------------------------------------
 class NodePace(NamedTuple):
     """Idle time of a node per round, and its time to score one example; smoothed."""
 
@@ -168,21 +188,15 @@ def read_pace(context: Context) -> NodePace | None:
 
 
 def note_pace(context: Context, idle_s: float, example_s: float) -> None:
-    """Update a node's pace by one round; NaN where nothing was observed."""
+    """Update a node's pace by one round; NaN is no observation."""
     record = context.state.config_records.setdefault(keys.PACE, ConfigRecord())
-    known = keys.IDLE_TIME in record
+    is_first = keys.IDLE_TIME not in record
     for key, new in ((keys.IDLE_TIME, idle_s), (keys.EXAMPLE_TIME, example_s)):
         old = read_number(record, key, 0.0)
-        # a moving average that follows a change within a few rounds; bad values are skipped
-        average = 0.5 * old + 0.5 * new if known else new
-        record[key] = average if isfinite(new) and new >= 0.0 else old
-
-
-def _observe_round(context: Context, message: Message, start_s: float, end_s: float) -> None:
-    """Measure idle time: from a training reply to the next instruction."""
-    record = context.state.config_records.setdefault(keys.PACE, ConfigRecord())
-    replied_s = record.pop(keys.REPLIED_AT, None)
-    if isinstance(replied_s, float) and start_s > replied_s:
-        note_pace(context, start_s - replied_s, nan)
-    if message.metadata.message_type == MessageType.TRAIN:
-        record[keys.REPLIED_AT] = end_s
+        if not isfinite(new) or new < 0.0:
+            record[key] = old
+        elif is_first:
+            record[key] = new
+        else:
+            # A moving average that follows a change within a few rounds.
+            record[key] = 0.5 * old + 0.5 * new

@@ -1,4 +1,4 @@
-"""The loss whose batches a sampler draws, and scores of samples from a model's outputs."""
+"""The loss of batches that a sampler draws, and the scores of examples for the sampler."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """``loss_fn(outputs, targets)`` with one loss per example (``reduction="none"``)."""
 
 LOSS: Loss = partial(cross_entropy, reduction="none")
-ROUNDING = 0.01  # by so much a factor of 1 may be off, in half precision
+ROUNDING = 0.01  # relative error of a factor of 1 in half precision
 
 
 def gradient_norms(
@@ -48,7 +48,7 @@ def example_losses(loss_fn: Loss, outputs: Tensor, targets: Tensor, count: int) 
         return losses
     counted = torch.ones_like(losses)
     if losses.numel() == targets.numel() and not targets.is_floating_point():
-        # torch's own default
+        # -100 is torch's own default.
         ignored = int(_setting(loss_fn, "ignore_index", -100))
         counted = (targets != ignored).reshape(losses.shape).to(losses)
     total = losses.reshape(count, -1).sum(dim=1)
@@ -69,11 +69,11 @@ def at_least_single(values: Tensor) -> Tensor:
 @contextmanager
 def scoring(model: nn.Module) -> Iterator[None]:
     """Put a model into eval mode for a scoring pass and give each module its own mode back."""
-    # in train mode a scoring pass would move BatchNorm's running statistics, make the score of a
-    # sample depend on its neighbours, and draw dropout masks
+    # In train mode a scoring pass would move BatchNorm's running statistics, make the score of a
+    # sample depend on the others of its batch, and draw dropout masks.
     modes = {module: module.training for module in model.modules()}
     model.eval()
-    # cuDNN has no backward pass for an RNN in eval mode
+    # cuDNN has no backward pass for an RNN in eval mode.
     for module in modes:
         module.training = isinstance(module, nn.RNNBase) and not module.dropout
     try:
@@ -99,15 +99,15 @@ def on_backward(
     parameters: Sequence[Tensor],
     learn: Callable[[Sequence[Tensor | None] | None, float], None],
 ) -> RemovableHandle:
-    """Pass the gradients of the mean of ``weights * losses`` on, once they are computed."""
+    """Call ``learn`` with the gradients of the mean of ``weights * losses`` after backward."""
     factors: list[Tensor] = []
 
     def end(gradients: Sequence[Tensor | None]) -> None:
         handle.remove()
         gradients = [g.to_dense() if g is not None and g.is_sparse else g for g in gradients]
-        # The losses' own gradients tell the factor with which they count, be it of gradient
-        # accumulation or of a GradScaler. It is taken out of the gradients and passed along; they
-        # are None if they overflow for it.
+        # The gradients of the losses themselves show the factor that gradient accumulation or a
+        # GradScaler multiplies them by. The gradients passed on are divided by it. They are None
+        # if they overflow because of it.
         scale = float(factors[0].cpu().double().sum()) * len(weights) / float(weights.sum())
         finite = all(g is None or bool(g.isfinite().all()) for g in gradients)
         if scale > 1.0 + ROUNDING and not finite:
@@ -155,11 +155,13 @@ class WeightedLoss(nn.Module):
         if sampler.learns_from == "priority":
             hint = "priorities come from gradients, use a PriorityFeed"
             raise invalid("sampler", type(sampler).__name__, "learn from losses", hint)
-        if (reduction := _setting(loss_fn, "reduction", "none")) != "none":
+        reduction = _setting(loss_fn, "reduction", "none")
+        if reduction != "none":
             raise invalid("loss_fn", reduction, 'be made with reduction="none"')
-        # a module, for models that hold their loss as one
+        # A module, because some models hold their loss as one.
         super().__init__()
-        self.sampler, self.loss_fn = sampler, loss_fn
+        self.sampler = sampler
+        self.loss_fn = loss_fn
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the weighted mean loss of a batch; the sampler learns from it."""
@@ -180,7 +182,8 @@ class WeightedLoss(nn.Module):
 def criterion_for(sampler: object, loss_fn: Any = None) -> Loss:
     """Make the loss for the batches of a sampler; the mean loss if it is none of this package."""
     is_ours = isinstance(sampler, BatchSampler)
-    changed, reduction = copy(loss_fn or nn.CrossEntropyLoss()), "none" if is_ours else "mean"
+    changed = copy(loss_fn or nn.CrossEntropyLoss())
+    reduction = "none" if is_ours else "mean"
     if isinstance(changed, partial) and "reduction" in changed.keywords:
         changed = partial(changed, reduction=reduction)
     elif hasattr(changed, "reduction"):

@@ -1,4 +1,4 @@
-"""Mercury's group-wise importance sampling on NumPy arrays; the package has the listing."""
+"""Mercury's group-wise importance sampling on NumPy arrays; the package's page has the listing."""
 
 from typing import NamedTuple, TypeAlias
 
@@ -12,7 +12,7 @@ Floats: TypeAlias = NDArray[np.float64]
 Indices: TypeAlias = NDArray[np.int64]
 
 BETA = 1.0  # preference for groups scored recently (Eq. 6); the paper gives no value
-MARGIN = 0.9  # part of the idle time used for scoring, so that noise rarely lengthens the round
+MARGIN = 0.9  # share of the idle time used for scoring, so that noise rarely lengthens a round
 
 
 def error_probability(losses: Floats) -> Floats:
@@ -79,7 +79,7 @@ def advance(groups: Groups) -> Groups:
     turn = groups.turn + 1
     if turn < len(groups.bounds) - 1:
         return groups._replace(turn=turn)
-    # a resize within the cycle leaves groups of different sizes
+    # A resize within the cycle leaves groups of different sizes.
     if groups.sizes.max() > groups.size or np.ptp(groups.sizes) > 1:
         groups = groups._replace(bounds=_cut(len(groups.order), groups.size))
     return groups._replace(turn=0)
@@ -95,7 +95,7 @@ def resize(groups: Groups, size: int) -> Groups:
     size = min(check_count("size", size, 1), len(groups.order))
     if size == groups.size:
         return groups
-    # groups already scored in this cycle stay as they are
+    # Groups already scored in this cycle stay as they are.
     scored = int(groups.bounds[groups.turn])
     rest = scored + _cut(len(groups.order) - scored, size)
     return groups._replace(bounds=np.concatenate([groups.bounds[: groups.turn], rest]), size=size)
@@ -147,14 +147,14 @@ def draw_flat(importance: Floats, shape: tuple[int, int], mixing: float, rng: Ge
     array([[1, 0, 1, 1]])
     """
     num_batches, size = shape
-    # rounded at random, so that the expected share of uniform draws is exact
+    # Round at random, so that the expected share of uniform draws is exact.
     num_uniform = (mixing * size + rng.random((num_batches, 1))).astype(np.int64)
     indices = rng.integers(len(importance), size=shape)
     sums = np.cumsum(importance)
     if sums[-1] > 0.0:
         by_importance = np.arange(size) >= num_uniform
         points = rng.random(np.count_nonzero(by_importance)) * sums[-1]
-        # rounding may make a point as large as the last sum, where searchsorted finds no sample
+        # Rounding may make a point as large as the last sum, where searchsorted finds no sample.
         points = np.minimum(points, np.nextafter(sums[-1], 0.0))
         indices[by_importance] = sums.searchsorted(points, side="right")
     return indices
@@ -173,7 +173,7 @@ def choose_groups(groups: Groups, num_chosen: int, rng: Generator) -> Indices:
     """
     turns = np.arange(len(groups.sizes))
     steps = np.where(turns < groups.turn, turns, turns - len(turns))
-    # the largest values of log r_i + Gumbel noise are successive draws without replacement
+    # The largest values of log r_i + Gumbel noise are successive draws without replacement.
     noisy = BETA * steps + rng.gumbel(size=len(steps))
     return np.argsort(-noisy, kind="stable")[:num_chosen]
 

@@ -48,29 +48,30 @@ def start_scoring(
     command = [sys.executable, "-m", MODULE, folder, str(deadline_s)]
     path = os.pathsep.join(filter(None, sys.path))
     env = {"OMP_NUM_THREADS": "1"} | os.environ | {"PYTHONPATH": path}
-    # the job is in a file without a name, as a pipe would block until the worker reads it
+    # The job is in a file without a name, because a pipe would block until the worker reads it.
     with tempfile.TemporaryFile() as source:
         source.write(job)
         source.seek(0)
         worker = Popen(
             command, stdin=source, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True, env=env
         )
-    # without a return code Popen would warn that nobody has waited for the process
+    # Without a return code Popen would warn that nobody has waited for the process.
     worker.returncode = 0
     return folder
 
 
 def collect_scores(folder: str) -> tuple[NDArray[np.float64], float]:
-    """Return the scores of the first samples and the seconds that they took; end the worker."""
+    """Return the scores so far and the seconds that they took; end the worker."""
     source = Path(folder)
     taken = Path(f"{folder}.taken")
-    scores = seconds = np.empty(0)
-    # the name comes from a saved state: never remove a folder of someone else
+    scores = np.empty(0)
+    seconds = np.empty(0)
+    # The name comes from a saved state, so check that the folder is one of this module.
     if source.name.startswith(PREFIX):
         with suppress(OSError):
-            # after the rename the worker finds no folder to write to, and ends
+            # After the rename the worker finds no folder to write to, and ends.
             source.rename(taken)
-            # read first because it is written last: no seconds without their scores
+            # Seconds are written after their scores, so they are read before them.
             seconds = np.fromfile(taken / SECONDS)
             scores = np.fromfile(taken / SCORES)
         shutil.rmtree(taken, ignore_errors=True)
@@ -79,38 +80,36 @@ def collect_scores(folder: str) -> tuple[NDArray[np.float64], float]:
 
 def main() -> None:
     """Score the job on standard input, then wait until the scores are collected."""
-    # before PyTorch is imported with the job; Windows has no such call
+    # Lower the priority before PyTorch is imported. Windows has no such call.
     if hasattr(os, "nice"):
         os.nice(19)
     folder = Path(sys.argv[1])
     deadline_s = float(sys.argv[2])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+
+    def goes_on() -> bool:
+        return folder.is_dir() and time.monotonic() < deadline_s
+
     try:
-        _score(sys.stdin.buffer.read(), folder, deadline_s)
-        while folder.is_dir() and time.monotonic() < deadline_s:
+        from flwr_hetero.client.weighted_loss import LOSS, score_batches
+
+        model, inputs, targets, loss_fn, batch_size = pickle.loads(sys.stdin.buffer.read())
+        device = next(model.parameters()).device
+        for x, y in zip(inputs.split(batch_size), targets.split(batch_size), strict=True):
+            if not goes_on():
+                break
+            start_s = time.monotonic()
+            scores = score_batches(model, [(x.to(device), y.to(device))], loss_fn or LOSS)
+            seconds = time.monotonic() - start_s
+            # If the scores are collected meanwhile, there is no folder any more.
+            with suppress(FileNotFoundError):
+                for name, values in ((SCORES, scores), (SECONDS, seconds)):
+                    with (folder / name).open("ab") as file:
+                        file.write(np.asarray(values).tobytes())
+        while goes_on():
             time.sleep(0.2)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _score(job: bytes, folder: Path, deadline_s: float) -> None:
-    """Append scores to the folder until all are there, the folder is gone or the time is up."""
-    from flwr_hetero.client.weighted_loss import LOSS, score_batches  # imports PyTorch
-
-    model, inputs, targets, loss_fn, batch_size = pickle.loads(job)
-    device = next(model.parameters()).device
-    for x, y in zip(inputs.split(batch_size), targets.split(batch_size), strict=True):
-        if not folder.is_dir() or time.monotonic() > deadline_s:
-            return
-        start_s = time.monotonic()
-        scores = score_batches(model, [(x.to(device), y.to(device))], loss_fn or LOSS)
-        try:
-            for name, values in ((SCORES, scores), (SECONDS, time.monotonic() - start_s)):
-                with (folder / name).open("ab") as file:
-                    file.write(np.asarray(values).tobytes())
-        # the folder was collected meanwhile
-        except FileNotFoundError:
-            return
 
 
 if __name__ == "__main__":

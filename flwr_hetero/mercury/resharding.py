@@ -25,7 +25,7 @@ from flwr_hetero.mercury.algorithm import Floats, Groups, Indices
 from flwr_hetero.records import configs_in
 from flwr_hetero.state_dict import StateDict
 
-MAX_SLOTS = 2**31  # slots are numbers of four bytes
+MAX_SLOTS = 2**31  # a slot is a number of four bytes
 Choose = Callable[[int, bool], Indices | None]
 """``choose(count, by_importance)`` returns the samples to offer; None if it cannot say yet."""
 
@@ -36,14 +36,14 @@ def offer(importance: Floats, groups: Groups, num_offers: int, rng: Generator) -
     importance: (n,), at least 0 -> (num_offers,), distinct, in random order.
     """
     num_samples = len(groups.order)
-    # section 4.2: group i gives N_o M_i / sum_j M_j samples, rounded at random
+    # Section 4.2: group i gives N_o M_i / sum_j M_j samples, rounded at random.
     exact = num_offers * groups.sizes / num_samples
     counts = exact.astype(np.int64)
     num_missing = num_offers - int(counts.sum())
     if num_missing:
         probs = (exact - counts) / (exact - counts).sum()
         counts[rng.choice(len(counts), num_missing, replace=False, p=probs)] += 1
-    # Eq. 7: the largest values of log I + Gumbel noise are successive draws without replacement
+    # Eq. 7: the largest values of log I + Gumbel noise are successive draws without replacement.
     with np.errstate(divide="ignore"):
         scores = np.maximum(np.log(importance), -1e6) + rng.gumbel(size=num_samples)
     offered = []
@@ -54,7 +54,7 @@ def offer(importance: Floats, groups: Groups, num_offers: int, rng: Generator) -
 
 
 class Delivery(NamedTuple):
-    """Others' samples that a node holds: ``sample_ids`` in ``slots``, content of those ``sent``."""
+    """Other nodes' samples that a node holds in its slots, with the content of those sent."""
 
     slots: list[int]
     sample_ids: list[int]
@@ -73,23 +73,27 @@ class Delivery(NamedTuple):
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Delivery":
         """Read what :meth:`to_record` wrote."""
-        slots, ids, sent = (ints_in(record, k) for k in (keys.SLOTS, keys.VERSIONS, keys.SENT))
-        return cls(slots, ids, sent, bytes_in(record, keys.CONTENT))
+        return cls(
+            ints_in(record, keys.SLOTS),
+            ints_in(record, keys.VERSIONS),
+            ints_in(record, keys.SENT),
+            bytes_in(record, keys.CONTENT),
+        )
 
 
 class NodeShard:
     """The samples that a node holds in a run with resharding, for one message.
 
-    ``held`` maps slots to others' samples. Slots that are ``missing`` must not be trained on, and
-    those that are ``fresh`` hold a new sample.
+    ``held`` maps slots to other nodes' samples. Slots that are ``missing`` must not be trained on.
+    Those that are ``fresh`` hold a new sample.
     """
 
     def __init__(self, record: Mapping[str, Any], state: Mapping[str, Any] | None = None) -> None:
         self.record = record
-        # all slots that the node will ever offer
+        # All slots that the node will ever offer.
         self.queue: list[int] = []
         self.num_samples = 0
-        # by slot: number of the sample, and its content
+        # By slot: number of the sample, and its content.
         self._others: dict[int, tuple[int, bytes]] = {}
         if state:
             slots = state["slots"].tolist()
@@ -108,19 +112,18 @@ class NodeShard:
         """Hold the samples that the server assigns to this node, and no others."""
         ids = dict(zip(delivery.slots, delivery.sample_ids, strict=True))
         size = len(delivery.content) // max(len(delivery.sent), 1)
-        new = {
-            slot: (ids[slot], delivery.content[place * size : (place + 1) * size])
-            for place, slot in enumerate(delivery.sent)
-        }
+        new = {}
+        for place, slot in enumerate(delivery.sent):
+            new[slot] = (ids[slot], delivery.content[place * size : (place + 1) * size])
         self.fresh = [slot for slot in new if self._others.get(slot) != new[slot]]
         held = self._others | new
-        # drop samples that the server has since assigned to another node
+        # Drop samples that the server has since assigned to another node.
         self._others = {slot: held[slot] for slot in held if held[slot][0] == ids.get(slot)}
         self.held = {slot: content for slot, (_, content) in self._others.items()}
         self.missing = [slot for slot in delivery.slots if slot not in self.held]
 
     def offers(self, num_samples: int, sample_bytes: int, choose: Choose) -> list[int]:
-        """Return the slots to offer with this reply: the next that the server has not received."""
+        """Return the slots to offer with this reply: the next ones that the server lacks."""
         self.num_samples = num_samples
         if not self.queue:
             count = int(np.ceil(self.record[keys.SHARE] * num_samples))

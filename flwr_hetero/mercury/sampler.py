@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from flwr_hetero.client.batch_sampler import Batch, BatchSampler, coverage_and_age
-from flwr_hetero.errors import check_choice, invalid
+from flwr_hetero.errors import check_choice
 from flwr_hetero.mercury import algorithm
 from flwr_hetero.mercury.algorithm import Floats, Groups, Indices
 from flwr_hetero.state_dict import StateDict, check_state
@@ -17,7 +17,7 @@ NUM_GROUPS = 16  # D
 NUM_CHOSEN = 4  # d: groups from which a batch of the paper's estimator is drawn
 LONGEST_STRIDE = 32  # batches
 EPOCHS_PER_STRIDE = 1 / 8  # at most
-MIXING = 0.5  # share of uniform draws: no weight exceeds 2
+MIXING = 0.5  # share of uniform draws, so that no weight exceeds 2
 
 
 class MercurySampler(BatchSampler):
@@ -53,6 +53,7 @@ class MercurySampler(BatchSampler):
     1
     """
 
+    settings = (*BatchSampler.settings, "estimator")
     learns = True
 
     def __init__(
@@ -67,7 +68,7 @@ class MercurySampler(BatchSampler):
         super().__init__(num_samples, batch_size, seed=seed)
         self.estimator = check_choice("estimator", estimator, ESTIMATORS)
         self.learns_from = check_choice("scores", scores, SCORES)
-        # an unused draw, without which a seed would no longer give the batches that it always gave
+        # This draw is unused. Without it a seed would give other batches than in earlier versions.
         self.rng.permutation(self.num_samples)
         num_groups = min(NUM_GROUPS, self.num_samples)
         self.groups = algorithm.make_groups(self.num_samples, num_groups, self.rng)
@@ -76,15 +77,14 @@ class MercurySampler(BatchSampler):
         self.scored_at = np.full(self.num_samples, -1, dtype=np.int32)
         self.steps = 0
         self._awaits_group = False
-        # work on all N samples is done once per stride, for all its batches together
+        # Work on all N samples is done once per stride, for all its batches together.
         stride = EPOCHS_PER_STRIDE * self.num_samples / self.batch_size
         self.stride = int(np.clip(stride, 1, LONGEST_STRIDE))
-        # the batches drawn ahead
-        self._ready: deque[Batch] = deque()
-        # scores that take effect at the end of the stride, and the number of their batches
+        self._drawn_ahead: deque[Batch] = deque()
+        # Scores that take effect at the end of the stride, and the number of their batches.
         self._pending: Batch = (np.empty(0, dtype=np.int64), np.empty(0))
         self._num_pending = 0
-        # how many samples had a score when the average for the others was last taken
+        # How many samples had a score when the average for the others was last taken.
         self._num_averaged = 0
 
     def next_batch(self) -> Batch:
@@ -96,17 +96,17 @@ class MercurySampler(BatchSampler):
             return algorithm.draw_two_level(
                 self.importance, self.groups, self.batch_size, num_chosen, self.rng
             )
-        if not self._ready:
+        if not self._drawn_ahead:
             self._learn_pending()
             shape = (self.stride, self.batch_size)
             self._hold(algorithm.draw_flat(self.importance, shape, MIXING, self.rng))
-        return self._ready.popleft()
+        return self._drawn_ahead.popleft()
 
     def _hold(self, drawn: Indices) -> None:
         """Keep batches (num_batches, batch_size) for the next draws, with their weights."""
         probs = algorithm.mixed_probs(self.importance, MIXING)
         weights = algorithm.inverse_probs(probs[drawn], self.num_samples)
-        self._ready = deque(zip(drawn, weights, strict=True))
+        self._drawn_ahead = deque(zip(drawn, weights, strict=True))
 
     def refresh_indices(self) -> Indices:
         """Return the samples of the group to score next, and pass the turn on (section 4.1)."""
@@ -127,7 +127,7 @@ class MercurySampler(BatchSampler):
             return
         if self.learns_from == "loss":
             scores = algorithm.error_probability(scores)
-        # the scoring of a group may have been cut short
+        # The scoring of a group may have been cut short.
         group = self.groups.members(self.groups.turn - 1)[: len(indices)]
         is_group = self._awaits_group and np.array_equal(indices, group)
         if is_group or len(indices) > self.batch_size:
@@ -136,7 +136,7 @@ class MercurySampler(BatchSampler):
             self._awaits_group = False
             return
         pending, pending_scores = self._pending
-        self._pending = np.append(pending, indices), np.append(pending_scores, scores)
+        self._pending = (np.append(pending, indices), np.append(pending_scores, scores))
         self._num_pending += 1
         if self._num_pending >= self.stride:
             self._learn_pending()
@@ -145,18 +145,18 @@ class MercurySampler(BatchSampler):
         indices, scores = self._pending
         self._num_pending = 0
         if len(indices):
-            self._pending = indices[:0], scores[:0]
+            self._pending = (indices[:0], scores[:0])
             self._learn(indices, scores)
 
     def _learn(self, indices: Indices, scores: Floats) -> None:
-        # in single precision, as the state is saved
+        # The state is saved in single precision.
         self.importance[indices] = scores.astype(np.float32)
         self.scored_at[indices] = self.steps
-        # the average is taken again only when twice as many samples have a score
+        # The average is taken again only when twice as many samples have a score.
         num_scored = np.count_nonzero(self.scored_at >= 0)
         if self.num_samples > num_scored >= 2 * self._num_averaged:
             self._average_unscored()
-        self._ready.clear()
+        self._drawn_ahead.clear()
 
     def _average_unscored(self) -> None:
         """Let samples that were never scored count as the others' average."""
@@ -170,7 +170,7 @@ class MercurySampler(BatchSampler):
         self._learn_pending()
         self.scored_at[indices] = -1
         self._average_unscored()
-        self._ready.clear()
+        self._drawn_ahead.clear()
 
     @property
     def coverage(self) -> float:
@@ -184,9 +184,8 @@ class MercurySampler(BatchSampler):
     def state_dict(self) -> StateDict:
         """Return sizes, generator, cache with ages, and groups: 12 bytes a sample."""
         groups = self.groups._replace(order=self.groups.order.astype(np.int32))._asdict()
-        drawn = np.array([indices for indices, _ in self._ready], np.int64)
+        drawn = np.array([indices for indices, _ in self._drawn_ahead], np.int64)
         return super().state_dict() | {
-            "estimator": self.estimator,
             **{f"group_{name}": value for name, value in groups.items()},
             "awaits_group": self._awaits_group,
             "steps": self.steps,
@@ -201,19 +200,21 @@ class MercurySampler(BatchSampler):
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue where ``state_dict`` was taken; see the parent for errors."""
-        per_sample = (self.num_samples,)
         counts = ("group_turn", "group_size", "steps", "num_averaged", "num_pending")
-        schema: dict[str, object] = {"estimator": str, "awaits_group": bool}
-        schema |= dict.fromkeys(counts, int)
-        schema |= dict.fromkeys(("group_order", "scored_at"), (per_sample, "i"))
-        schema |= dict.fromkeys(("group_bounds", "pending_indices"), ((-1,), "i"))
-        schema |= {"importance": (per_sample, "f"), "pending_scores": ((-1,), "f")}
-        schema["drawn"] = ((-1, self.batch_size), "i")
+        schema: dict[str, object] = {
+            "awaits_group": bool,
+            **dict.fromkeys(counts, int),
+            "group_order": ((self.num_samples,), "i"),
+            "group_bounds": ((-1,), "i"),
+            "scored_at": ((self.num_samples,), "i"),
+            "importance": ((self.num_samples,), "f"),
+            "pending_indices": ((-1,), "i"),
+            "pending_scores": ((-1,), "f"),
+            "drawn": ((-1, self.batch_size), "i"),
+        }
         check_state(state, schema, "MercurySampler")
         saved: dict[str, Any] = {name: state[name] for name in schema}
-        if saved["estimator"] != self.estimator:
-            raise invalid("estimator of the state", saved["estimator"], f"be {self.estimator}")
-        # the parent makes the last check: nothing changes before
+        # The parent makes the last check, so nothing changes before it.
         super().load_state_dict(state)
         order = saved["group_order"].astype(np.int64)
         self.groups = Groups(order, saved["group_bounds"], saved["group_turn"], saved["group_size"])
@@ -223,5 +224,5 @@ class MercurySampler(BatchSampler):
         self.scored_at = saved["scored_at"].copy()
         self._num_averaged = saved["num_averaged"]
         self._num_pending = saved["num_pending"]
-        self._pending = saved["pending_indices"], saved["pending_scores"]
+        self._pending = (saved["pending_indices"], saved["pending_scores"])
         self._hold(saved["drawn"])

@@ -20,8 +20,9 @@ from flwr_hetero.mercury.sampler import MercurySampler
 
 JOB = "scoring"  # name of the detached process's job in context.state
 SCORE_BATCH = 256
-LIMIT_S = 60.0  # a detached process ends by itself after this,
-LIMIT_IDLE = 5.0  # plus so many times the usual wait
+# A detached process ends by itself after LIMIT_S plus LIMIT_IDLE times the usual wait.
+LIMIT_S = 60.0
+LIMIT_IDLE = 5.0
 
 
 def score_hidden(
@@ -37,17 +38,19 @@ def score_hidden(
     :func:`collect_hidden`. On an emulated device they are computed at once and count as hidden.
     Returns how many samples were scored at once.
     """
-    # section 4.3: as many samples as can be scored while the network is busy
     pace = read_pace(context)
-    size = 0 if pace is None else group_size(pace.idle_s, pace.score_s, sampler.num_samples)
-    if pace is None or not size:
+    if pace is None:
+        return 0
+    # Section 4.3: as many samples as can be scored while the network is busy.
+    size = group_size(pace.idle_s, pace.score_s, sampler.num_samples)
+    if not size:
         return 0
     sampler.resize_groups(size)
     group = sampler.refresh_indices()
     inputs, targets = (part[torch.from_numpy(group).to(part.device)] for part in examples)
-    # the clock of an emulated device hides the time that this takes
     if is_emulated(context):
-        # in batches, as a group may be all of the node's data
+        # The clock of an emulated device hides the time that this takes. A group may be all of the
+        # node's data, so it is scored in batches.
         num_batches = -(-len(group) // SCORE_BATCH)
         device = next(model.parameters()).device
         parts = (part.to(device).tensor_split(num_batches) for part in (inputs, targets))
@@ -69,7 +72,7 @@ def collect_hidden(sampler: MercurySampler, context: Context) -> None:
     scores, seconds = collect_scores(folder)
     if len(scores):
         note_pace(context, nan, seconds / len(scores) / FORWARD_SHARE)
-        # the process may have scored only the first samples of the group
+        # The process may have scored only the first samples of the group.
         scored = np.ravel(job.get("indices", np.empty(0)))[: len(scores)]
         try:
             sampler.update(scored, scores)

@@ -37,7 +37,7 @@ SAMPLES = ClientSupport(
 )
 """What nodes must do; ``flwr_hetero_studies/papers/mercury/app.py`` does it."""
 MOST = 2.0
-"""A node may offer as many samples as this times the median node."""
+"""A node may offer at most this many times the samples of the median node."""
 Swap = tuple[tuple[str, int], tuple[str, int]]
 """Two slots, each as (node, slot), that exchange what they hold."""
 
@@ -52,11 +52,13 @@ def match(offers: Mapping[str, list[int]], rng: np.random.Generator) -> list[Swa
         return fullest[int(rng.integers(len(fullest)))]
 
     swaps: list[Swap] = []
-    while len(nodes := [node for node, slots in left.items() if slots]) > 1:
+    while True:
+        nodes = [node for node, slots in left.items() if slots]
+        if len(nodes) < 2:
+            return swaps
         one = pick_fullest(nodes)
         other = pick_fullest([node for node in nodes if node != one])
         swaps.append(((one, left[one].pop()), (other, left[other].pop())))
-    return swaps
 
 
 @dataclass
@@ -116,7 +118,7 @@ class SwapTable:
 
     def swap(self, rng: np.random.Generator) -> int:
         """Exchange as many offered slots of different nodes as possible; return their number."""
-        # Only samples of equal size are exchanged: a node cannot train on others.
+        # Only samples of equal size are exchanged, because a node cannot train on others.
         by_bytes: dict[int, dict[str, list[int]]] = {}
         for node, slots in self.slots.items():
             offered = [number for number, slot in slots.items() if slot.offered]
@@ -232,8 +234,8 @@ class Resharding(Wrapper):
         return grid
 
     def _identify(self, context: Exchange, grid: Grid) -> None:
-        # Without an identity a node would be sent no samples, and would train on its own although
-        # other nodes hold them.
+        # A node without an identity would be sent no samples, and would train on its own samples
+        # although other nodes hold them.
         registry = self.fleet.nodes
         nodes = set(grid.get_node_ids()) - self.fleet.queue_on(grid).busy.keys() - self._asked
         unknown = {node for node in nodes if not registry.knows(node)}
@@ -266,7 +268,7 @@ class Resharding(Wrapper):
             if keys.RESHARDING in configs_in(reply.content):
                 node = self.identity(reply.metadata.src_node_id)
                 records[node] = reply.content.pop(keys.RESHARDING)
-        # Cap each node's offers at the share of the data size that it reports at first.
+        # Limit each node's offers to the share of the data size that it reports at first.
         sizes = {node: read_number(record, keys.NUM_SAMPLES) for node, record in records.items()}
         self.table.set_limits(
             {node: ceil(self.share * min(n, MAX_SLOTS)) for node, n in sizes.items() if n > 0}

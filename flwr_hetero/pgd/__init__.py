@@ -14,9 +14,9 @@ One iteration of a worker (Algorithm 1, with Algorithm 2 inside), and what each 
        13: p_i <- estimate(u_i, it)  for the others      algorithm.estimate (Alg. 2, l. 5-6)
        15: T <- the k|D| data points of highest p        algorithm.pick_top
     17-21: lines 8-11 for i in T                         as above: S and T are one batch
-       22: gbar <- (1 - r - k) gbar + G                  priority_feed.AggregatedGradient.absorb
+       22: gbar <- (1 - r - k) gbar + G                  priorities.AggregatedGradient.absorb
 
-``sampler.PGDSampler(rule="topk")`` runs these lines, ``priority_feed.PriorityFeed`` in a training
+``sampler.PGDSampler(rule="topk")`` runs these lines, ``sampler.PriorityFeed`` in a training
 loop. The default, ``rule="stochastic"``, is not the paper's: it draws by the same priorities
 without bias (``algorithm.expected_counts``, ``algorithm.weighted_shuffle``).
 """

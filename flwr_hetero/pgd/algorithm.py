@@ -13,7 +13,7 @@ Floats: TypeAlias = NDArray[np.float64]
 Indices: TypeAlias = NDArray[np.int64]
 
 SMOOTHING = 0.8  # the paper's lambda: weight of the newest slope (Eq. 12)
-MAX_EXPONENT = 20.0  # of an extrapolation, so that an old trend cannot overflow
+MAX_EXPONENT = 20.0  # limit of an extrapolation, so that an old trend cannot overflow
 
 
 class Trend(NamedTuple):
@@ -44,7 +44,7 @@ def choose_batch(
     """
     # Alg. 1, l. 4: S
     renewed = order[(turn + np.arange(num_renewed)) % len(order)]
-    # l. 13: those of S are estimated too, as they are computed only in the training step
+    # l. 13: examples of S are estimated too, because only the training step computes them.
     priority = estimate(trend, iteration)
     # l. 15: T
     return np.concatenate([renewed, pick_top(priority, num_top, taken=renewed)])
@@ -83,11 +83,11 @@ def learn(trend: Trend, indices: Indices, priorities: Floats, iteration: int) ->
     >>> learn(trend, np.arange(2), np.array([2.0, -1.0]), iteration=2).slope.round(3)
     array([-0.555,  0.   ])
     """
-    # p_j, a_j and i - j
+    # These are p_j, a_j and i - j.
     old_priority = trend.priority[indices]
     old_slope = trend.slope[indices]
     age = iteration - trend.computed_at[indices]
-    # False where the old priority is NaN
+    # The comparison is false where the old priority is NaN.
     same_sign = old_priority * np.sign(priorities) > 0
 
     def log_of(values: Floats) -> Floats:
@@ -147,7 +147,7 @@ def expected_counts(priority: Floats, mixing: float) -> Floats:
     >>> expected_counts(np.array([9.0, -1.0, np.nan]), mixing=0.5)
     array([1.25, 0.75, 1.  ])
     """
-    # priorities of a model that is about to diverge must stay finite in single precision
+    # Priorities of a model that is about to diverge must stay finite in single precision.
     importance = np.sqrt(np.minimum(np.abs(priority), 1e76)).astype(np.float32)
     is_known = ~np.isnan(importance)
     mean = float(np.nansum(importance, dtype=np.float64)) / max(1, int(is_known.sum()))
@@ -172,7 +172,7 @@ def weighted_shuffle(counts: Floats, rng: np.random.Generator) -> Indices:
     num_samples = len(counts)
     order = rng.permutation(num_samples)
     edges = np.cumsum(counts[order])
-    # the mean of the counts is 1 only up to rounding
+    # The mean of the counts is 1 only up to rounding.
     edges *= num_samples / edges[-1]
     edges[-1] = num_samples
     ticks = np.arange(num_samples) + rng.random()

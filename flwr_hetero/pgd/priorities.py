@@ -27,11 +27,12 @@ from flwr_hetero.client.weighted_loss import Loss, at_least_single, scoring
 from flwr_hetero.errors import check_choice, invalid
 
 Parameters: TypeAlias = Mapping[str, Tensor]
+Gradients: TypeAlias = Mapping[str, Tensor | None]
 LINEAR_IN_PARAMETERS = (
     nn.Linear, _ConvNd, nn.Embedding, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, _NormBase,
 )  # fmt: skip
 LAYERS = ("last", "all")
-TOLERANCE = 0.01  # relative error of the sum of the first priorities
+TOLERANCE = 0.01  # largest relative error of the sum of the first priorities
 
 
 def sample_priorities(
@@ -73,7 +74,7 @@ def sample_priorities(
     with undisturbed(model, inputs.device), torch.no_grad(), forward_ad.dual_level():
         tensors = {name: buffer.clone() for name, buffer in model.named_buffers()}
         for name, part in direction.items():
-            # GroupNorm has no forward mode for channels last, the format that weights may bring
+            # GroupNorm has no forward mode for the memory format channels last.
             value = parameters[name].clone(memory_format=torch.contiguous_format)
             dual = forward_ad.make_dual(value, part.to(value))  # type: ignore[no-untyped-call]
             tensors[name] = dual
@@ -116,7 +117,7 @@ def all_priorities(
     starts = range(0, len(inputs), batch_size)
     batches = [(inputs[i : i + batch_size], targets[i : i + batch_size]) for i in starts]
     with scoring(model):
-        # Eq. 7: the sum must be complete before the first priority
+        # Eq. 7: the sum must be complete before the first priority is computed.
         for batch_inputs, batch_targets in batches:
             with torch.enable_grad():
                 loss = loss_fn(model(batch_inputs), batch_targets).sum()
@@ -172,7 +173,7 @@ class LayerPriorities:
         if not parts_of:
             raise invalid("model", type(model).__name__, "have parameters")
         if check_choice("layers", layers, LAYERS) == "last":
-            # another layer may share parameters with the last one
+            # Another layer may share parameters with the last one.
             last = set(list(parts_of.values())[-1].values())
             parts_of = {layer: p for layer, p in parts_of.items() if last & set(p.values())}
         for layer in parts_of:
@@ -180,7 +181,7 @@ class LayerPriorities:
                 rule = "be linear in their parameters (Linear, Conv, Embedding, normalisation)"
                 hint = "take layers='last', or call sample_priorities"
                 raise invalid("layers that priorities count", type(layer).__name__, rule, hint)
-        # a parameter that layers share has one name in the model, and one direction
+        # A parameter that layers share has one name in the model, and one direction.
         names = {parameter: name for name, parameter in model.named_parameters()}
         self._names = {
             layer: {leaf: names[parameter] for leaf, parameter in parts.items()}
@@ -199,15 +200,15 @@ class LayerPriorities:
         ]
 
     def _clear(self) -> None:
-        # the priorities of the batch, by layer, and what they should add up to: gbar . G
+        # Priorities of the batch by layer, and gbar . G, which they should add up to.
         self._sums: list[Tensor] = []
         self._expected_sum = 0.0
-        # whether the batch has been in backward
+        # Whether the backward pass of the batch has begun.
         self._is_over = False
 
     def _on_forward(self, layer: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
         if output.requires_grad and self.direction:
-            # what was not collected is of a batch that was dropped, or of another sampler
+            # Sums that were not collected belong to a dropped batch or to another sampler.
             if self._is_over:
                 self._clear()
             hook = partial(self._on_backward, layer, arguments[0].detach())
@@ -228,7 +229,7 @@ class LayerPriorities:
         with torch.no_grad():
             moved = functional_call(layer, moving | buffers, (inputs,))
             if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:
-                # the direction of a shared weight has values for padding too, but no gradient
+                # Padding has no gradient, but a shared weight has a direction there too.
                 moved = moved.masked_fill((inputs == layer.padding_idx).unsqueeze(-1), 0.0)
         self._sums.append((gradient.flatten(1).to(dtype) * moved.flatten(1)).sum(1))
 
@@ -237,7 +238,7 @@ class LayerPriorities:
             self._expected_sum += float((gradient.to_dense() * self.direction[name]).sum())
 
     def collect(self, size: int) -> Tensor | None:
-        """Return the priorities of a batch, each times its loss's factor in ``backward``."""
+        """Return the priorities of a batch, each times the factor of its loss in ``backward``."""
         sums = self._sums
         expected = self._expected_sum
         self._clear()
@@ -249,7 +250,7 @@ class LayerPriorities:
             rule = f"have the {size} examples in the first dimension of each layer that counts"
             raise invalid("model", lengths, rule, hint)
         priorities = reduce(torch.add, sums)
-        # the sums differ where a parameter is used outside its layer
+        # The sums differ if a parameter is used outside its layer.
         if not self._is_checked:
             self._is_checked = True
             size_of_all = max(float(priorities.abs().sum()), 1e-30)
@@ -263,3 +264,43 @@ class LayerPriorities:
         """Take the hooks off the model."""
         for handle in self._handles:
             handle.remove()
+
+
+class AggregatedGradient:
+    """Keep the sum of all N examples' gradients, along which priorities are taken (Eq. 9)."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], num_samples: int) -> None:
+        self.parameters = dict(parameters)
+        self.num_samples = num_samples
+        self.total = {n: at_least_single(torch.zeros_like(p)) for n, p in parameters.items()}
+        # Number of examples that the total covers. It follows Eq. 9 too, and corrects the total as
+        # Adam corrects its moments.
+        self.covered = 0.0
+
+    @property
+    def scale(self) -> float:
+        """Factor from ``total`` to a sum over all N examples; 1 after some epochs."""
+        return self.num_samples / self.covered if self.covered else 1.0
+
+    @property
+    def direction(self) -> dict[str, Tensor]:
+        """The sum over N examples; zeros before the first batch."""
+        return {name: part * self.scale for name, part in self.total.items()}
+
+    def to_device(self) -> None:
+        """Move the sum to the devices of the parameters."""
+        for name, parameter in self.parameters.items():
+            self.total[name] = self.total[name].to(parameter.device)
+
+    def absorb(self, num_new: int, gradients: Gradients) -> None:
+        """Add the mean gradient of a batch (Alg. 1, l. 22)."""
+        self.to_device()
+        # Eq. 9: gbar <- (1 - n / N) gbar + n g
+        num_new = min(num_new, self.num_samples)
+        kept_share = 1 - num_new / self.num_samples
+        for name, total in self.total.items():
+            total.mul_(kept_share)
+            mean_gradient = gradients[name]
+            if mean_gradient is not None:
+                total.add_(mean_gradient, alpha=num_new)
+        self.covered = kept_share * self.covered + num_new

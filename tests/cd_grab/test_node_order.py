@@ -43,7 +43,7 @@ def test_own_pairs_is_pair_balance_of_one_node(num_units):
 
 
 @pytest.mark.parametrize("num_units", [8, 9])
-@pytest.mark.parametrize("steps", [1, 2, 3, 5, 8, 9, 11, 16, 27])
+@pytest.mark.parametrize("steps", [1, 3, 8, 9, 11])
 def test_any_steps_per_round_reach_algorithm_4(num_units, steps):
     vectors, terms = [vectors_of(num_units, seed=s) for s in range(2)], Terms(sketch_size=0)
     served, server = [ServedOrder(num_units) for _ in vectors], OrderServer(exact=True)

@@ -103,9 +103,10 @@ def by_hand(method, passes):
     return sampler
 
 
-@pytest.mark.parametrize("method", ["cd-grab", "id-grab"])
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("factor", [1.0, 1024.0])
+@pytest.mark.parametrize(
+    ("method", "workers", "factor"),
+    [("cd-grab", 0, 1024.0), ("id-grab", 0, 1024.0), ("cd-grab", 2, 1.0)],
+)
 def test_a_loss_shows_what_observe_is_told(method, workers, factor):
     sampler, criterion = trained(method=method)
     optimizer = torch.optim.SGD(MODEL.parameters(), lr=0.1 / factor)
@@ -138,8 +139,8 @@ PLAIN = [0, 1, 2, 3, 4, 5, 6]
         ("stops", PLAIN[:5], []),
     ],
 )
-@pytest.mark.parametrize("workers", [0, 2])
-def test_gradients_are_those_of_the_order(kind, told, zero, workers):
+def test_gradients_are_those_of_the_order(kind, told, zero):
+    workers = 2 if kind == "stops" else 0
     vectors, ends = [], []
     for how in ("plain", kind):
         sampler, criterion = trained(method="id-grab")
@@ -170,7 +171,7 @@ def test_gradients_are_those_of_the_order(kind, told, zero, workers):
 @pytest.mark.parametrize("method", ["id-grab", "shuffle-once"])
 def test_what_workers_drew_ahead_of_a_stop_is_visited_later(method):
     (sampler, criterion), seen = trained(method=method), []
-    for _ in range(7):
+    for _ in range(3):
         batches = iter(DataLoader(DATA, batch_sampler=sampler, num_workers=2))
         for _, (inputs, targets) in zip(range(3), batches, strict=False):
             criterion(MODEL(inputs), targets).backward()

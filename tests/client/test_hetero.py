@@ -17,7 +17,7 @@ from toy import reply_with, rewriting
 
 from flwr_hetero import keys
 from flwr_hetero.client import work as work_module
-from flwr_hetero.client.handler import current_handler
+from flwr_hetero.client.session import current_session
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import StepLoader, hetero
 from flwr_hetero.sampler import UniformSampler
@@ -114,7 +114,7 @@ def test_a_step_takes_what_the_clock_says_without_the_first(steps, seconds, monk
         for number, _ in enumerate(hetero.batches(plain(), msg)):
             now[0] += 2.0 if number else 9.0
         now[0] += 100.0  # evaluates its model
-        return current_handler().work.finish()[keys.WORK][keys.STEP_TIME]
+        return current_session().work.finish()[keys.WORK][keys.STEP_TIME]
 
     node = Node(train)
     node.ask(steps)

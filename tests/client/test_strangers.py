@@ -15,15 +15,15 @@ from torch.optim import lr_scheduler as schedules
 from torch.utils.data import DataLoader, TensorDataset
 from toy import partition_of, reply_with
 
-from flwr_hetero.client.handler import _said
+from flwr_hetero.client import _warned
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import hetero
 from flwr_hetero.sampler import MercurySampler, OrderedSampler, PGDSampler, TopLossSampler
 from flwr_hetero.strategy import BiasedLocalSGD, FedBuff, FedSlice, LocalSteps
 
-NUM, BATCH = 160, 8
+NUM, BATCH = 96, 8
 FULL = NUM // BATCH
-SPEEDS = (4, 2, 1, 0.25)
+SPEEDS = (4, 1, 0.25)
 
 
 def fedavg(**how):
@@ -59,6 +59,10 @@ every_pair = pytest.mark.parametrize(
 )
 
 
+def flat(lists):
+    return [item for part in lists for item in part]
+
+
 def net():
     torch.manual_seed(0)
     return nn.Linear(8, 3)
@@ -77,26 +81,32 @@ def backward(model, batch, loss=nn.functional.cross_entropy):
     loss(model(batch[0]), batch[1]).backward()
 
 
-def step(model, optimizer, batch, loss=nn.functional.cross_entropy):
-    optimizer.zero_grad()
-    backward(model, batch, loss)
-    optimizer.step()
+def fit(model, optimizer, batches, loss=nn.functional.cross_entropy, after=lambda batch: None):
+    """Step on each batch, and call ``after`` with it; return their number."""
+    count = 0
+    for batch in batches:
+        optimizer.zero_grad()
+        backward(model, batch, loss)
+        optimizer.step()
+        after(batch)
+        count += 1
+    return count
 
 
 class Stranger:
-    """A run of an app on devices of four speeds; ``train`` gets model, message and partition."""
+    """A run of an app on devices of several speeds; ``train`` gets model, message and partition."""
 
-    def __init__(self, train, strategy="FedSlice", rounds=2, num_examples=None, **run_config):
-        _said.clear()
+    def __init__(self, train, strategy="FedSlice", rounds=2, **run_config):
+        _warned.clear()
         self.replies, app = [], ClientApp(mods=[self.see, hetero])
 
         @app.train()
         def answer(msg, context):
-            model = net()
+            model = nn.Linear(8, 3)
             model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
-            own = train(model, msg, partition_of(context))
+            num_examples = train(model, msg, partition_of(context)) or NUM
             arrays = dict(ArrayRecord(model.state_dict()))
-            return reply_with(msg, {"num-examples": num_examples or own or NUM}, arrays)
+            return reply_with(msg, {"num-examples": num_examples}, arrays)
 
         made = STRATEGIES[strategy]() if isinstance(strategy, str) else strategy
         self.history = History(made)
@@ -113,6 +123,10 @@ class Stranger:
         return reply
 
     @property
+    def asked(self):
+        return [asked for _, asked, _ in self.replies]
+
+    @property
     def steps(self):
         return [work["num-steps"] for _, _, work in self.replies]
 
@@ -121,42 +135,53 @@ class Stranger:
         return [failure for record in self.history.records for failure in record["failures"]]
 
 
-def warnings_in(caplog):
-    return [r.message for r in caplog.records if r.levelno >= logging.WARNING]
+def texts_in(caplog, part):
+    """Return the warnings that have this in their text."""
+    return [r.message for r in caplog.records if r.levelno >= logging.WARNING and part in r.message]
+
+
+def prepared(model, msg, partition, sampler="none"):
+    """Return the batches, the loss and the optimizer of an app."""
+    loader = hetero.batches(data_of(partition), msg, model=model, **SAMPLERS[sampler])
+    return loader, loader.criterion(), sgd(model)
 
 
 # --- passes that do not train ------------------------------------------------------------
 @every_pair
-def test_a_pass_without_gradients_is_the_loaders_own(strategy, sampler):
-    seen = []
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_epochs_share_the_steps_and_a_pass_without_gradients_is_the_loaders_own(
+    epochs, strategy, sampler, caplog
+):
+    seen = {}
 
     def train(model, msg, partition):
-        loader = hetero.batches(data_of(partition), msg, model=model, **SAMPLERS[sampler])
-        criterion, optimizer = loader.criterion(), sgd(model)
-        trained, before = 0, len(loader)
-        for batch in loader:
-            step(model, optimizer, batch, criterion)
-            trained += 1
+        loader, criterion, optimizer = prepared(model, msg, partition, sampler)
+        counts = [len(loader)]
+        for _ in range(epochs):
+            counts.append(fit(model, optimizer, loader, criterion))
+            assert len(loader) == counts[-1] > 0
         model.eval()
         with torch.no_grad():
-            looked_at = sum(len(targets) for _, targets in loader)
-        seen.append((before, trained, loader.num_steps, looked_at, len(loader)))
+            assert sum(len(targets) for _, targets in loader) == NUM
+        # The mean of a loss over that pass divides by its length.
+        assert len(loader) == FULL
+        seen.setdefault(partition, []).append(counts)
 
-    run = Stranger(train, strategy)
-    assert all(before == trained == asked for before, trained, asked, _, _ in seen)
-    # The mean of a loss over that pass divides by its length.
-    assert {each[3:] for each in seen} == {(NUM, FULL)}
-    assert run.steps == [trained for _, trained, *_ in seen]
+    run = Stranger(train, strategy, rounds=3 if epochs > 1 else 2)
+    for first, *later in seen.values():
+        assert all(len(set(counts)) == 1 for counts in later)
+        assert epochs > 1 or first[0] == first[1]
+    assert sum(run.steps) == sum(sum(counts[1:]) for counts in flat(seen.values()))
+    assert epochs > 1 or run.steps == run.asked
     assert not run.failures
+    assert not texts_in(caplog, "had no optimizer step")
 
 
 @every_sampler
 def test_without_a_slice_such_a_pass_counts_nothing_either(sampler):
     def train(model, msg, partition):
-        loader = hetero.batches(data_of(partition), msg, model=model, **SAMPLERS[sampler])
-        criterion, optimizer = loader.criterion(), sgd(model)
-        for batch in loader:
-            step(model, optimizer, batch, criterion)
+        loader, criterion, optimizer = prepared(model, msg, partition, sampler)
+        fit(model, optimizer, loader, criterion)
         with torch.inference_mode():
             assert sum(len(targets) for _, targets in loader) == NUM
 
@@ -179,74 +204,51 @@ def test_other_passes_without_a_step_do_not_count_and_are_said_once(look, early,
         loader = hetero.batches(data_of(partition), msg)
         if early:
             kept.append(LOOKS[look](loader))
-        optimizer = sgd(model)
-        trained.append(sum(1 for batch in loader if not step(model, optimizer, batch)))
+        trained.append(fit(model, sgd(model), loader))
         if not early:
             kept.append(LOOKS[look](loader))
 
     run = Stranger(train)
     later = len(SPEEDS) if early else 0  # what a node's first message does not know yet
-    asked = [asked for _, asked, _ in run.replies]
-    assert trained[later:] == asked[later:] == run.steps[later:]
+    assert trained[later:] == run.asked[later:] == run.steps[later:]
     if look == "classes" and not early:
-        assert all(sum(each.values()) == NUM for each in kept)
-    (text,) = [r.message for r in caplog.records if "had no optimizer step" in r.message]
+        assert all(sum(counts.values()) == NUM for counts in kept)
+    (text,) = texts_in(caplog, "had no optimizer step")
     assert "torch.no_grad()" in text
 
 
-# --- epochs ------------------------------------------------------------------------------
-@every_pair
-def test_no_epoch_is_empty_and_all_are_alike_later(strategy, sampler):
-    lengths = []
+def test_local_epochs_of_a_message_are_read():
+    told = {1: ("local-epochs", 2), 2: ("local_epochs", 4)}
+    lengths = {}
 
     def train(model, msg, partition):
-        loader = hetero.batches(data_of(partition), msg, model=model, **SAMPLERS[sampler])
-        criterion, optimizer, own = loader.criterion(), sgd(model), []
-        for _ in range(3):
-            own.append(sum(1 for batch in loader if not step(model, optimizer, batch, criterion)))
-            assert len(loader) == own[-1]
-        lengths.append((partition, own))
-
-    run = Stranger(train, strategy, rounds=3)
-    assert all(min(own) > 0 for _, own in lengths)
-    later = [own for i, (node, own) in enumerate(lengths) if node in [n for n, _ in lengths[:i]]]
-    assert all(len(set(own)) == 1 for own in later)
-    assert not run.failures
-
-
-@pytest.mark.parametrize("key", ["local-epochs", "local_epochs"])
-def test_local_epochs_of_a_message_are_read(key):
-    lengths = []
-
-    def train(model, msg, partition):
-        loader, optimizer = hetero.batches(data_of(partition), msg), sgd(model)
-        epochs = 2 if msg.content["config"]["server-round"] == 1 else 4
-        counts = [
-            sum(1 for batch in loader if not step(model, optimizer, batch)) for _ in range(epochs)
-        ]
-        lengths.append((epochs, counts))
+        number = int(msg.content["config"]["server-round"])
+        loader, _, optimizer = prepared(model, msg, partition)
+        counts = [fit(model, optimizer, loader) for _ in range(told[number][1])]
+        lengths.setdefault(number, []).append(set(counts))
 
     class Telling(FedSlice):
         def on_instructions(self, context, messages, grid):
             for message in messages:
-                number = message.content["config"]["server-round"]
-                message.content["config"][key] = 2 if number == 1 else 4
+                config = message.content["config"]
+                key, epochs = told[int(config["server-round"])]
+                config[key] = epochs
             return super().on_instructions(context, messages, grid)
 
     Stranger(train, Telling(fedavg()), rounds=2)
-    assert all(len(set(counts)) == 1 for _, counts in lengths)
-    assert {epochs for epochs, _ in lengths} == {2, 4}
+    assert lengths.keys() == told.keys()
+    assert all(len(counts) == 1 for counts in flat(lengths.values()))
 
 
 # --- whole optimizer steps ---------------------------------------------------------------
 @every_pair
-@pytest.mark.parametrize("every", [4, 12])
-def test_accumulation_takes_whole_steps(every, strategy, sampler):
+def test_accumulation_takes_whole_steps(strategy, sampler):
+    every = FULL if strategy in ("LocalSteps", "FedBuff") else 4
     counts = []
 
     def train(model, msg, partition):
-        loader = hetero.batches(data_of(partition), msg, model=model, **SAMPLERS[sampler])
-        criterion, optimizer, steps, given = loader.criterion(), sgd(model), 0, 0
+        loader, criterion, optimizer = prepared(model, msg, partition, sampler)
+        steps = given = 0
         for given, batch in enumerate(loader, 1):
             backward(model, batch, criterion)
             if given % every == 0:
@@ -258,8 +260,7 @@ def test_accumulation_takes_whole_steps(every, strategy, sampler):
     run = Stranger(train, strategy, rounds=3)
     assert all(steps for _, steps in counts)
     assert all(given == steps * every for given, steps in counts[len(SPEEDS) :])
-    asked = {asked for _, asked, _ in run.replies[len(SPEEDS) :]}
-    assert min(asked) >= every
+    assert min(run.asked[len(SPEEDS) :]) >= every
     assert not run.failures
 
 
@@ -269,31 +270,30 @@ def test_the_second_of_two_optimizers_steps_as_often_as_in_fedavg(first):
 
     def train(model, msg, partition):
         critic, other = sgd(model), torch.optim.Adam(model.parameters(), 1e-4)
-        own = [0, 0]
-        for number, batch in enumerate(hetero.batches(data_of(partition), msg)):
-            step(model, critic, batch)
-            own[0] += 1
-            if number % 5 == (0 if first else 4):
-                step(model, other, batch)
-                own[1] += 1
-        counts.append(own)
+        given = seldom = 0
+        for batch in hetero.batches(data_of(partition), msg):
+            fit(model, critic, [batch])
+            if given % 5 == (0 if first else 4):
+                seldom += fit(model, other, [batch])
+            given += 1
+        counts.append((given, seldom))
 
     Stranger(train, rounds=3)
-    assert all(own[0] == 5 * own[1] for own in counts[len(SPEEDS) :])
+    assert all(given == 5 * seldom for given, seldom in counts[len(SPEEDS) :])
 
 
 def test_an_optimizer_that_steps_after_each_epoch_makes_slices_no_longer():
     def train(model, msg, partition):
         often, after = sgd(model), torch.optim.Adam(model.parameters(), 1e-4)
-        for batch in hetero.batches(data_of(partition), msg):
-            step(model, often, batch)
-        step(model, after, batch)
+        batches = []
+        fit(model, often, hetero.batches(data_of(partition), msg), after=batches.append)
+        fit(model, after, batches[-1:])
 
     run = Stranger(train, LocalSteps(fedavg(), 4, gamma=1.0), rounds=3)
     assert run.steps[len(SPEEDS) :] == [4] * 2 * len(SPEEDS)
 
 
-def test_a_message_without_an_optimizer_step_is_said(caplog):
+def test_a_message_without_an_optimizer_step_is_warned(caplog):
     given = []
 
     def train(model, msg, partition):
@@ -301,11 +301,10 @@ def test_a_message_without_an_optimizer_step_is_said(caplog):
         given.append(sum(1 for _ in hetero.batches(data_of(partition), msg)))
 
     run = Stranger(train)
-    assert [r for r in caplog.records if "no optimizer has stepped in a message" in r.message]
+    assert texts_in(caplog, "no optimizer has stepped in a message")
     # It is prolonged once, and never again.
-    asked = [asked for _, asked, _ in run.replies]
     assert given[: len(SPEEDS)] == [FULL] * len(SPEEDS)
-    assert given[len(SPEEDS) :] == asked[len(SPEEDS) :]
+    assert given[len(SPEEDS) :] == run.asked[len(SPEEDS) :]
     assert run.steps == given
 
 
@@ -314,28 +313,32 @@ def test_an_app_that_steps_by_hand_is_left_alone(caplog):
         for batch in hetero.batches(data_of(partition), msg):
             backward(model, batch)
             with torch.no_grad():
-                for each in model.parameters():
-                    each -= 0.1 * each.grad
-                    each.grad = None
+                for parameter in model.parameters():
+                    parameter -= 0.1 * parameter.grad
+                    parameter.grad = None
 
     run = Stranger(train)
-    assert run.steps == [asked for _, asked, _ in run.replies]
-    assert not [text for text in warnings_in(caplog) if "optimizer" in text or "batches" in text]
+    assert run.steps == run.asked
+    assert not texts_in(caplog, "optimizer") + texts_in(caplog, "batches")
 
 
-# --- what goes on --------------------------------------------------------------------------
-def rates_of(make, *, rounds=4, per_epoch=False, strategy="FedSlice"):
+# --- what continues ------------------------------------------------------------------------
+def rates_of(make, *, rounds=4, per_epoch=False, strategy="FedSlice", batches_of=None):
     """Return the rates of each node's steps with a schedule, in the order of its messages."""
     rates = {}
+    batches_of = batches_of or (lambda loader, msg: hetero.batches(loader, msg))
 
     def train(model, msg, partition):
-        loader, optimizer = hetero.batches(data_of(partition), msg), sgd(model)
+        loader, optimizer = batches_of(data_of(partition), msg), sgd(model)
         schedule = make(optimizer, loader)
-        for batch in loader:
+
+        def after(_):
+            # The rate before the first step is that of the app, the others are the schedule's.
             rates.setdefault(partition, []).append(optimizer.param_groups[0]["lr"])
-            step(model, optimizer, batch)
             if not per_epoch:
                 schedule.step()
+
+        fit(model, optimizer, loader, after=after)
         if per_epoch:
             schedule.step()
 
@@ -386,13 +389,30 @@ def test_a_schedule_goes_on_through_a_job_and_begins_with_the_next(name):
         assert rates == pytest.approx(wanted_rates(FALLING[name], len(rates)))
 
 
+def warm_up(optimizer, _):
+    return schedules.LambdaLR(optimizer, lambda s: min(1.0, (1 + s) / 15))
+
+
 @every_strategy
 def test_a_warm_up_happens_once(strategy):
-    def warm_up(optimizer, _):
-        return schedules.LambdaLR(optimizer, lambda s: min(1.0, (1 + s) / 15))
-
     for rates in rates_of(warm_up, rounds=5, strategy=strategy).values():
         assert rates == pytest.approx(wanted_rates(warm_up, len(rates), again=False))
+
+
+def by_steps(loader, msg):
+    return islice(cycle(loader), hetero.num_steps(msg, default=30))
+
+
+def broken_off(loader, msg):
+    return islice(hetero.batches(loader, msg), 1)
+
+
+@pytest.mark.parametrize(("batches_of", "steps"), [(by_steps, 1), (by_steps, 3), (broken_off, 1)])
+def test_a_schedule_goes_on_in_a_loop_by_steps_and_where_a_loop_breaks_off(batches_of, steps):
+    strategy = LocalSteps(fedavg(), steps, gamma=1.0)
+    rates = rates_of(warm_up, rounds=4, strategy=strategy, batches_of=batches_of)
+    for rate in rates.values():
+        assert rate == pytest.approx(wanted_rates(warm_up, len(rate), again=False))
 
 
 def to_zero(optimizer, loader):
@@ -411,55 +431,17 @@ BY_LENGTH = {
 @pytest.mark.parametrize("name", BY_LENGTH)
 def test_a_schedule_of_the_loaders_length_spans_the_message(name):
     def train(model, msg, partition):
-        loader, optimizer = hetero.batches(data_of(partition), msg), sgd(model)
+        loader, _, optimizer = prepared(model, msg, partition)
         schedule = BY_LENGTH[name](optimizer, loader)
-        for number, batch in enumerate(loader):
-            assert schedule.last_epoch == number
-            step(model, optimizer, batch)
-            schedule.step()
+        count = fit(model, optimizer, loader, after=lambda _: schedule.step())
+        assert schedule.last_epoch == count
 
     Stranger(train)
 
 
 def test_a_schedule_by_epochs_begins_with_each_message():
-    by_epochs = {"make": lambda optimizer, _: schedules.StepLR(optimizer, 1, 0.1)}
-    assert {rate for rates in rates_of(**by_epochs, per_epoch=True).values() for rate in rates} == {
-        0.1
-    }
-
-
-@pytest.mark.parametrize("steps", [1, 3])
-def test_a_schedule_goes_on_in_a_loop_by_steps(steps):
-    rates = []
-
-    def train(model, msg, partition):
-        optimizer, batches = sgd(model), cycle(data_of(partition))
-        schedule = schedules.LambdaLR(optimizer, lambda s: min(1.0, (1 + s) / 15))
-        for batch in islice(batches, hetero.num_steps(msg, default=30)):
-            step(model, optimizer, batch)
-            # The first rate is that of the last message's end by now.
-            rates.append(optimizer.param_groups[0]["lr"])
-            schedule.step()
-
-    Stranger(train, LocalSteps(fedavg(), steps, gamma=1.0), rounds=6)
-    own = rates[:: len(SPEEDS)] if steps == 1 else rates[:3] + rates[3 * len(SPEEDS) :][:3]
-    assert own == pytest.approx([0.1 * (1 + s) / 15 for s in range(len(own))])
-
-
-def test_a_schedule_goes_on_where_the_loop_breaks_off():
-    rates = []
-
-    def train(model, msg, partition):
-        optimizer = sgd(model)
-        schedule = schedules.LambdaLR(optimizer, lambda s: min(1.0, (1 + s) / 15))
-        for batch in hetero.batches(data_of(partition), msg):
-            step(model, optimizer, batch)
-            rates.append(optimizer.param_groups[0]["lr"])
-            schedule.step()
-            break
-
-    Stranger(train, LocalSteps(fedavg(), 1, gamma=1.0), rounds=4)
-    assert rates[:: len(SPEEDS)] == pytest.approx([0.1 * (1 + s) / 15 for s in range(4)])
+    rates = rates_of(lambda optimizer, _: schedules.StepLR(optimizer, 1, 0.1), per_epoch=True)
+    assert {rate for rates in rates.values() for rate in rates} == {0.1}
 
 
 def test_a_rate_of_the_servers_is_taken_with_the_schedule():
@@ -469,9 +451,8 @@ def test_a_rate_of_the_servers_is_taken_with_the_schedule():
         number = msg.content["config"]["server-round"]
         optimizer = torch.optim.SGD(model.parameters(), 0.1 / number)
         schedule = schedules.LambdaLR(optimizer, lambda s: min(1.0, (1 + s) / 10))
-        for batch in hetero.batches(data_of(partition), msg):
-            step(model, optimizer, batch)
-            schedule.step()
+        batches = hetero.batches(data_of(partition), msg)
+        fit(model, optimizer, batches, after=lambda _: schedule.step())
         seen.append((number, optimizer.param_groups[0]["lr"]))
 
     Stranger(train, rounds=6)
@@ -504,23 +485,22 @@ def test_an_average_of_models_goes_on_through_a_job():
     counts = {}
 
     def train(model, msg, partition):
-        average, optimizer = torch.optim.swa_utils.AveragedModel(model), sgd(model)
+        average = torch.optim.swa_utils.AveragedModel(model)
         before = int(average.n_averaged)
-        for batch in hetero.batches(data_of(partition), msg):
-            step(model, optimizer, batch)
-            average.update_parameters(model)
+        batches = hetero.batches(data_of(partition), msg)
+        fit(model, sgd(model), batches, after=lambda _: average.update_parameters(model))
         counts.setdefault(partition, []).append((before, int(average.n_averaged)))
 
     Stranger(train, rounds=4)
-    for own in counts.values():
-        pairs = list(pairwise(own))
+    for ages in counts.values():
+        pairs = list(pairwise(ages))
         assert all(after[0] in (before[1], 0) for before, after in pairs)
         assert any(after[0] for _, after in pairs)
-        # With the next job it begins anew, as in FedAvg's next round.
-        assert max(most for _, most in own) < 2 * FULL
+        # With the next job it begins again, as in FedAvg's next round.
+        assert max(most for _, most in ages) < 2 * FULL
 
 
-def test_other_optimizers_begin_anew_and_leave_the_first_ones_state():
+def test_other_optimizers_begin_again_and_leave_the_first_ones_state():
     entries = {}
 
     def train(model, msg, partition):
@@ -529,11 +509,8 @@ def test_other_optimizers_begin_anew_and_leave_the_first_ones_state():
             optimizer = sgd(model, momentum=0.9)
         else:
             optimizer = torch.optim.Adam(model.parameters(), 0.01, amsgrad=number > 2)
-        first = {}
-        for batch in hetero.batches(data_of(partition), msg):
-            step(model, optimizer, batch)
-            first = first or {key for own in optimizer.state.values() for key in own}
-        entries.setdefault(number, set()).update(first)
+        fit(model, optimizer, hetero.batches(data_of(partition), msg))
+        entries.setdefault(number, set()).update(*optimizer.state.values())
 
     run = Stranger(train, rounds=4)
     assert entries[1] == entries[3] == {"momentum_buffer"}
@@ -549,16 +526,16 @@ def test_the_state_of_an_optimizer_that_does_not_step_stays():
         calls = ages.setdefault(partition, [])
         is_turn = len(calls) % 3 == 0
         for batch in hetero.batches(data_of(partition), msg):
-            step(model, often, batch)
+            fit(model, often, [batch])
             if is_turn:
-                step(model, seldom, batch)
-        calls.append([int(own["step"]) for own in seldom.state.values()][:1])
+                fit(model, seldom, [batch])
+        calls.append([int(entries["step"]) for entries in seldom.state.values()][:1])
 
     Stranger(train, rounds=4)
-    for own in ages.values():
-        known = [each[0] for each in own if each]
-        assert known == sorted(known)
-        assert len(known) < 2 or known[-1] > known[0]
+    for calls in ages.values():
+        steps = flat(calls)
+        assert steps == sorted(steps)
+        assert len(steps) < 2 or steps[-1] > steps[0]
 
 
 class Foreign:
@@ -578,11 +555,9 @@ def test_any_object_with_a_state_goes_on_with_one_line():
     counts = {}
 
     def train(model, msg, partition):
-        optimizer, foreign = sgd(model), Foreign()
+        foreign = Foreign()
         hetero.keep(foreign)
-        for batch in hetero.batches(data_of(partition), msg):
-            step(model, optimizer, batch)
-            foreign.steps += 1
+        foreign.steps += fit(model, sgd(model), hetero.batches(data_of(partition), msg))
         counts[partition] = foreign.steps
 
     run = Stranger(train)
@@ -609,18 +584,10 @@ def test_what_cannot_be_kept_is_refused(kept, rule):
 
 
 # --- loops by steps, and several loaders ---------------------------------------------------
-def taking(batches_of):
-    def train(model, msg, partition):
-        optimizer = sgd(model)
-        for batch in batches_of(hetero.batches(data_of(partition), msg)):
-            step(model, optimizer, batch)
-
-    return train
-
-
-def restarted(loader, count=30):
+def restarted(loader):
+    """Give 30 batches, from a new iterator whenever the last one ends."""
     batches = iter(loader)
-    for _ in range(count):
+    for _ in range(30):
         batch = next(batches, None)
         if batch is None:
             batches = iter(loader)
@@ -632,36 +599,22 @@ def test_a_loop_by_steps_that_runs_out_of_batches_is_told_what_to_do():
     def train(model, msg, partition):
         optimizer, batches = sgd(model), iter(hetero.batches(data_of(partition), msg))
         for _ in range(40):
-            step(model, optimizer, next(batches))
+            fit(model, optimizer, [next(batches)])
 
     with pytest.raises(RuntimeError, match=r"hetero\.batches gives .*hetero\.num_steps"):
         Stranger(train)
 
 
-@pytest.mark.parametrize("name", ["cycle", "restart"])
-def test_a_loop_by_steps_that_repeats_batches_is_told_what_to_do(name, caplog):
-    repeat = {"cycle": lambda loader: islice(cycle(loader), 30), "restart": restarted}[name]
-    run = Stranger(taking(repeat), rounds=6)
-    texts = [r.message for r in caplog.records if "hetero.num_steps(msg, default=30)" in r.message]
-    assert texts
-    if name == "restart":
+@pytest.mark.parametrize("repeat", [lambda loader: islice(cycle(loader), 30), restarted])
+def test_a_loop_by_steps_that_repeats_batches_is_told_what_to_do(repeat, caplog):
+    def train(model, msg, partition):
+        fit(model, sgd(model), repeat(hetero.batches(data_of(partition), msg)))
+
+    run = Stranger(train, rounds=6)
+    assert texts_in(caplog, "hetero.num_steps(msg, default=30)")
+    if repeat is restarted:
         job = [work["job-steps"] for _, _, work in run.replies[3 * len(SPEEDS) :]]
         assert set(job) == {30}
-
-
-def test_steps_for_a_loop_by_steps(caplog):
-    taken = []
-
-    def train(model, msg, partition):
-        optimizer, batches = sgd(model), cycle(data_of(partition))
-        steps = hetero.num_steps(msg, default=30, batch_size=BATCH)
-        for batch in islice(batches, steps):
-            step(model, optimizer, batch)
-        taken.append(steps)
-
-    run = Stranger(train)
-    assert run.steps == taken == [asked for _, asked, _ in run.replies]
-    assert not [text for text in warnings_in(caplog) if "num_steps" in text]
 
 
 @every_strategy
@@ -671,15 +624,15 @@ def test_loaders_side_by_side_have_a_place_each_and_count_once(strategy):
     def train(model, msg, partition):
         ordered = [DataLoader(range(start, start + 20), 2) for start in (0, 100)]
         loaders, optimizer = [hetero.batches(each, msg) for each in ordered], sgd(model)
-        pairs = 0
+        pairs = []
         for left, right in zip(*loaders, strict=False):
-            step(model, optimizer, (torch.ones(2, 8), torch.zeros(2).long()))
-            seen.setdefault(partition, []).append((left.tolist(), right.tolist()))
-            pairs += 1
-        assert pairs == loaders[0].num_steps
+            fit(model, optimizer, [(torch.ones(2, 8), torch.zeros(2).long())])
+            pairs.append((left.tolist(), right.tolist()))
+        assert len(pairs) == loaders[0].num_steps
+        seen.setdefault(partition, []).extend(pairs)
 
     run = Stranger(train, strategy)
-    assert run.steps == [asked for _, asked, _ in run.replies]
+    assert run.steps == run.asked
     for pairs in seen.values():
         lefts = [number for left, _ in pairs for number in left]
         assert lefts == [i % 20 for i in range(len(lefts))]
@@ -691,14 +644,11 @@ def weights_of(report, epochs=1):
     """Return the mean weight of each node's replies, by what it reports as its examples."""
 
     def train(model, msg, partition):
-        loader, optimizer, count = hetero.batches(data_of(partition), msg), sgd(model), 0
-        for _ in range(epochs):
-            for batch in loader:
-                step(model, optimizer, batch)
-                count += len(batch[1])
-        return report(loader, count)
+        loader, _, optimizer = prepared(model, msg, partition)
+        count = sum(fit(model, optimizer, loader) for _ in range(epochs))
+        return report(loader, BATCH * count)
 
-    run = Stranger(train, rounds=4, **{"local-epochs": epochs})
+    run = Stranger(train, rounds=3, **{"local-epochs": epochs})
     assert not run.failures
     total = Counter()
     for record in run.history.records:
@@ -707,9 +657,7 @@ def weights_of(report, epochs=1):
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
-@pytest.mark.parametrize(
-    "report", [lambda _, n: n, lambda loader, _: len(loader)], ids=["seen", "len"]
-)
-def test_a_node_weighs_by_its_data_whatever_it_reports(report, epochs):
-    usual = weights_of(lambda *_: NUM, epochs)
-    assert weights_of(report, epochs) == pytest.approx(usual, rel=0.1)
+def test_a_node_weighs_by_its_data_whatever_it_reports(epochs):
+    usual = weights_of(lambda loader, seen: NUM, epochs)
+    for report in (lambda loader, seen: seen, lambda loader, seen: len(loader)):
+        assert weights_of(report, epochs) == pytest.approx(usual, rel=0.1)

@@ -1,4 +1,4 @@
-"""What a reply says of its time, on real and on emulated devices."""
+"""What a reply reports of its time, on real and on emulated devices."""
 
 import json
 import subprocess
@@ -81,19 +81,15 @@ def test_emulated_device_follows_its_profile_in_a_simulation(emulate, simulated,
         assert record[keys.TRAIN_TIME] == pytest.approx(50 * 0.01 / 0.1)
 
 
-def test_a_simulation_counts_what_a_message_costs_as_transfer(emulate, tmp_path):
-    (fleet := tmp_path / "fleet.toml").write_text(
-        "[[device]]\ncompute-factor = 0.5\nwait-s = 3.0\nstart-s = 2.0"
-    )
+def test_an_emulated_message_costs_transfer_time_or_is_not_answered(emulate, tmp_path):
+    fleet = tmp_path / "fleet.toml"
+    fleet.write_text("[[device]]\ncompute-factor = 0.5\nwait-s = 3.0\nstart-s = 2.0")
     record = emulate(str(fleet))[0].content[keys.TIMING]
     assert record[keys.TRAIN_TIME] == pytest.approx(50 * 0.01 / 0.5)
     assert record[keys.TRANSFER_TIME] == pytest.approx(3.0 + 2.0 / 0.5)
-
-
-def test_unavailable_device_answers_with_an_error(emulate, tmp_path):
-    fleet = tmp_path / "fleet.toml"
-    fleet.write_text("[[device]]\navailability = 0.0")
-    assert emulate(str(fleet))[0].error.code == 5
+    away = tmp_path / "away.toml"
+    away.write_text("[[device]]\navailability = 0.0")
+    assert emulate(str(away))[0].error.code == 5
 
 
 @pytest.mark.parametrize(
@@ -252,10 +248,7 @@ def test_start_of_a_process_is_when_it_was_forked(monkeypatch):
         monkeypatch.setattr(timing_module, "Path", lambda path: there)
         start_s = timing_module.process_start_s()
         process.kill()
-    # the kernel counts ticks of 10 ms
+    # The kernel counts ticks of 10 ms.
     assert before_s - 0.02 <= start_s <= time.monotonic() + 0.02
-
-
-def test_no_proc_says_nothing(monkeypatch):
     monkeypatch.setattr(timing_module, "Path", lambda path: Path("/nowhere"))
     assert timing_module.process_start_s() is None

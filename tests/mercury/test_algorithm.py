@@ -19,7 +19,7 @@ def test_error_probability_brackets_the_gradient() -> None:
     assert (upper <= np.sqrt(2) * error * (1 + 1e-9)).all()
 
 
-@pytest.mark.parametrize("num_samples", [1, 2, 7, 60])
+@pytest.mark.parametrize("num_samples", [1, 7, 40])
 @pytest.mark.parametrize("sizes", [[], [3], [70, 1, 5], [9, 2, 30, 30, 4, 11, 1]])
 def test_cycle_visits_each_sample_once(num_samples: int, sizes: list[int]) -> None:
     for num_groups in {1, 2, num_samples // 3, num_samples} & {*range(1, num_samples + 1)}:
@@ -46,13 +46,6 @@ def test_weights_recover_the_mean(importance: list[float], mixing: float) -> Non
     assert weights.max() <= 1.0 / mixing * (1 + 1e-9)
     gradients = np.arange(1.0, len(probs) + 1)
     assert (probs * weights * gradients).sum() == pytest.approx(gradients.mean())
-
-
-def test_without_mixing_zeros_are_never_drawn() -> None:
-    drawn = mercury.draw_flat(
-        np.array([0.0, 1.0, 0.0, 2.0, 0.0]), (50, 4), 0.0, np.random.default_rng(0)
-    )
-    assert set(drawn.ravel().tolist()) == {1, 3}
 
 
 @pytest.mark.parametrize("point", [0.0, np.nextafter(1.0, 0.0)])

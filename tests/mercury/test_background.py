@@ -1,11 +1,13 @@
-"""The worker is a real process; tests that wait for it carry a marker."""
+"""The worker as a real process once; how it ends is tested in this process."""
 
 import os
+import pickle
 import signal
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -68,21 +70,45 @@ def test_killed_worker_costs_what_it_had_not_scored(tmp_path):
     assert not folder.exists()
 
 
-@pytest.mark.deploy
-@pytest.mark.parametrize("how", ["its time is up", "SIGTERM", "its job fails"])
-def test_a_worker_that_ends_leaves_nothing_behind(how):
+ENDS = {
+    "its time is up": (5.0, lambda folder: None, None),
+    "its scores are collected": (np.inf, lambda folder: folder.rename(folder.with_name("x")), None),
+    "SIGTERM": (np.inf, lambda folder: signal.raise_signal(signal.SIGTERM), SystemExit),
+    "its job fails": (np.inf, pytest.fail, IndexError),
+}
+"""When it ends: its deadline, what happens while it waits, and what it raises."""
+
+
+@pytest.mark.parametrize("why", ENDS)
+def test_a_worker_that_ends_leaves_nothing_behind(why, monkeypatch, tmp_path):
+    deadline_s, while_waiting, error = ENDS[why]
+    folder, counts = tmp_path / "folder", []
+    folder.mkdir()
+
+    def sleep(seconds):
+        counts.append(scored(str(folder)))
+        while_waiting(folder)
+
     model, inputs, targets = data(3)
-    targets = torch.full((3,), 99) if how == "its job fails" else targets  # no such class
-    limit_s = 3.0 if how == "its time is up" else 600.0
-    folder = start_scoring(model, inputs, targets, batch_size=1, limit_s=limit_s)
-    if how == "SIGTERM":
-        wait_until(lambda: scored(folder) == 3, step_s=0.001)
-        os.kill(*workers_of(folder), signal.SIGTERM)
-    wait_until(lambda: not Path(folder).exists())
-    wait_until(lambda: not workers_of(folder))
+    if why == "its job fails":
+        targets = torch.full((3,), 99)  # no such class
+    job = BytesIO(pickle.dumps((model, inputs, targets, None, 1)))
+    monkeypatch.delattr(os, "nice")  # as on Windows
+    clock = SimpleNamespace(monotonic=lambda: float(len(counts)), sleep=sleep)
+    monkeypatch.setattr(background, "time", clock)
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(job))
+    monkeypatch.setattr("sys.argv", ["background", str(folder), str(deadline_s)])
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(error) if error else nullcontext():
+            background.main()
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert not folder.exists()
+    assert counts[:1] == ([] if why == "its job fails" else [3])
 
 
-def test_caller_goes_on_and_removes_only_what_a_worker_made(monkeypatch, tmp_path):
+def test_caller_continues_and_removes_only_what_a_worker_made(monkeypatch, tmp_path):
     monkeypatch.setattr(background, "MODULE", "timeit")  # never reads the job
     folder = start_scoring(*data(10**5))  # more than a pipe takes
     assert Path(folder).is_dir()
@@ -90,15 +116,3 @@ def test_caller_goes_on_and_removes_only_what_a_worker_made(monkeypatch, tmp_pat
         scores, seconds = collect_scores(made)
         assert (len(scores), seconds) == (0, 0.0)
         assert Path(made).exists() == found
-
-
-def test_a_worker_scores_where_no_process_can_be_nice(monkeypatch, tmp_path):
-    """As on Windows."""
-    monkeypatch.delattr(os, "nice")
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr("sys.argv", ["background", str(tmp_path / "folder"), "inf"])
-    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO()))
-    scored = []
-    monkeypatch.setattr(background, "_score", lambda *job: scored.append(job))
-    background.main()
-    assert len(scored) == 1

@@ -93,10 +93,12 @@ def test_group_takes_effect_at_once() -> None:
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-@pytest.mark.parametrize("size", [1, 3, 40, 300, 1000])  # strides of 1, of 9 and 31
+@pytest.mark.parametrize("size", [1, 40, 300])  # strides of 1 and of 9
 def test_resumes_between_group_and_scores(size: int, estimator: str) -> None:
-    make = lambda: MercurySampler(size, 4, seed=5, estimator=estimator)  # noqa: E731
     scores = np.resize(GRADIENTS, size)
+
+    def make() -> MercurySampler:
+        return MercurySampler(size, 4, seed=5, estimator=estimator)
 
     def play(stop: int | None) -> list[object]:
         sampler, trace, group = make(), [], np.empty(0, dtype=np.int64)
@@ -119,12 +121,12 @@ def test_resumes_between_group_and_scores(size: int, estimator: str) -> None:
     assert all(play(stop) == play(None) for stop in (0, 1, 4, 5, 10))
 
 
-def test_bad_arguments_are_refused() -> None:
-    for setting, choices in (("estimator", "flat, paper"), ("scores", "importance, loss")):
-        with pytest.raises(ValueError, match=f"{setting} must be one of {choices}"):
-            MercurySampler(9, 4, **{setting: "norm"})
-    with pytest.raises(ValueError, match="size must be a whole number"):
-        MercurySampler(9, 4).resize_groups(0)
+@pytest.mark.parametrize(
+    ("setting", "rule"), [("estimator", "flat, paper"), ("scores", "importance, loss")]
+)
+def test_bad_settings_are_refused(setting: str, rule: str) -> None:
+    with pytest.raises(ValueError, match=f"{setting} must be one of {rule}"):
+        MercurySampler(9, 4, **{setting: "norm"})
 
 
 def test_paper_draws_from_few_groups_by_all_scores() -> None:

@@ -37,11 +37,6 @@ def test_group_is_as_long_as_the_wait(idle_s, size):
     sampler, model = sampler_and_model()
     found = scoring.score_hidden(model, DATA, node(idle_s=idle_s), sampler)
     assert found == size == sampler.coverage * N  # of 180, cut into equal parts
-
-
-def test_samples_are_scored_by_the_model():
-    sampler, model = sampler_and_model()
-    scoring.score_hidden(model, DATA, node(), sampler)
     (indices,) = np.nonzero(sampler.scored_at >= 0)
     losses = score_batches(model, [DATA])[indices]
     np.testing.assert_allclose(sampler.importance[indices], 1 - np.exp(-losses), rtol=1e-5)

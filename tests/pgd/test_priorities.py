@@ -150,6 +150,10 @@ def aimed(model, layers="last"):
     return listener
 
 
+def backward(model, inputs, targets):
+    LOSS(model(inputs), targets).sum().backward()
+
+
 @pytest.mark.parametrize("layers", ["last", "all"])
 @pytest.mark.parametrize("make", [image_net, Tied])
 def test_layer_priorities_equal_forward_mode(make, layers):
@@ -157,7 +161,7 @@ def test_layer_priorities_equal_forward_mode(make, layers):
     model = make().eval()
     inputs, targets = data(model)
     listener = aimed(model, layers)
-    LOSS(model(inputs), targets).sum().backward()
+    backward(model, inputs, targets)
     found = listener.collect(len(inputs))
     expected = sample_priorities(model, LOSS, inputs, targets, listener.direction)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
@@ -200,10 +204,9 @@ def tied_by_hand(self, steps):
     ],
 )
 def test_models_whose_layers_do_not_tell_are_refused_at_once(way, layers, match):
-    torch.manual_seed(0)
-    model, words, targets = Words(way), torch.randint(9, (8, 7)), torch.arange(8) % 5
+    model = Words(way)
     listener = aimed(model, layers)
-    LOSS(model(words), targets).sum().backward()
+    backward(model, torch.randint(9, (8, 7)), torch.arange(8) % 5)
     with pytest.raises(ValueError, match=f"model must {match}"):
         listener.collect(8)
 
@@ -213,7 +216,7 @@ def test_the_last_layer_of_an_lstm_is_measured():
     model = Words(lambda self, steps: self.head(steps).mean(1), recurrent=True)
     words, targets = torch.randint(9, (8, 3)), torch.arange(8) % 5
     listener = aimed(model)
-    LOSS(model(words), targets).sum().backward()
+    backward(model, words, targets)
     found = listener.collect(8)
     still = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
     expected = one_by_one(model, LOSS, words, targets, still | listener.direction)
@@ -237,7 +240,7 @@ def test_measuring_disturbs_nothing(make, layers):
         torch.set_rng_state(state)
         model.zero_grad()
         listener.direction = direction
-        LOSS(model(inputs), targets).sum().backward()
+        backward(model, inputs, targets)
         buffers = [b.clone() for b in model.buffers()]
         listener.collect(len(inputs))
         assert all(map(torch.equal, buffers, model.buffers()))
@@ -250,12 +253,12 @@ def test_batches_of_others_do_not_count():
     model = nn.Linear(3, 2)
     inputs, targets = torch.randn(4, 3), torch.tensor([0, 1, 0, 1])
     listener = aimed(model)
-    LOSS(model(torch.randn(7, 3)), torch.zeros(7, dtype=torch.int64)).sum().backward()
-    LOSS(model(inputs), targets).sum().backward()
+    backward(model, torch.randn(7, 3), torch.zeros(7, dtype=torch.int64))
+    backward(model, inputs, targets)
     with torch.no_grad():
         model(inputs)
     expected = sample_priorities(model, LOSS, inputs, targets, listener.direction)
     torch.testing.assert_close(listener.collect(4), expected)
     listener.close()
-    LOSS(model(inputs), targets).sum().backward()
+    backward(model, inputs, targets)
     assert listener.collect(4) is None

@@ -7,8 +7,8 @@ from oracles.pgd import renew_sum
 from pgd.nets import LOSS, NUM, data, image_net
 from torch import nn
 
-from flwr_hetero.pgd import priority_feed
-from flwr_hetero.pgd.priority_feed import AggregatedGradient
+from flwr_hetero.pgd import sampler as sampler_module
+from flwr_hetero.pgd.priorities import AggregatedGradient
 from flwr_hetero.pgd.sampler import RULES
 from flwr_hetero.sampler import PGDSampler, PriorityFeed, WeightedLoss, sample_priorities
 
@@ -21,7 +21,7 @@ def small():
 
 @pytest.fixture
 def every_batch(monkeypatch):
-    monkeypatch.setitem(priority_feed.EVERY, "stochastic", 1)
+    monkeypatch.setitem(sampler_module.EVERY, "stochastic", 1)
 
 
 def step(model, feed, optimizer, inputs, targets):

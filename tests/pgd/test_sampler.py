@@ -69,7 +69,7 @@ def test_weighted_mean_is_unbiased(renewal_share):
     with_priorities(sampler)
     sampler.update(np.arange(10), np.zeros(10))  # no priority at all must not mean never drawn
     means = [[], [], [], []]  # by place in the epoch
-    for step in range(8000):
+    for step in range(4000):
         indices, weights = sampler.next_batch()
         assert weights.max() <= 1 / renewal_share * (1 + 1e-6)
         means[step % 4].append((weights[:, None] * gradients[indices]).mean(0))

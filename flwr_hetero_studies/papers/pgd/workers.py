@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from flwr_hetero.client.batch_sampler import Batch, BatchSampler, UniformSampler
 from flwr_hetero.errors import check_choice
 from flwr_hetero.pgd.algorithm import choose_batch, estimate, learn, pick_top, start_trend
-from flwr_hetero.pgd.priorities import all_priorities, sample_priorities
-from flwr_hetero.pgd.priority_feed import AggregatedGradient
+from flwr_hetero.pgd.priorities import AggregatedGradient, all_priorities, sample_priorities
 from flwr_hetero.sampler import PGDSampler, PriorityFeed
 from flwr_hetero_studies.core import alone
 from flwr_hetero_studies.core.curves import Columns
