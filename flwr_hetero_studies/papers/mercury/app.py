@@ -1,4 +1,4 @@
-"""The app of the study: importance sampling, resharding and AdaComm, on a run-config.
+"""Mercury as a Flower app of the studies: importance sampling and resharding, on a run-config.
 
 A node trains on important samples, and scores the next ones while it waits.
 """
@@ -21,12 +21,10 @@ from flwr_hetero.mercury.scoring import collect_hidden, score_hidden
 from flwr_hetero.mod import emulated_device, restore, save_state
 from flwr_hetero.sampler import MercurySampler
 from flwr_hetero.strategy import Resharding, SamplerMetrics
-from flwr_hetero_studies.rivals import AdaComm
 from flwr_hetero_studies.tasks import Examples, Settings
 from flwr_hetero_studies.tasks.node import NodeTask, evaluate_node, open_node, profile_node
 
-SAMPLING = ("bacc", "free", "uniform")
-COMMUNICATION = ("fixed", "adacomm")
+SAMPLING = ("bacc", "uniform")
 RESHARDING = ("off", "importance", "random")
 STATE = "mercury"
 KNOWN_SHARE = 0.5
@@ -40,33 +38,25 @@ class MercurySettings(Settings):
     sampling: str = "bacc"
     estimator: str = "flat"
     local_steps: int = 5
-    communication: str = "fixed"
-    adapt_every_s: float = 10.0
     resharding: str = "off"
     reshard_share: float = 0.2
     reshard_budget: int = 100_000
-    alpha: float = 1.0
-    fleet: str = "wifi-10"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_choice("sampling", SAMPLING)
         self.check_choice("estimator", ESTIMATORS)
-        self.check_choice("communication", COMMUNICATION)
         self.check_choice("resharding", RESHARDING)
         if self.resharding == "importance" and self.sampling == "uniform":
             rule = "go with a sampling that finds out importance"
             raise invalid("resharding", self.resharding, rule, "use random with uniform sampling")
         check_count("local-steps", self.local_steps)
-        check_number("adapt-every-s", self.adapt_every_s, "[0, inf)")
         check_number("reshard-share", self.reshard_share, "(0, 1]")
         check_count("reshard-budget", self.reshard_budget, 1)
 
     def strategy(self) -> Strategy:
-        """Make FedAvg, with AdaComm and resharding around it where they are asked for."""
+        """Make FedAvg, with resharding around it where it is asked for."""
         strategy: Strategy = FedAvg(fraction_evaluate=0.0)
-        if self.communication == "adacomm":
-            strategy = AdaComm(strategy, max(self.local_steps, 1), interval_s=self.adapt_every_s)
         if self.resharding != "off":
             if not isinstance(self.shape[1], int):
                 hint = "only examples with a label can be exchanged"
@@ -102,8 +92,7 @@ def train(message: Message, context: Context) -> Message:
         result = node.train(model, node.sampler())
     else:
         result = node.train(model, sampler)
-        if settings.sampling == "bacc":
-            hidden = score_hidden(model, examples, context, sampler, node.losses)
+        hidden = score_hidden(model, examples, context, sampler, node.losses)
     reply = node.reply(model, result)
     reply.content["metrics"][keys.EXAMPLES_HIDDEN] = hidden
     if settings.sampling != "uniform":
