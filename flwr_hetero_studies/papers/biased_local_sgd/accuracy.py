@@ -11,7 +11,9 @@ from flwr_hetero_studies.core.experiment import Finding
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.biased_local_sgd.runs import GAPS, TAU_F, Case, MeanRun, compare
 
-SYNCHRONOUS, BALANCED, BIASED = "synchronous SGD", "balanced local SGD", "biased local SGD"
+SYNCHRONOUS = "synchronous SGD"
+BALANCED = "balanced local SGD"
+BIASED = "biased local SGD"
 FAST_ONLY = "synchronous SGD, 8 fast only"
 CASES = {
     SYNCHRONOUS: Case(steps=1, balanced=True, sampling=False, weights=False),
@@ -59,7 +61,8 @@ def table_1(options: Options) -> Finding:
     found = compare(options, CASES)
     seconds = {name: float(cell.split(" s")[0]) for name, cell in TABLE_1.items()}
     once, twice, thrice = (f"{BIASED}, {n}x epochs" for n in (1, 2, 3))
-    plain, biased = found[SYNCHRONOUS], found[once]
+    plain = found[SYNCHRONOUS]
+    biased = found[once]
     claims = [
         times(f"biased local SGD is faster than {name}", round(seconds[name] / seconds[once], 1),
               np.divide(found[name].times, biased.times))
@@ -99,7 +102,8 @@ def table_2(options: Options) -> Finding:
 
 
 def bias(options: Options, nodes: Case, printed: Mapping[int, tuple[float, float]]) -> Finding:
-    cases, paper = {}, {}
+    cases = {}
+    paper = {}
     for slow_steps in GAPS:
         case = replace(nodes, slow_steps=slow_steps, as_long_as=nodes)
         cases[f"unbiased, {slow_steps}"] = replace(case, sampling=False, weights=False)

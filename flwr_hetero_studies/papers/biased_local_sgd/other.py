@@ -46,7 +46,8 @@ def step_s(model: nn.Module, examples: Examples, device: str, num_steps: int = 2
 
 
 def settings(options: Options, printed: tuple[object, ...], num_nodes: int) -> Finding:
-    given, decays = PAPER[num_nodes], tuple(round(EPOCHS * part) for part in DECAYS)
+    given = PAPER[num_nodes]
+    decays = tuple(round(EPOCHS * part) for part in DECAYS)
     ours = given["batch-size"], EPOCHS, given["learning-rate"], decays, given["weight-decay"]
     text = "the full form has the settings of CIFAR-10 (ResNet20)"
     claims = [
@@ -63,11 +64,14 @@ table_5 = partial(settings, printed=TABLE_5, num_nodes=10)
 
 def theorem_1(options: Options) -> Finding:
     """Compare the bound (6) with local SGD on two parabolas, of which one is drawn more often."""
-    num_steps, rounds = 8, options.pick(200, 2000)
+    num_steps = 8
+    rounds = options.pick(200, 2000)
     rate = 1 / num_steps  # Lemma 1: at most 1 / (L tau), of parabolas with L = 1
-    claims, rows = [], []
+    claims = []
+    rows = []
     for chance in (0.5, 0.9, 1.0):
-        below, cells = [], []
+        below = []
+        cells = []
         for seed in options.seeds_or(range(PAIRS)):
             mean, gain = parabolas(chance, rate, num_steps, rounds, seed)
             bound = gradient_bound(gain, rate, rounds, num_steps, variance=chance * (1 - chance))
@@ -101,8 +105,10 @@ def parabolas(
 
     Return the mean squared gradient of F over the rounds and F(x_0) - F(x_T).
     """
-    rng, start = np.random.default_rng(seed), 0.5
-    x, squares = start, []
+    rng = np.random.default_rng(seed)
+    start = 0.5
+    x = start
+    squares = []
     for _ in range(rounds):
         local = np.full(10, x)
         for _ in range(num_steps):

@@ -27,7 +27,8 @@ from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.core.tables import spread
 from flwr_hetero_studies.tasks import Examples, Settings, load_partition, open_node
 
-TAU_F, GAPS = 32, (16, 4, 1)
+TAU_F = 32
+GAPS = (16, 4, 1)
 """Steps of a fast node in a round, and of a slow one in the same time."""
 DECAYS = (0.6, 0.8)
 """Parts of a run after which the learning rate falls to a tenth."""
@@ -42,7 +43,8 @@ SHORT: dict[int, dict[str, Any]] = {
     10: {"batch-size": 4, "learning-rate": 0.03, "weight-decay": 1e-4, "model": "mlp"},
 }
 """Of the short form: as many batches in an epoch as in the paper, within a factor of 3."""
-EPOCHS, SHORT_EPOCHS = 100, 3
+EPOCHS = 100
+SHORT_EPOCHS = 3
 """Examples processed in a run, as a multiple of the data."""
 
 
@@ -123,7 +125,8 @@ def setting(options: Options, case: Case) -> dict[str, Any]:
 
 def _train(options: Options, case: Case, seed: int) -> dict[str, list[Any]]:
     shared = setting(options, case)
-    dataset, batch = options.dataset("images"), int(shared["batch-size"])
+    dataset = options.dataset("images")
+    batch = int(shared["batch-size"])
     num_examples = len(shared_examples(dataset, seed))
     rounds = case.rounds(num_examples / batch, options.pick(SHORT_EPOCHS, EPOCHS))
     config = {"dataset": dataset, "partition": "iid", "seed": seed, "num-server-rounds": rounds}
@@ -143,7 +146,8 @@ def _train(options: Options, case: Case, seed: int) -> dict[str, list[Any]]:
         strategy.gammas = case.gammas
     if case.high_loss_to_slow:
         strategy.shared = HighLossToSlow(num_examples, batch, 0.5, None, case.unified, seed)
-    settings, config = Settings.from_run_config(config | shared), config | shared
+    settings = Settings.from_run_config(config | shared)
+    config = config | shared
     every = max(1, rounds // 40)
     return emulate(shared_app(), settings, strategy, case.fleet, config, every=every)
 

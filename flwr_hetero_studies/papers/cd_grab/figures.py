@@ -67,7 +67,8 @@ def lower(runs: Runs, method: str, other: str = D_RR, name: str = "loss") -> Val
 
 def cells(curves: Sequence[Columns], digits: int = 4) -> list[str]:
     form = f".{digits}f"
-    losses, values = ends(curves, "loss"), ends(curves, "metric")
+    losses = ends(curves, "loss")
+    values = ends(curves, "metric")
     return [spread(losses.tolist(), ".5f", ".5f"), spread(values.tolist(), form, form)]
 
 
@@ -198,7 +199,8 @@ def figure_4(options: Options) -> Finding:
         for m, found in runs.items()
         for method, curves in found.items()
     ]
-    few, many = runs[fleets[0]], runs[fleets[-1]]
+    few = runs[fleets[0]]
+    many = runs[fleets[-1]]
     gains = {m: lower(own, CD_GRAB) for m, own in runs.items()}
     # section 5: without coordination orders err independently
     alone = [(lower(own, BAL) + lower(own, PAIR_BAL)) / 2 for own in (few, many)]
@@ -256,7 +258,8 @@ def figure_9(options: Options) -> Finding:
 
 
 def figure_12(options: Options) -> Finding:
-    low, high = 1e-3, 1e-2
+    low = 1e-3
+    high = 1e-2
     published = {(low, CD_GRAB): "0.65, 67.9 %", (low, D_RR): "0.70, 66.0 %",
                  (high, CD_GRAB): "0.89, 66.6 %", (high, D_RR): "1.04, 61.3 %"}  # fmt: skip
     task, settings = on_images(options)

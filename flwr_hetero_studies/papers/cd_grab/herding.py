@@ -133,7 +133,8 @@ class HerdingMeter(Wrapper):
             for reply in replies
             if HERDING in reply.content
         ]
-        self._bound, whole = None, [each for each in passes if each is not None]
+        self._bound = None
+        whole = [each for each in passes if each is not None]
         if whole and len(whole) == len(passes):
             self._bound = relative_herding(whole)
             self._seen.clear()
@@ -141,7 +142,8 @@ class HerdingMeter(Wrapper):
 
     def _add(self, node: str, record: Any) -> Vectors | None:
         """Keep what a node saw; return its last whole pass, if there is one."""
-        num_units, vectors = record[keys.NUM_UNITS], read_vectors(record, self.sketch_size)
+        num_units = record[keys.NUM_UNITS]
+        vectors = read_vectors(record, self.sketch_size)
         if node in self._seen:
             vectors = np.concatenate([self._seen[node], vectors])
         self._seen[node] = vectors[-num_units:]

@@ -16,7 +16,9 @@ from flwr_hetero_studies.papers.cd_grab.tasks import OrderTask, table
 from flwr_hetero_studies.papers.cd_grab.train import Schedule, train
 from flwr_hetero_studies.papers.cd_grab.vectors import slope
 
-LENGTHS, DIM, FAILURE = (64, 512, 4096), 16, 0.1
+LENGTHS = (64, 512, 4096)
+DIM = 16
+FAILURE = 0.1
 
 
 def walk_threshold(num_pairs: int, failure: float) -> float:
@@ -47,7 +49,8 @@ def walk_bound(num_pairs: int, dim: int, failure: float) -> float:
 
 
 def theorem_1(options: Options) -> Finding:
-    runs, found = options.pick(20, 100), {}
+    runs = options.pick(20, 100)
+    found = {}
     for seed in options.seeds_or(range(PAIRS)):
         rng = np.random.default_rng(seed)
         for n in LENGTHS:
@@ -94,7 +97,10 @@ class Stationary(OrderTask):
         return {"loss": float(sum(part.square().sum() for part in parts))}
 
 
-UNITS, EPOCHS, FLEETS, RATES = 32, (4, 8, 16), (1, 4, 8), (0.1, 0.3)
+UNITS = 32
+EPOCHS = (4, 8, 16)
+FLEETS = (1, 4, 8)
+RATES = (0.1, 0.3)
 
 
 def theorem_2(options: Options) -> Finding:

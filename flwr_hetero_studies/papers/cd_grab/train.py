@@ -86,7 +86,8 @@ class Gradients:
     """Gradients of units at the model's present parameters; a row of examples is a unit."""
 
     def __init__(self, task: OrderTask, model: nn.Module) -> None:
-        self.task, self.model = task, model
+        self.task = task
+        self.model = model
         self._vectorised = vmap(grad(self._loss), in_dims=(None, 0, 0), randomness="error")
 
     def _loss(self, params: Mapping[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:

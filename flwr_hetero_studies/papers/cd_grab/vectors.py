@@ -87,7 +87,8 @@ def figure_10(options: Options) -> Finding:
     return Finding(["order", *(f"{m} workers" for m in FLEETS)], rows, claims)
 
 
-NUMBERS, WORKERS = 1_070_000, 4
+NUMBERS = 1_070_000
+WORKERS = 4
 """Of the paper's LSTM, 4.1 MiB, on its four workers."""
 
 

@@ -12,7 +12,9 @@ from flwr_hetero.client.device import (
     transfer_time_s,
 )
 
-BYTES, BATCH, SAMPLES = 45e6, 32, 50_000
+BYTES = 45e6
+BATCH = 32
+SAMPLES = 50_000
 """Of ResNet-18, examples in a step, and those of CIFAR-10, on all devices together."""
 MBPS = (10, 50, 100, 200)
 SMALL_CNN_BYTES = 4 * 20_490
@@ -49,26 +51,32 @@ def costs(mbps: float, workers: int = 4) -> StepCosts:
 @lru_cache
 def resnet18_layers() -> tuple[tuple[float, float], ...]:
     """Return each layer's share of ResNet-18's work and of its bytes, first to last."""
-    found, inputs = [(9 * 3 * 64, 32)], 64
+    found = [(9 * 3 * 64, 32)]
+    inputs = 64
     for width, size in ((64, 32), (128, 16), (256, 8), (512, 4)):
         found += [(9 * before * width, size) for before in (inputs, width, width, width)]
         inputs = width
     found.append((512 * 10, 1))
-    work, weights = (sum(w * s**2 for w, s in found), sum(w for w, _ in found))
+    work = sum(w * s**2 for w, s in found)
+    weights = sum(w for w, _ in found)
     return tuple((w * s**2 / work, w / weights) for w, s in found)
 
 
 def overlapped_s(cost: StepCosts, layers: Sequence[tuple[float, float]] | None = None) -> float:
     """Return the seconds of a step whose transfers overlap with computing, as TicTac's do."""
     layers = resnet18_layers() if layers is None else layers
-    forward_s, backward_s = FORWARD_SHARE * cost.compute_s, (1 - FORWARD_SHARE) * cost.compute_s
-    now, arrives, starts = 0.0, [0.0] * len(layers), []
+    forward_s = FORWARD_SHARE * cost.compute_s
+    backward_s = (1 - FORWARD_SHARE) * cost.compute_s
+    now = 0.0
+    arrives = [0.0] * len(layers)
+    starts = []
     for _ in range(WARM):
         starts.append(now)
         # a layer's forward pass waits for its own gradient only
         for (work, _), arrived in zip(layers, arrives, strict=True):
             now = max(now, arrived) + work * forward_s
-        link, waiting = now, dict[int, float]()
+        link = now
+        waiting: dict[int, float] = {}
         for number in reversed(range(len(layers))):
             now += layers[number][0] * backward_s
             waiting[number] = now

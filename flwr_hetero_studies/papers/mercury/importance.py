@@ -20,12 +20,14 @@ FAST_LINKS = (1000, 10_000, 50_000, 100_000)
 """Mbit/s; the paper's data center has the last two."""
 MOMENTS = (0, 50, 100, 200)
 """Iterations after which importance is looked at."""
-MOST, FEW = 2000, 0.15
+MOST = 2000
+FEW = 0.15
 """Samples whose own gradients are taken, and the part of all that counts as a small portion."""
 
 
 def figure_2(options: Options) -> Finding:
-    rows, cut = [], {}
+    rows = []
+    cut = {}
     for mbps in (*MBPS, *FAST_LINKS):
         cost = costs(mbps)
         cut[mbps] = 1 - overlapped_s(cost) / (cost.compute_s + cost.exchange_s)
@@ -66,7 +68,8 @@ def figure_3(options: Options) -> Finding:
             shares = np.cumsum(losses) / losses.sum()
             parts = ((np.argmax(shares >= part) + 1) / len(samples) for part in (0.5, 0.9))
             found[-1].append((losses.mean(), *parts))
-    means, halves = np.mean(found, axis=0), np.array(found)[:, :, 1].T
+    means = np.mean(found, axis=0)
+    halves = np.array(found)[:, :, 1].T
     rows = [
         (moment, f"{mean:.3f}", f"{half:.1%}", f"{most:.1%}")
         for moment, (mean, half, most) in zip(MOMENTS, means, strict=True)
@@ -87,7 +90,8 @@ def figure_4(options: Options) -> Finding:
     for seed in options.seeds_or(range(PAIRS)):
         training, samples = trained(options, MOMENTS[-1], seed)
         samples = samples[:MOST]
-        losses, norms = training.all_losses(samples), gradient_norms(training, samples)
+        losses = training.all_losses(samples)
+        norms = gradient_norms(training, samples)
         ways = {"random": np.full(len(samples), 1.0 / len(samples))}
         ways |= {"by loss (the paper)": algorithm.mixed_probs(losses, 0.0)}
         ways |= {"by gradient norm (Eq. 4)": algorithm.mixed_probs(norms, 0.0)}
@@ -154,7 +158,8 @@ def figure_6(options: Options) -> Finding:
                 if step in moves:
                     moves[step].append(np.abs(ranks(training.all_losses(samples)) - first))
         found.append([np.mean([(e < below).mean() for e in moves[step]]) for step, below in keys])
-    rows, claims = [], []
+    rows = []
+    claims = []
     # ten iterations are a fortieth of an epoch of CIFAR-10, a fifth of one of the digits
     for (step, below), shares in zip(keys, np.transpose(found), strict=True):
         paper = CHANGES.get((step, below))
@@ -166,7 +171,9 @@ def figure_6(options: Options) -> Finding:
     return Finding(head, rows, claims)
 
 
-SIZES, LEVELS, BATCH = (4, 10, 6, 20, 8), (1.0, 8.0, 0.5, 2.5, 4.0), 8
+SIZES = (4, 10, 6, 20, 8)
+LEVELS = (1.0, 8.0, 0.5, 2.5, 4.0)
+BATCH = 8
 """Groups, their mean gradients, and the batch, in which the estimators are compared."""
 ERRORS = 4
 """Standard errors that a mean may be off by chance."""
@@ -226,7 +233,8 @@ def least_gradient(options: Options, length: int, seed: int) -> float:
     small = cell(options, "images").task
     task = replace(small, model="softmax", optimizer="sgd", rate=1 / sqrt(length))
     method = replace(RANDOM, sampling="paper", share=1.0)
-    training, least = Training(task, method, costs(100), seed), np.inf
+    training = Training(task, method, costs(100), seed)
+    least = np.inf
     params = list(training.model.parameters())
     for step in range(length):
         training.advance()

@@ -11,7 +11,8 @@ from flwr_hetero_studies.papers.mercury.training import Runs, TrainedRun
 
 BELOW = (0.0025, 0.005, 0.01)
 """Targets: accuracy below the plateau of standard SGD; a gain is the geometric mean of three."""
-PLATEAU, WINDOW = 0.2, 5
+PLATEAU = 0.2
+WINDOW = 5
 """Last part of a run, its plateau; evaluations averaged before a crossing is looked for."""
 
 
@@ -47,7 +48,8 @@ def jackknife(measure: Callable[..., float], *groups: Runs) -> NDArray[np.float6
 
     A seed alone has a test accuracy in steps of a third of a point, too coarse for a crossing.
     """
-    count, whole = len(groups[0]), measure(*map(mean_of, groups))
+    count = len(groups[0])
+    whole = measure(*map(mean_of, groups))
     if count == 1:
         return np.array([whole])
     rest = [measure(*(mean_of(g[:n] + g[n + 1 :]) for g in groups)) for n in range(count)]

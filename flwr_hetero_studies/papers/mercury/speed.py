@@ -49,7 +49,8 @@ FIXED_BY_LINK = dict(zip(MBPS, (3.43, 3.38, 3.33, 3.25), strict=True))
 BY_ALPHA = {10.0: 2.75, 1.0: 2.5, 0.5: 2.41}
 NOISE = 0.1
 """By so much bandwidth varies on the paper's testbed."""
-EARLY, LATE = 0.1, 0.005
+EARLY = 0.1
+LATE = 0.005
 """Accuracy below the plateau that counts as the early stage, and as the end."""
 KEPT = 0.8
 """Part of the speedup that more devices must keep for it to be maintained."""
@@ -61,7 +62,8 @@ GROUPWISE = Sampling("paper", share=1 / 16, is_hidden=False)
 
 def on_link(runs: Runs, mbps: float, workers: int = 4) -> Runs:
     """Give trainings without scoring the clock of another link."""
-    cost, found = costs(mbps, workers), []
+    cost = costs(mbps, workers)
+    found = []
     for run in runs:
         counts = zip(run.steps, run.exchanges, strict=True)
         seconds = [s * cost.compute_s + e * cost.exchange_s for s, e in counts]
@@ -75,7 +77,8 @@ def step_s(runs: Runs) -> float:
 
 def figure_11(options: Options) -> Finding:
     kinds = list(PUBLISHED) if options.fast or not options.data else ["images"]
-    rows, claims = [], []
+    rows = []
+    claims = []
     tictacs = [
         (costs(mbps).compute_s + costs(mbps).exchange_s) / overlapped_s(costs(mbps))
         for mbps in MBPS
@@ -83,7 +86,8 @@ def figure_11(options: Options) -> Finding:
     for kind in kinds:
         task = cell(options, kind)
         options.say(f"{kind}: {task.task.dataset}")
-        base, adacomm = task.train(RANDOM), task.train(ADACOMM)
+        base = task.train(RANDOM)
+        adacomm = task.train(ADACOMM)
         found: dict[int, tuple[Values, Values]] = {}
         for mbps, tictac in zip(MBPS, tictacs, strict=True):
             standard = on_link(base, mbps)
@@ -121,7 +125,8 @@ def uncompromised(base: Runs, runs: Runs) -> Claim:
 
 
 def figure_12(options: Options) -> Finding:
-    task, one_s = cell(options, "images"), overlapped_s(costs(100))
+    task = cell(options, "images")
+    one_s = overlapped_s(costs(100))
     base, adacomm, mercury = (task.train(method) for method in (RANDOM, ADACOMM, MERCURY))
     # TicTac by its own clock; the accuracy is that of plain SGD
     tictac = [run._replace(seconds=[n * one_s for n in run.exchanges]) for run in base]
@@ -161,7 +166,8 @@ def compare(
     task = cell(options, "images")
     runs = {name: task.train(method) for name, method in methods.items()}
     (_, base), (name, _) = runs.items()
-    rows, wanted = [], published[0] - 1
+    rows = []
+    wanted = published[0] - 1
     for (each, run), (steps, speed) in zip(runs.items(), ((1, 1), published), strict=True):
         in_steps, faster = (gains(base, run, what) for what in ("steps", "seconds"))
         rows.append((each, written(typical(in_steps)), written(typical(faster)),
@@ -203,7 +209,8 @@ RESHARDING = {
 def figure_14(options: Options) -> Finding:
     iid = cell(options, "images")
     splits = {"IID": iid, "Dirichlet 0.5": iid.changed(alpha=0.5)}
-    rows, ends = [], []
+    rows = []
+    ends = []
     for name, (which, share, paper) in RESHARDING.items():
         method = replace(MERCURY, resharding=which, reshard_share=share)
         runs = [task.train(method) for task in splits.values()]
@@ -224,14 +231,18 @@ def figure_16(options: Options) -> Finding:
     if options.fast:
         # chance in a run of 300 steps is larger than what adaptation changes
         task = task.changed(num_steps=1000)
-    base, rows, claims = task.train(RANDOM), [], []
+    base = task.train(RANDOM)
+    rows = []
+    claims = []
     for mbps in MBPS:
-        standard, cost = on_link(base, mbps), costs(mbps)
+        standard = on_link(base, mbps)
+        cost = costs(mbps)
         # the same seeds, and so the same bandwidths, with and without
         noisy = replace(MERCURY, bandwidth_noise=NOISE)
         runs = [task.train(replace(noisy, is_adaptive=on), cost) for on in (True, False)]
         faster = [gains(standard, run) for run in runs]
-        paper, both = BY_LINK[mbps] / FIXED_BY_LINK[mbps], [written(typical(x)) for x in faster]
+        paper = BY_LINK[mbps] / FIXED_BY_LINK[mbps]
+        both = [written(typical(x)) for x in faster]
         rows.append((mbps, ", ".join(f"{step_s(run):.2f}" for run in runs), ", ".join(both),
                      f"{BY_LINK[mbps]:.2f}x, {FIXED_BY_LINK[mbps]:.2f}x"))  # fmt: skip
         drop = 100 * (gains(runs[1], runs[0]) - 1)
@@ -242,7 +253,8 @@ def figure_16(options: Options) -> Finding:
 
 
 def figure_17(options: Options) -> Finding:
-    rows, found = [], dict[tuple[int, int], Values]()
+    rows = []
+    found: dict[tuple[int, int], Values] = {}
     links = options.pick((MBPS[0], MBPS[-1]), MBPS)
     for workers in (4, 8, 12):
         task = cell(options, "images").changed(workers=workers)
@@ -269,10 +281,12 @@ def figure_17(options: Options) -> Finding:
 
 
 def figure_18(options: Options) -> Finding:
-    faster, rows = {}, []
+    faster = {}
+    rows = []
     for alpha, published in BY_ALPHA.items():
         task = cell(options, "images").changed(workers=12, alpha=alpha)
-        base, run = task.train(RANDOM), task.train(GROUPWISE)
+        base = task.train(RANDOM)
+        run = task.train(GROUPWISE)
         faster[f"{alpha:g}:"] = gains(base, run, "steps")
         cells = end_of(base), end_of(run), written(typical(faster[f"{alpha:g}:"]))
         rows.append((alpha, *cells, f"{published:.2f}x"))
@@ -308,14 +322,18 @@ CONDITIONS: dict[str, tuple[Change, Change, Change]] = {
 
 
 def section_6_2(options: Options) -> Finding:
-    cost, rows, claims = costs(10), list[tuple[str, ...]](), list[Claim]()
+    cost = costs(10)
+    rows: list[tuple[str, ...]] = []
+    claims: list[Claim] = []
     bases: dict[str, Runs] = {}
     for name, (of_task, of_base, of_run) in CONDITIONS.items():
         options.say(name)
-        task, key = cell(options, "images").changed(**of_task), f"{of_task} {of_base}"
+        task = cell(options, "images").changed(**of_task)
+        key = f"{of_task} {of_base}"
         if key not in bases:
             bases[key] = task.train(replace(RANDOM, **of_base), cost)
-        base, run = bases[key], task.train(replace(MERCURY, **of_run), cost)
+        base = bases[key]
+        run = task.train(replace(MERCURY, **of_run), cost)
         fewer = gains(base, run, "steps")
         # the paper's own setting decides
         if not rows:

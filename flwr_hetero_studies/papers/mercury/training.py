@@ -31,7 +31,8 @@ from flwr_hetero_studies.tasks.partitions import partition_rows
 from flwr_hetero_studies.tasks.training import pick_device
 
 Rows = NDArray[np.int64]
-FIRST_STEPS, ADAPT_EVERY = 2, 10
+FIRST_STEPS = 2
+ADAPT_EVERY = 10
 """AdaComm: local steps at first, and exchanges until they are adapted. The paper gives neither. At
 2 an exchange for two steps bounds its gain by 2, and the paper finds at most 1.88."""
 RESHARD_TIMES = 20
@@ -84,7 +85,9 @@ class Sampling:
     """Whether local steps become fewer as the loss falls (AdaComm)."""
 
 
-RANDOM, MERCURY, FLAT = Sampling(), Sampling("paper"), Sampling("flat")
+RANDOM = Sampling()
+MERCURY = Sampling("paper")
+FLAT = Sampling("flat")
 ADACOMM = Sampling(local_steps=FIRST_STEPS, adapts_steps=True)
 
 
@@ -129,10 +132,13 @@ class Training:
     """Devices with equal say that train one model (Eq. 1)."""
 
     def __init__(self, task: Workload, method: Sampling, cost: StepCosts, seed: int) -> None:
-        self.task, self.method, self.cost = task, method, cost
+        self.task = task
+        self.method = method
+        self.cost = cost
         where = pick_device("auto")
         # the data are in random order already
-        every, first = load_partition(task.dataset, 0, 1), slice(task.rows)
+        every = load_partition(task.dataset, 0, 1)
+        first = slice(task.rows)
         part = replace(every, inputs=every.inputs[first], targets=every.targets[first])
         self.examples = part.to(where)
         self.test = load_test(task.dataset).to(where)
@@ -151,13 +157,20 @@ class Training:
             make(model.parameters(), lr=task.rate) for model in self.models
         ]
         # a stream each, so that noise does not change who moves
-        self.rng, self.noise = np.random.default_rng([seed, 1]), np.random.default_rng([seed, 2])
-        self.local_steps, self.exchanges, self.first_loss = method.local_steps, 0, 0.0
+        self.rng = np.random.default_rng([seed, 1])
+        self.noise = np.random.default_rng([seed, 2])
+        self.local_steps = method.local_steps
+        self.exchanges = 0
+        self.first_loss = 0.0
         self.learns = method.sampling in ("paper", "flat")
 
     def run(self) -> TrainedRun:
         """Train, and measure the model on the test examples from time to time."""
-        task, steps, seconds, moved, points = self.task, 0, 0.0, 0, list[tuple[float, ...]]()
+        task = self.task
+        steps = 0
+        seconds = 0.0
+        moved = 0
+        points: list[tuple[float, ...]] = []
         part = max(1, task.num_steps // RESHARD_TIMES)
         for mark in np.linspace(0, task.num_steps, task.evaluations + 1)[1:].astype(int).tolist():
             while steps < mark:
@@ -167,7 +180,8 @@ class Training:
                 taken, took_s = self.advance()
                 if self.method.resharding and (steps + taken) // part > steps // part:
                     moved += self.reshard()
-                steps, seconds = steps + taken, seconds + took_s
+                steps = steps + taken
+                seconds = seconds + took_s
             accuracy = evaluate(self.model, self.test, device="auto")[1]
             points.append((steps, self.exchanges, seconds, accuracy))
         spent = (list(column) for column in zip(*points, strict=True))
@@ -175,7 +189,9 @@ class Training:
 
     def advance(self) -> tuple[int, float]:
         """Train until gradients or models were exchanged; return steps and seconds."""
-        method, taken, noise = self.method, self.local_steps, 1.0
+        method = self.method
+        taken = self.local_steps
+        noise = 1.0
         if method.bandwidth_noise:
             noise = max(0.1, 1 + method.bandwidth_noise * float(self.noise.standard_normal()))
         cost = StepCosts(self.cost.compute_s, self.cost.exchange_s * noise, self.cost.score_all_s)
@@ -268,7 +284,8 @@ class Training:
             offers[str(number)] = offer(values, groups, count, self.rng).tolist()
         swaps = match(offers, self.rng)
         for (one, i), (other, j) in swaps:
-            a, b = self.workers[int(one)], self.workers[int(other)]
+            a = self.workers[int(one)]
+            b = self.workers[int(other)]
             # scores stay behind: the new device has not seen the sample
             a.rows[i], b.rows[j] = b.rows[j], a.rows[i]
             for worker, slot in ((a, i), (b, j)):
@@ -286,7 +303,8 @@ class SeededTask:
     def train(self, method: Sampling, cost: StepCosts | None = None) -> "Runs":
         task = self.task
         if method.adapts_steps:
-            steps, evaluations = LONGER * task.num_steps, LONGER * task.evaluations
+            steps = LONGER * task.num_steps
+            evaluations = LONGER * task.evaluations
             task = replace(task, num_steps=steps, evaluations=evaluations)
         cost = cost or costs(100, task.workers)
         return [Training(task, method, cost, seed).run() for seed in self.seeds]

@@ -31,7 +31,9 @@ from flwr_hetero_studies.papers.tifl.runs import (
 )
 
 MNIST_CPUS = (2.0, 1.0, 0.75, 0.5, 0.25)
-UNIFORM, SLOW, FAST = "uniform", "slow", "fast"
+UNIFORM = "uniform"
+SLOW = "slow"
+FAST = "fast"
 STATIC = (VANILLA, SLOW, UNIFORM, "random", FAST)
 COMBINED = {"partition": "quantity-classes", "classes-per-node": 5}
 QUANTITY = {"partition": "quantity"}
@@ -73,8 +75,10 @@ def alike(
 
 
 def same_time(text: str, published: str, ratios: Values) -> Claim:
-    least, most = np.min(ratios), np.max(ratios)
-    here, holds = f"{least:.2f} to {most:.2f} of it", least >= 0.9 and most <= 1.1
+    least = np.min(ratios)
+    most = np.max(ratios)
+    here = f"{least:.2f} to {most:.2f} of it"
+    holds = least >= 0.9 and most <= 1.1
     # the emulated time of a node is that of its examples, whatever their classes
     return made(f"{text} (each policy within 10 %)", published, here, holds)
 
@@ -125,7 +129,8 @@ def figure_3b(options: Options) -> Finding:
 def figure_4(options: Options) -> Finding:
     plans = {f"non-IID({n})": Plan(partition=classes(n)) for n in options.pick(LEVELS[:1], LEVELS)}
     found = compare(options, plans | {"IID": Plan()}, STATIC)
-    iid, two = found["IID"], found["non-IID(2)"]
+    iid = found["IID"]
+    two = found["non-IID(2)"]
     ratios = [speed({**one, "IID": iid[n]}, n, "IID") for one in found.values() for n in STATIC]
     lost = {name: np.subtract(iid[name].accuracy, two[name].accuracy) for name in STATIC}
     even, biased = (

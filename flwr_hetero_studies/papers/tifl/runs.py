@@ -19,12 +19,15 @@ from flwr_hetero_studies.tasks import Settings, evaluate_node, profile_node, tra
 
 CIFAR_CPUS = (4.0, 2.0, 1.0, 0.5, 0.1)
 EQUAL_CPUS = (2.0,)
-SPREAD, JITTER = 0.05, 0.03
+SPREAD = 0.05
+JITTER = 0.03
 """Standard deviations of the logarithm of a device's speed, and of its time from round to round:
 real devices have both, and without the first equal ones could not be sorted into tiers."""
-ADAPTIVE, CAPPED = "adaptive", "adaptive, credits"
+ADAPTIVE = "adaptive"
+CAPPED = "adaptive, credits"
 """The paper's Algorithm 2: without a limit of credits, and with half as many from tier to tier."""
-SHORT_MODEL, MODELS = "cnn", "flwr_hetero_studies.papers.tifl.models"
+SHORT_MODEL = "cnn"
+MODELS = "flwr_hetero_studies.papers.tifl.models"
 PAPER: dict[str, Any] = {"optimizer": "rmsprop", "learning-rate": 0.001, "lr-decay": 0.995,
                          "batch-size": 10}  # fmt: skip
 """With the paper's 0.01, RMSprop without state in each round leaves the models at chance."""

@@ -40,7 +40,8 @@ STUDY_CPUS = (4.0, 2.0, 1.0, 1 / 3, 1 / 5)
 def figure_1a(options: Options) -> Finding:
     amounts = options.pick((100, 200, 500, 1000), (500, 1000, 2000, 5000))
     dataset = options.dataset("images")
-    examples, shape = load_partition(dataset, 0, 1), data_shape(dataset)
+    examples = load_partition(dataset, 0, 1)
+    shape = data_shape(dataset)
     model = make_model(options.pick("cnn", f"{MODELS}:cifar_cnn"), *shape)
     taken = []
     for amount in (amounts[0], *amounts):  # the first is for the warm-up
@@ -49,7 +50,8 @@ def figure_1a(options: Options) -> Finding:
         start_s = time.process_time()
         train_steps(model, part, sampler, num_steps=len(sampler), lr=0.001)
         taken.append(time.process_time() - start_s)
-    ratio, more = taken[-1] / taken[1], amounts[-1] / amounts[0]
+    ratio = taken[-1] / taken[1]
+    more = amounts[-1] / amounts[0]
     text = f"{more:g} times the data take near-linearly more time (factor of 0.8 to 1.25 of linear)"
     # as many batches as data, one after another
     claim = made(text, f"{more:g}x", f"{ratio:.1f}x", 0.8 <= ratio / more <= 1.25)
@@ -69,7 +71,10 @@ def table_1(options: Options) -> Finding:
 
 
 def table_2(options: Options) -> Finding:
-    rounds, seeds, rows, claims = 500, options.seeds_or(range(PAIRS)), [], []
+    rounds = 500
+    seeds = options.seeds_or(range(PAIRS))
+    rows = []
+    claims = []
     for policy, (paper_est, paper_act, paper_mape) in TABLE_2.items():
         options.say(policy)
         found = np.array([tier_times(policy, rounds, seed) for seed in seeds])
@@ -121,7 +126,8 @@ def mape(estimate: float, actual: float) -> float:
 
 def equation_3(options: Options) -> Finding:
     rounds = options.pick(500, 5000)
-    found, rows = [], []
+    found = []
+    rows = []
     for selected in (1, 2, 5, 10, 20):
         timed = RoundTimes(idle_strategy(VANILLA, options.seed, selected))
         start(timed, rounds, options.seed)
@@ -130,7 +136,8 @@ def equation_3(options: Options) -> Finding:
         found.append((delayed, straggler_chance(*level), straggler_bound(*level)))
         rows.append((selected, *(f"{value:.3f}" for value in found[-1])))
     share, exact, bound = np.array(found).T
-    errors, allowed = abs(share - exact), 4 * np.sqrt(exact * (1 - exact) / rounds)
+    errors = abs(share - exact)
+    allowed = 4 * np.sqrt(exact * (1 - exact) / rounds)
     above = min(exact[1:] - bound[1:])
     claims = [
         fact("Eq. 3 gives the share of rounds that a slowest client delays (within 4 standard "
