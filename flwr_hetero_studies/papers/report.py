@@ -13,7 +13,7 @@ from flwr_hetero_studies.core.tables import fill, table
 from flwr_hetero_studies.papers.cases import FULL, HERE, find, folder_of
 
 HEAD = ("figure", *CLAIMS)
-STUDIED = ("cd-grab", "pgd")
+STUDIED = ("cd-grab",)
 """Papers with a study of their own, which writes their page."""
 Record = Mapping[tuple[str, str], Line]
 """A line per experiment, by paper and name."""

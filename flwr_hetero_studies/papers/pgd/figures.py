@@ -284,7 +284,7 @@ def step_length(options: Options) -> Finding:
 
 
 COSTS = {"mlp": (3.4e-5, 238_510), "cnn": (2.6e-4, 8490)}
-"""Seconds per example of a PGD step on one core, as the study pgd measures, and parameters."""
+"""Seconds per example of a PGD step on one core, as in the table of the page, and parameters."""
 PER_STEP = 1200
 """Examples of a step of all workers: 2 % of 60,000 images."""
 LINKS = (10_000.0, 1000.0)
