@@ -22,7 +22,7 @@ from flwr_hetero_studies.papers.cd_grab.train import Schedule, train
 Runs: TypeAlias = dict[str, list[Columns]]
 """Method to a curve per seed."""
 LAST = 3
-"""Epochs at the end whose mean is a result."""
+"""A result is the mean of so many epochs at the end."""
 MOSTLY = 0.9
 """Share of the epochs in which a curve lies below another to be consistently below."""
 METRICS = {"accuracy": (4, True), "perplexity": (2, False), "smape": (4, False)}
@@ -32,7 +32,7 @@ SMOOTHER = 0.8
 
 
 IMAGE_GRID = (1e-2, 5e-3, 1e-3, 5e-4, 1e-4)
-"""Of appendix D.1.3; that of each other task is where it is run (D.1.1, D.2.1)."""
+"""Rates of appendix D.1.3; those of other tasks (D.1.1, D.2.1) stand in their figures."""
 
 
 def race(options: Options, task: OrderTask, settings: Schedule, methods: Sequence[str]) -> Runs:
@@ -48,12 +48,12 @@ def race(options: Options, task: OrderTask, settings: Schedule, methods: Sequenc
 def tuned(options: Options, task: OrderTask, settings: Schedule, grid: Sequence[float]) -> Schedule:
     """Give all orders the rate at which D-RR, with the first seed, tests best (D.1.1, D.3)."""
     _, more_is_better = METRICS[task.metric]
-    found = {}
+    scores = {}
     for lr in grid:
         options.say(f"D-RR at {lr:g}")
         (value,) = ends([train(task, replace(settings, lr=lr), D_RR, options.seed)], "metric")
-        found[lr] = value if more_is_better else -value
-    return replace(settings, lr=max(grid, key=lambda lr: np.nan_to_num(found[lr], nan=-np.inf)))
+        scores[lr] = np.nan_to_num(value if more_is_better else -value, nan=-np.inf)
+    return replace(settings, lr=max(grid, key=scores.__getitem__))
 
 
 def ends(curves: Sequence[Columns], name: str) -> Values:
@@ -78,7 +78,7 @@ def jumps(curves: Sequence[Columns]) -> Values:
 
 
 class Published(NamedTuple):
-    """What the paper's plots end at: loss and metric, with CD-GraB and with D-RR."""
+    """The ends of the paper's curves: loss and metric, with CD-GraB and with D-RR."""
 
     loss: tuple[float, float]
     metric: tuple[float, float]
@@ -92,15 +92,18 @@ def against_reshuffling(
     published: Published,
     is_smooth: bool = True,
 ) -> Finding:
-    """``is_smooth``: whether the loss has bent before the later half, so that jumps are told."""
+    """Compare CD-GraB with D-RR; jumps are only judged if ``is_smooth``.
+
+    The loss must have bent before the later half of the run: the bend would count as jumps.
+    """
     settings = tuned(options, task, settings, grid)
     runs = race(options, task, settings, (CD_GRAB, D_RR))
     digits, more_is_better = METRICS[task.metric]
     rows = []
     for (method, curves), loss, value in zip(runs.items(), *published, strict=True):
-        own_loss, own_value = cells(curves, digits)
-        own = f"{1e3 * jumps(curves).mean():.3f}"
-        rows.append([method, f"{settings.lr:g}", own_loss, loss, own_value, value, own])
+        our_loss, our_value = cells(curves, digits)
+        unsteady = f"{1e3 * jumps(curves).mean():.3f}"
+        rows.append([method, f"{settings.lr:g}", our_loss, loss, our_value, value, unsteady])
     better = ends(runs[CD_GRAB], "metric") - ends(runs[D_RR], "metric")
     pairs = zip(runs[CD_GRAB], runs[D_RR], strict=True)
     # from the first learnt order on
@@ -180,7 +183,7 @@ def on_images(options: Options) -> tuple[OrderTask, Schedule]:
 def by_workers(
     options: Options, fleets: Sequence[int], methods: Sequence[str], epochs: int = 0
 ) -> tuple[float, dict[int, Runs]]:
-    """Return the rate of all, which D-RR's does not depend on the workers, and the runs."""
+    """Return the rate, which does not depend on the workers as it is D-RR's, and the runs."""
     task, settings = on_images(options)
     settings = tuned(options, task, settings, IMAGE_GRID)
     settings = replace(settings, epochs=epochs or settings.epochs)
