@@ -187,8 +187,8 @@ def by_workers(
     task, settings = on_images(options)
     settings = tuned(options, task, settings, IMAGE_GRID)
     settings = replace(settings, epochs=epochs or settings.epochs)
-    found = {m: race(options, task, replace(settings, workers=m), methods) for m in fleets}
-    return settings.lr, found
+    runs = {m: race(options, task, replace(settings, workers=m), methods) for m in fleets}
+    return settings.lr, runs
 
 
 def figure_4(options: Options) -> Finding:
@@ -199,16 +199,17 @@ def figure_4(options: Options) -> Finding:
                  (64, BAL): "near D-RR", (64, PAIR_BAL): "near D-RR"}  # fmt: skip
     rows = [
         [m, f"{lr:g}", method, *cells(curves), published.get((m, method), "")]
-        for m, found in runs.items()
-        for method, curves in found.items()
+        for m, runs_of_fleet in runs.items()
+        for method, curves in runs_of_fleet.items()
     ]
     few = runs[fleets[0]]
     many = runs[fleets[-1]]
-    gains = {m: lower(own, CD_GRAB) for m, own in runs.items()}
+    gains = {m: lower(runs_of_fleet, CD_GRAB) for m, runs_of_fleet in runs.items()}
     # section 5: without coordination orders err independently
-    alone = [(lower(own, BAL) + lower(own, PAIR_BAL)) / 2 for own in (few, many)]
+    alone = [(lower(fleet, BAL) + lower(fleet, PAIR_BAL)) / 2 for fleet in (few, many)]
     leads = [
-        np.minimum(lower(own, CD_GRAB, BAL), lower(own, CD_GRAB, PAIR_BAL)) for own in (few, many)
+        np.minimum(lower(fleet, CD_GRAB, BAL), lower(fleet, CD_GRAB, PAIR_BAL))
+        for fleet in (few, many)
     ]
     claims = [
         higher("CD-GraB's training loss is below D-RR's with any number of workers", "yes",
@@ -226,8 +227,8 @@ def figure_4(options: Options) -> Finding:
 
 def appendix_b4(options: Options) -> Finding:
     names = {PAIR_BAL: "GraB by PairBalance", BAL: "GraB by Balance", D_RR: "random reshuffling"}
-    lr, found = by_workers(options, (1,), tuple(names))
-    runs = found[1]
+    lr, by_fleet = by_workers(options, (1,), tuple(names))
+    runs = by_fleet[1]
     claims = [
         higher("both outperform reshuffling: less training loss at the end", "yes",
                lower(runs, PAIR_BAL), lower(runs, BAL), unit=" %"),
@@ -241,7 +242,7 @@ def appendix_b4(options: Options) -> Finding:
 def figure_9(options: Options) -> Finding:
     fleets = options.pick((4, 64), (4, 8, 16, 32, 64))
     _, runs = by_workers(options, fleets, ALL[:4], options.pick(12, 100))
-    bounds = [{x: ends(found[x], "herding") for x in ALL[:4]} for found in runs.values()]
+    bounds = [{x: ends(fleet[x], "herding") for x in ALL[:4]} for fleet in runs.values()]
     published = {CD_GRAB: "95 at any", PAIR_BAL: "100 at 4, 115 at 64",
                  BAL: "100 at 4, 115 at 64", D_RR: "115 at any"}  # fmt: skip
     rows = [[x, *(f"{bound[x].mean():.1f}" for bound in bounds), published[x]] for x in ALL[:4]]
@@ -271,10 +272,10 @@ def figure_12(options: Options) -> Finding:
     }
     rows = [
         [f"{lr:g}", method, *cells(curves), published[lr, method]]
-        for lr, found in runs.items()
-        for method, curves in found.items()
+        for lr, at_rate in runs.items()
+        for method, curves in at_rate.items()
     ]
-    gains = {lr: lower(own, CD_GRAB) for lr, own in runs.items()}
+    gains = {lr: lower(at_rate, CD_GRAB) for lr, at_rate in runs.items()}
     right = {method: 100 * ends(curves, "metric") for method, curves in runs[high].items()}
     claims = [
         higher("at 1e-3 CD-GraB's training loss is below D-RR's", "0.65 < 0.70", gains[low],

@@ -85,7 +85,7 @@ def given(
     return OrderTask(
         first(whole, min(len(whole), num_units * per_unit) // per_unit * per_unit),
         first(test, num_tests),
-        lambda own: make_model(model, *shape, own),
+        lambda seed: make_model(model, *shape, seed),
         per_unit=per_unit,
         metric=metric,
         vectorised=model != "lstm-lm",

@@ -54,18 +54,18 @@ def walk_bound(num_pairs: int, dim: int, failure: float) -> float:
 def furthest_sums(num_walks: int, seed: int) -> Vector:
     """Return the largest number of the sums of walks: (lengths, walks, 2), random and greedy."""
     rng = np.random.default_rng(seed)
-    found = np.empty((len(LENGTHS), num_walks, 2))
-    for place in np.ndindex(found.shape[:2]):
+    furthest = np.empty((len(LENGTHS), num_walks, 2))
+    for place in np.ndindex(furthest.shape[:2]):
         length = LENGTHS[place[0]]
         diffs = rng.normal(size=(length, DIM))
         diffs /= np.linalg.norm(diffs, axis=1, keepdims=True)
         walk = walk_balance(np.zeros(DIM), diffs, walk_threshold(length, FAILURE), rng)[1]
         greedy = pair_balance(np.zeros(DIM), diffs)[1]
         # over all prefixes
-        found[place] = [
+        furthest[place] = [
             np.abs(np.cumsum(signs[:, None] * diffs, axis=0)).max() for signs in (walk, greedy)
         ]
-    return found
+    return furthest
 
 
 def theorem_1(options: Options) -> Finding:

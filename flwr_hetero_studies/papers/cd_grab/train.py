@@ -101,15 +101,15 @@ class Gradients:
         params = {name: p.detach() for name, p in self.model.named_parameters()}
         # the only attention with vectorised gradients
         with sdpa_kernel(SDPBackend.MATH):
-            found = self._vectorised(params, *self.task.train.take(rows))
-        return torch.cat([found[name].flatten(1) for name in params], dim=1)
+            gradients = self._vectorised(params, *self.task.train.take(rows))
+        return torch.cat([gradients[name].flatten(1) for name in params], dim=1)
 
     def mean(self, rows: Units) -> Tensor:
         """Differentiate the mean of the units' losses: (dim,)."""
         inputs, targets = (part.flatten(0, 1) for part in self.task.train.take(rows))
         params = dict(self.model.named_parameters())
-        found = torch.autograd.grad(self._loss(params, inputs, targets), list(params.values()))
-        return torch.cat([part.flatten() for part in found])
+        loss = self._loss(params, inputs, targets)
+        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(params.values()))])
 
 
 def fill_gradients(model: nn.Module, gradient: Tensor) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from flwr_hetero import keys
 from flwr_hetero.client.timing import read_pace
-from flwr_hetero.errors import check_count, check_number, invalid
+from flwr_hetero.errors import invalid
 from flwr_hetero.mercury.resharding import NodeShard, offer, pack, unpack
 from flwr_hetero.mercury.sampler import ESTIMATORS
 from flwr_hetero.mercury.scoring import collect_hidden, score_hidden
@@ -50,9 +50,6 @@ class MercurySettings(Settings):
         if self.resharding == "importance" and self.sampling == "uniform":
             rule = "go with a sampling that finds out importance"
             raise invalid("resharding", self.resharding, rule, "use random with uniform sampling")
-        check_count("local-steps", self.local_steps)
-        check_number("reshard-share", self.reshard_share, "(0, 1]")
-        check_count("reshard-budget", self.reshard_budget, 1)
 
     def strategy(self) -> Strategy:
         """Make FedAvg, with resharding around it where it is asked for."""

@@ -12,8 +12,9 @@ from flwr_hetero_studies.papers.mercury.training import Runs, TrainedRun
 BELOW = (0.0025, 0.005, 0.01)
 """Targets: accuracy below the plateau of standard SGD; a gain is the geometric mean of three."""
 PLATEAU = 0.2
+"""The plateau is the last part of a run."""
 WINDOW = 5
-"""Last part of a run, its plateau; evaluations averaged before a crossing is looked for."""
+"""Evaluations that are averaged before a crossing is looked for."""
 
 
 def smooth(run: TrainedRun) -> curves.Vector:
@@ -81,3 +82,8 @@ def written(ratio: float) -> str:
 
 def end_of(runs: Runs) -> str:
     return f"{plateaus(runs).mean():.2f} %"
+
+
+def step_s(runs: Runs) -> float:
+    """Return the mean seconds of a step."""
+    return sum(run.seconds[-1] / run.steps[-1] for run in runs) / len(runs)

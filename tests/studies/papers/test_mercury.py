@@ -133,7 +133,7 @@ def test_an_experiment_has_rows_and_claims(run, tiny):
 def test_the_way_that_takes_longer_is_not_called_faster(tiny):
     hidden = Sampling("paper", share=0.1)
     methods = {"hidden": hidden, "not hidden": replace(hidden, is_hidden=False)}
-    assert speed.compare(tiny, methods, (1.0, 2.0)).claims[-1].verdict == "not reproduced"
+    assert speed.compare(tiny, methods, 1.0, 2.0).claims[-1].verdict == "not reproduced"
 
 
 @pytest.mark.parametrize(("name", "is_biased"), [("paper", True), ("package", False)])
