@@ -33,15 +33,15 @@ def load(paper: str) -> tuple[Experiment, ...]:
     """Read the experiments of a paper, in the order of its figures and tables."""
     folder = folder_of(paper)
     table = tomllib.loads((HERE / folder / "experiments.toml").read_text(encoding="utf-8"))
-    words: dict[str, str] = {}
-    for name, phrase in table["words"].items():
+    phrases: dict[str, str] = {}
+    for name, phrase in table["phrases"].items():
         # a phrase may contain the phrases above it
-        words[name] = phrase.format(**words)
+        phrases[name] = phrase.format(**phrases)
     experiments = []
     for name, entry in table["figures"].items():
         fields = {key: value for key, value in entry.items() if key != "run"}
         for key in fields.keys() & {"differs", "cut", "why"}:
-            fields[key] = fields[key].format(**words)
+            fields[key] = fields[key].format(**phrases)
         if "run" in entry:
             fields["run"] = partial(make, f"{__package__}.{folder}.{entry['run']}")
         experiments.append(Experiment(paper, name, **fields))
