@@ -9,8 +9,8 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from flwr_hetero_studies.core.criteria import PAIRS, Values, at_scale, higher, times, within
-from flwr_hetero_studies.core.curves import Columns
+from flwr_hetero_studies.core.criteria import PAIRS, at_scale, higher, times, within
+from flwr_hetero_studies.core.curves import Columns, Vector
 from flwr_hetero_studies.core.experiment import Finding
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.core.tables import spread
@@ -56,11 +56,11 @@ def tuned(options: Options, task: OrderTask, settings: Schedule, grid: Sequence[
     return replace(settings, lr=max(grid, key=scores.__getitem__))
 
 
-def ends(curves: Sequence[Columns], name: str) -> Values:
+def ends(curves: Sequence[Columns], name: str) -> Vector:
     return np.array([np.mean(curve[name][-LAST:]) for curve in curves])
 
 
-def lower(runs: Runs, method: str, other: str = D_RR, name: str = "loss") -> Values:
+def lower(runs: Runs, method: str, other: str = D_RR, name: str = "loss") -> Vector:
     """Return by how many percent a method ends below another one, seed by seed."""
     return 100 * (1 - ends(runs[method], name) / ends(runs[other], name))
 
@@ -72,7 +72,7 @@ def cells(curves: Sequence[Columns], digits: int = 4) -> list[str]:
     return [spread(losses.tolist(), ".5f", ".5f"), spread(values.tolist(), form, form)]
 
 
-def jumps(curves: Sequence[Columns]) -> Values:
+def jumps(curves: Sequence[Columns]) -> Vector:
     """Measure how unsteady each curve is: second differences in its later half."""
     return np.array([np.diff(c["loss"][len(c["loss"]) // 2 :], 2).std() for c in curves])
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from flwr_hetero.cd_grab.algorithm import pair_balance, walk_balance
-from flwr_hetero_studies.core.criteria import PAIRS, Values, at_scale, fact, higher, within
+from flwr_hetero_studies.core.criteria import PAIRS, at_scale, fact, higher, within
 from flwr_hetero_studies.core.curves import Vector
 from flwr_hetero_studies.core.experiment import Finding
 from flwr_hetero_studies.core.plan import Options
@@ -116,7 +116,7 @@ def theorem_2(options: Options) -> Finding:
     """Take the mean squared gradient over T epochs at the best of some rates, as the theorem."""
     seeds = options.seeds_or(range(PAIRS))
 
-    def least(method: str, workers: int, epochs: int) -> Values:
+    def least(method: str, workers: int, epochs: int) -> Vector:
         options.say(f"{method}, {workers} workers, {epochs} epochs")
         task = table(UNITS * workers, 16)
         task = Stationary(task.train, task.test, task.make_model)

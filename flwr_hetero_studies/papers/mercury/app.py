@@ -4,6 +4,7 @@ A node trains on important samples, and scores the next ones while it waits.
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -91,7 +92,7 @@ def train(message: Message, context: Context) -> Message:
         result = node.train(model, sampler)
         hidden = score_hidden(model, examples, context, sampler, node.losses)
     reply = node.reply(model, result)
-    reply.content["metrics"][keys.EXAMPLES_HIDDEN] = hidden
+    reply.content.metric_records["metrics"][keys.EXAMPLES_HIDDEN] = hidden
     if settings.sampling != "uniform":
         reply.content[keys.SAMPLER] = sampler_stats(sampler, context, hidden)
     if shard is not None:
@@ -102,12 +103,12 @@ def train(message: Message, context: Context) -> Message:
 
 def sampler_stats(sampler: MercurySampler, context: Context, hidden: int) -> ConfigRecord:
     """Describe the sampling, and how much of the time for scoring the network hides."""
-    stats = sampler.summary()
+    stats: dict[str, Any] = {"samples-scored": hidden, **sampler.summary()}
     pace = read_pace(context)
     if pace is not None and hidden:
         hidden_s = min(hidden * pace.score_s, pace.idle_s)
         stats[keys.HIDDEN_SHARE] = hidden_s / (hidden * pace.score_s)
-    return ConfigRecord(stats | {"samples-scored": hidden})
+    return ConfigRecord(stats)
 
 
 def open_sampler(
@@ -135,7 +136,9 @@ def with_others(node: NodeTask, shard: NodeShard) -> Examples:
     if shard.held:
         slots = list(shard.held)
         content = b"".join(shard.held.values())
-        new_inputs, new_targets = unpack(content, *node.settings.shape)
+        shape, num_classes = node.settings.shape
+        assert isinstance(num_classes, int), "only examples with a label are exchanged"
+        new_inputs, new_targets = unpack(content, shape, num_classes)
         inputs = inputs.clone()
         targets = targets.clone()
         inputs[slots] = torch.from_numpy(new_inputs).to(inputs.dtype)  # token numbers are whole

@@ -8,7 +8,6 @@ import numpy as np
 
 from flwr_hetero_studies.core.criteria import (
     Claim,
-    Values,
     at_scale,
     falls,
     higher,
@@ -16,6 +15,7 @@ from flwr_hetero_studies.core.criteria import (
     times,
     within,
 )
+from flwr_hetero_studies.core.curves import Vector
 from flwr_hetero_studies.core.experiment import Finding
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.mercury.clock import MBPS, costs, overlapped_s
@@ -86,7 +86,7 @@ def figure_11(options: Options) -> Finding:
         options.say(f"{kind}: {dataset}")
         base = task.train(RANDOM)
         adacomm = task.train(ADACOMM)
-        speedups = []
+        speedups: list[Vector] = []
         ahead = []
         for mbps, tictac in zip(MBPS, tictacs, strict=True):
             standard = on_link(base, mbps)
@@ -257,7 +257,7 @@ def figure_16(options: Options) -> Finding:
 
 def figure_17(options: Options) -> Finding:
     rows = []
-    speedups: dict[tuple[int, int], Values] = {}
+    speedups: dict[tuple[int, int], Vector] = {}
     links = options.pick((MBPS[0], MBPS[-1]), MBPS)
     for workers in (4, 8, 12):
         task = cell(options, "images").changed(workers=workers)

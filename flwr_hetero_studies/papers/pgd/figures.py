@@ -14,7 +14,6 @@ import numpy as np
 from flwr_hetero_studies.core.criteria import (
     PAIRS,
     Claim,
-    Values,
     at_scale,
     falls,
     higher,
@@ -22,7 +21,7 @@ from flwr_hetero_studies.core.criteria import (
     times,
     within,
 )
-from flwr_hetero_studies.core.curves import Columns, time_to
+from flwr_hetero_studies.core.curves import Columns, Vector, time_to
 from flwr_hetero_studies.core.experiment import Finding
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.pgd.tasks import Problem, of_figure
@@ -54,7 +53,7 @@ Pairs = Mapping[tuple[float, float], Curves]
 """Curves of PGD-A by k and r."""
 
 
-def each_seed(measure: Callable[[Columns], float], curves: Curves) -> Values:
+def each_seed(measure: Callable[[Columns], float], curves: Curves) -> Vector:
     return np.array([measure(curve) for curve in curves])
 
 
@@ -74,7 +73,7 @@ def part_of(curve: Columns, part: float) -> float:
     return losses[round(part * (len(losses) - 1))]
 
 
-def gains(curves: Curves, base: Curves, part: float, unit: str = "work") -> Values:
+def gains(curves: Curves, base: Curves, part: float, unit: str = "work") -> Vector:
     """How many times less work than SGD, to SGD's loss at a part of its run, of each seed."""
     ratios = []
     for curve, sgd in zip(curves, base, strict=True):
@@ -166,7 +165,7 @@ BOTH = 0.02
 """k + r."""
 
 
-def more_below(measure: Callable[[Columns], float], runs: Pairs) -> Values:
+def more_below(measure: Callable[[Columns], float], runs: Pairs) -> Vector:
     """Return by how much a measure is larger where r < k than where r > k, of each seed."""
     values = [each_seed(measure, curves) for curves in runs.values()]
     return (values[0] + values[1] - values[-2] - values[-1]) / 2

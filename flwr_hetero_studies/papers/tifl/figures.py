@@ -5,11 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from flwr_hetero.tifl.algorithm import VANILLA
 from flwr_hetero_studies.core.criteria import (
     Claim,
-    Values,
     at_scale,
     falls,
     higher,
@@ -17,6 +17,7 @@ from flwr_hetero_studies.core.criteria import (
     times,
     within,
 )
+from flwr_hetero_studies.core.curves import Vector
 from flwr_hetero_studies.core.experiment import Finding
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.tifl.runs import (
@@ -48,7 +49,7 @@ def classes(count: int) -> dict[str, str | int]:
     return {"partition": "classes", "classes-per-node": count}
 
 
-def speed(runs: Mapping[str, Trained], policy: str, over: str = VANILLA) -> Values:
+def speed(runs: Mapping[str, Trained], policy: str, over: str = VANILLA) -> Vector:
     return np.divide(runs[over].seconds, runs[policy].seconds)
 
 
@@ -65,7 +66,7 @@ def alike(text: str, published: str, runs: Mapping[str, Trained], policies: Iter
                   low=-ALIKE, high=ALIKE)  # fmt: skip
 
 
-def same_time(text: str, published: str, ratios: Values) -> Claim:
+def same_time(text: str, published: str, ratios: ArrayLike) -> Claim:
     least = np.min(ratios)
     most = np.max(ratios)
     holds = least >= 0.9 and most <= 1.1

@@ -11,8 +11,8 @@ from flwr.serverapp.strategy import FedAvg
 from flwr_hetero.fleet import DeviceProfile
 from flwr_hetero.strategy import TiFL
 from flwr_hetero.tifl.algorithm import ALGORITHM_2, VANILLA
-from flwr_hetero_studies.core.criteria import PAIRS, Claim, Values
-from flwr_hetero_studies.core.curves import Columns
+from flwr_hetero_studies.core.criteria import PAIRS, Claim
+from flwr_hetero_studies.core.curves import Columns, Vector
 from flwr_hetero_studies.core.emulate import Moment, emulate
 from flwr_hetero_studies.core.experiment import Curve, Finding
 from flwr_hetero_studies.core.plan import Options
@@ -63,12 +63,12 @@ class Plan:
 class Trained(NamedTuple):
     """Of each seed: seconds of training and in all, final accuracy, and accuracy by time."""
 
-    seconds: Values
-    all_s: Values
-    accuracy: Values
+    seconds: Vector
+    all_s: Vector
+    accuracy: Vector
     by_time: Sequence[Curve]
 
-    def at(self, seconds: Values) -> Values:
+    def at(self, seconds: Vector) -> Vector:
         """Return the accuracy of each seed when another run of it had so many seconds."""
         return np.array([c.at(s) for c, s in zip(self.by_time, seconds, strict=True)])
 
