@@ -89,7 +89,11 @@ def test_private_data_leave_no_loss_of_a_single_sample(tmp_path, monkeypatch):
     run("biased-local-sgd", tmp_path / "run", num_server_rounds=3)
     assert sent
     for reply in sent:
-        assert set(reply.content) == {"arrays", "metrics", "flwr-hetero.timing"}
+        names = {"arrays", "metrics", "flwr-hetero.timing", "flwr-hetero.work"}
+        assert set(reply.content) == names
+        records = (reply.content[name] for name in sorted(names - {"arrays"}))
+        values = [value for record in records for value in record.values()]
+        assert all(isinstance(value, int | float | str) for value in values), "no lists, no bytes"
 
 
 @pytest.mark.parametrize("method", ["cd-grab", "id-grab", "d-rr", "shuffle-once"])
