@@ -10,16 +10,10 @@ from recording import History
 
 from flwr_hetero import keys
 from flwr_hetero.fleet import LocalGrid, named_fleet
-from flwr_hetero_studies.papers.biased_local_sgd import app as biased_local_sgd
 from flwr_hetero_studies.papers.mercury import app as mercury
 from flwr_hetero_studies.tasks.run import central_evaluate, initial_arrays
 
 FLEET_APP = Path(__file__).parents[1] / "apps" / "fleet"
-SETTINGS = {
-    "biased-local-sgd": biased_local_sgd.BiasedSettings,
-    "mercury": mercury.MercurySettings,
-}
-CLIENTS = {"biased-local-sgd": biased_local_sgd.app, "mercury": mercury.app}
 
 
 def fleet_module(name):
@@ -31,7 +25,7 @@ def fleet_module(name):
 
 def settings_of(name):
     """Return the class of an app's settings."""
-    return fleet_module("task").FleetSettings if name == "fleet" else SETTINGS[name]
+    return fleet_module("task").FleetSettings if name == "fleet" else mercury.MercurySettings
 
 
 class AppRun:
@@ -42,7 +36,7 @@ class AppRun:
         if isinstance(profiles, int):
             profiles = named_fleet(self.settings.fleet, profiles)
         config = {key.replace("_", "-"): value for key, value in vars(self.settings).items()}
-        client = fleet_module("client_app").app if name == "fleet" else CLIENTS[name]
+        client = fleet_module("client_app").app if name == "fleet" else mercury.app
         self.grid = LocalGrid(client, profiles, run_config=config)
         of_fleet = (len(profiles),) if name == "fleet" else ()
         self.history = History(self.settings.strategy(*of_fleet))

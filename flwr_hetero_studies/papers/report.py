@@ -1,4 +1,4 @@
-"""The papers, figure by figure: verdicts here, the claims they rest on in each paper's page."""
+"""The pages of the papers: verdicts by figure, and for each paper the claims they rest on."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,11 +9,13 @@ from typing import Any
 from flwr_hetero_studies.core.criteria import VERDICTS, Claim
 from flwr_hetero_studies.core.experiment import CLAIMS, DIFFERS, NOT_RUN, PAPERS, WHY, together
 from flwr_hetero_studies.core.record import Line, read
-from flwr_hetero_studies.core.tables import table
-from flwr_hetero_studies.papers.cases import FORM, find
+from flwr_hetero_studies.core.tables import fill, table
+from flwr_hetero_studies.papers.cases import FULL, HERE, find, folder_of
 
 HEAD = ("figure", *CLAIMS)
-Found = Mapping[tuple[str, str], Line]
+STUDIED = ("cd-grab",)
+"""Papers with a study of their own, which writes their page."""
+Record = Mapping[tuple[str, str], Line]
 """A line per experiment, by paper and name."""
 
 
@@ -21,15 +23,18 @@ def claims_of(line: Line | None) -> list[Claim]:
     return [Claim(**claim) for claim in line["metrics"]["claims"]] if line else []
 
 
-def best(lines: Sequence[Line]) -> Found:
-    """Keep a line per experiment: the full form, where there is one."""
-    order = sorted(lines, key=lambda line: line["case"]["form"] == FORM[0])
-    return {(line["case"]["experiment"], line["case"]["name"]): line for line in order}
+def best(lines: Sequence[Line]) -> Record:
+    """Keep one line per experiment: the full form, where there is one."""
+    full_form_last = sorted(lines, key=lambda line: line["case"]["form"] == FULL)
+    return {(line["case"]["experiment"], line["case"]["name"]): line for line in full_form_last}
 
 
-def rows_of(paper: str, found: Found) -> list[list[str]]:
-    lines = ((each.name, found.get((paper, each.name))) for each in find(paper))
-    return [[name, *claim] for name, line in lines for claim in claims_of(line)]
+def rows_of(paper: str, record: Record) -> list[list[str]]:
+    return [
+        [experiment.name, *claim]
+        for experiment in find(paper)
+        for claim in claims_of(record.get((paper, experiment.name)))
+    ]
 
 
 def count(rows: Sequence[Sequence[str]]) -> Counter[str]:
@@ -37,7 +42,8 @@ def count(rows: Sequence[Sequence[str]]) -> Counter[str]:
 
 
 def summed(rows: Sequence[Sequence[str]]) -> str:
-    texts = [f"{count(rows)[name]} {name}" for name in VERDICTS]
+    counts = count(rows)
+    texts = [f"{counts[name]} {name}" for name in VERDICTS]
     return f"Of {len(rows)} claims: {', '.join(texts)}."
 
 
@@ -46,44 +52,63 @@ def verdict_of(line: Line | None) -> str:
 
 
 def report(lines: Sequence[Line], folder: Path) -> dict[str, Any]:
-    found, verdicts = best(lines), list[list[str]]()
-    for each in find():
-        line = found.get((each.paper, each.name))
-        took = "" if line is None else f"{line['metrics']['took_s']:.0f} s"
-        took += " (full)" if line and line["case"]["form"] == FORM[0] else ""
-        verdicts.append([f"`{each.paper} {each.name}`", each.title, took, verdict_of(line)])
-    rows = {paper: rows_of(paper, found) for paper in PAPERS}
-    papers = [
-        [f"[{paper}]({paper.replace('-', '_')}/report.md)"]
-        + [str(count(own)[name]) for name in VERDICTS]
-        for paper, own in rows.items()
-    ]
+    record = best(lines)
+    verdicts = []
+    for experiment in find():
+        line = record.get((experiment.paper, experiment.name))
+        took = ""
+        if line is not None:
+            form = " (full)" if line["case"]["form"] == FULL else ""
+            took = f"{line['metrics']['took_s']:.0f} s{form}"
+        command = f"`{experiment.paper} {experiment.name}`"
+        verdicts.append([command, experiment.title, took, verdict_of(line)])
+    rows = {paper: rows_of(paper, record) for paper in PAPERS}
+    papers = []
+    for paper, own_rows in rows.items():
+        counts = count(own_rows)
+        link = f"[{paper}]({folder_of(paper)}/report.md)"
+        papers.append([link, *(str(counts[name]) for name in VERDICTS)])
+        if paper not in STUDIED:
+            write_page(paper, record, folder)
     return {
-        "counts": summed([row for own in rows.values() for row in own]),
+        "counts": summed([row for own_rows in rows.values() for row in own_rows]),
         "papers": table(["paper", *VERDICTS], papers),
         "verdicts": table(["command", "figure", "took", "verdict"], verdicts),
-        "differs": "\n".join(f"{p}:\n\n{notes(DIFFERS, p, found)}" for p in PAPERS),
+        "differs": "\n".join(f"{p}:\n\n{notes(DIFFERS, p, record)}" for p in PAPERS),
         "claims": "\n".join(f"{paper}\n\n{table(HEAD, own)}" for paper, own in rows.items()),
     }
 
 
+def write_page(paper: str, record: Record, folder: Path) -> None:
+    """Write the page of a paper without a study of its own."""
+    template = (HERE / folder_of(paper) / "page.template").read_text(encoding="utf-8")
+    page = folder / folder_of(paper) / "report.md"
+    page.parent.mkdir(exist_ok=True)
+    page.write_text(fill(template, parts_of(paper, record)).rstrip() + "\n", encoding="utf-8")
+
+
 def coverage(paper: str) -> dict[str, str]:
-    """Return what a paper's page has of the record: counts and claims."""
-    found = best(read(Path(__file__).parent))
-    rows = rows_of(paper, found)
-    # a figure is named at its first claim
-    both = pairwise([[""], *rows])
-    shown = [["" if own[0] == last[0] else own[0], *own[1:]] for last, own in both]
-    text = f"{table(HEAD, shown)}\nReasons:\n\n{notes(WHY, paper, found)}"
+    """Return what the committed record says of a paper: counts and claims."""
+    return parts_of(paper, best(read(HERE)))
+
+
+def parts_of(paper: str, record: Record) -> dict[str, str]:
+    rows = rows_of(paper, record)
+    shown = []
+    for before, row in pairwise([[""], *rows]):
+        # only the first claim of a figure names it
+        shown.append(["", *row[1:]] if row[0] == before[0] else row)
+    text = f"{table(HEAD, shown)}\nReasons:\n\n{notes(WHY, paper, record)}"
     return {"counts": summed(rows), "claims": text}
 
 
-def notes(kind: str, paper: str, found: Found) -> str:
-    """List notes of one kind; a text that figures share stands once."""
+def notes(kind: str, paper: str, record: Record) -> str:
+    """List notes of one kind; figures with the same text share an entry."""
     names: dict[str, list[str]] = {}
-    for each in find(paper):
-        verdict = verdict_of(found.get((each.paper, each.name)))
-        # the notes are of the form that is run now
-        if text := each.notes(verdict, fast=False).get(kind):
-            names.setdefault(text, []).append(each.name)
-    return "".join(f"- {', '.join(of)}: {text}\n" for text, of in names.items())
+    for experiment in find(paper):
+        verdict = verdict_of(record.get((paper, experiment.name)))
+        # the notes of the full form: the short form adds what it cuts
+        text = experiment.notes(verdict, fast=False).get(kind)
+        if text:
+            names.setdefault(text, []).append(experiment.name)
+    return "".join(f"- {', '.join(figures)}: {text}\n" for text, figures in names.items())

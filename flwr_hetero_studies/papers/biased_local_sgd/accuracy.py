@@ -11,7 +11,9 @@ from flwr_hetero_studies.core.experiment import Finding
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.biased_local_sgd.runs import GAPS, TAU_F, Case, MeanRun, compare
 
-SYNCHRONOUS, BALANCED, BIASED = "synchronous SGD", "balanced local SGD", "biased local SGD"
+SYNCHRONOUS = "synchronous SGD"
+BALANCED = "balanced local SGD"
+BIASED = "biased local SGD"
 FAST_ONLY = "synchronous SGD, 8 fast only"
 CASES = {
     SYNCHRONOUS: Case(steps=1, balanced=True, sampling=False, weights=False),
@@ -34,17 +36,13 @@ NEARLY = 1.75
 """Points between synchronous and biased SGD on CIFAR-10, in Table 1: a slight decline."""
 
 
-def outcome(found: Mapping[str, MeanRun], claims: list[Claim], paper: Mapping[str, str]) -> Finding:
+def outcome(runs: Mapping[str, MeanRun], claims: list[Claim], paper: Mapping[str, str]) -> Finding:
     rows = []
-    for name, one in found.items():
-        figures = (
-            one.rounds,
-            f"{one.rounds_per_epoch:.1f}",
-            f"{np.mean(one.times):.1f}",
-            one.percent,
-        )
-        rows.append((name, *figures, paper.get(name, "")))
-    head = "algorithm", "rounds", "rounds per epoch", "virtual s", "accuracy %", "paper"
+    for name, run in runs.items():
+        per_epoch = f"{run.rounds_per_epoch:.1f}"
+        seconds = f"{np.mean(run.times):.1f}"
+        rows.append((name, run.rounds, per_epoch, seconds, run.percent, paper.get(name, "")))
+    head = ("algorithm", "rounds", "rounds per epoch", "virtual s", "accuracy %", "paper")
     return Finding(head, rows, claims)
 
 
@@ -56,67 +54,68 @@ def above(text: str, published: tuple[float, float], low: MeanRun, high: MeanRun
 
 
 def table_1(options: Options) -> Finding:
-    found = compare(options, CASES)
+    runs = compare(options, CASES)
     seconds = {name: float(cell.split(" s")[0]) for name, cell in TABLE_1.items()}
     once, twice, thrice = (f"{BIASED}, {n}x epochs" for n in (1, 2, 3))
-    plain, biased = found[SYNCHRONOUS], found[once]
+    plain = runs[SYNCHRONOUS]
+    biased = runs[once]
     claims = [
         times(f"biased local SGD is faster than {name}", round(seconds[name] / seconds[once], 1),
-              np.divide(found[name].times, biased.times))
+              np.divide(runs[name].times, biased.times))
         for name in (SYNCHRONOUS, FAST_ONLY, BALANCED)
     ]  # fmt: skip
     claims += [
         within(f"its accuracy declines slightly (by {NEARLY} points at most)", "90.91 to 89.16",
                np.subtract(biased.finals, plain.finals), low=-NEARLY, unit=" points"),
-        above("it is above that of balanced local SGD", (88.93, 89.16), found[BALANCED], biased),
+        above("it is above that of balanced local SGD", (88.93, 89.16), runs[BALANCED], biased),
         above("with twice the epochs it is above synchronous SGD", (90.91, 91.26), plain,
-              found[twice]),
-        above("with 3 times the epochs too", (90.91, 91.95), plain, found[thrice]),
-        above("and above the fast nodes alone", (91.28, 91.95), found[FAST_ONLY], found[thrice]),
+              runs[twice]),
+        above("with 3 times the epochs too", (90.91, 91.95), plain, runs[thrice]),
+        above("and above the fast nodes alone", (91.28, 91.95), runs[FAST_ONLY], runs[thrice]),
     ]  # fmt: skip
-    return outcome(found, claims, TABLE_1)
+    return outcome(runs, claims, TABLE_1)
 
 
 def figure_3(options: Options) -> Finding:
-    found = compare(options, {name: CASES[name] for name in (SYNCHRONOUS, BALANCED)})
-    found |= compare(options, {BIASED: Case()})
-    biased = found[BIASED]
+    runs = compare(options, {name: CASES[name] for name in (SYNCHRONOUS, BALANCED)})
+    runs |= compare(options, {BIASED: Case()})
+    biased = runs[BIASED]
     claims = [
         higher(f"when biased local SGD ends, it is ahead of {name}", "much faster",
-               np.subtract(biased.finals, found[name].at(biased.times)), unit=" points")
+               np.subtract(biased.finals, runs[name].at(biased.times)), unit=" points")
         for name in (SYNCHRONOUS, BALANCED)
     ]  # fmt: skip
-    return outcome(found, claims, {})
+    return outcome(runs, claims, {})
 
 
 def table_2(options: Options) -> Finding:
     biased = Case()
     alone = Case(slow=0, balanced=True, sampling=False, as_long_as=biased)
-    found = compare(options, {"8 fast": alone, "2 slow + 8 fast": biased})
+    runs = compare(options, {"8 fast": alone, "2 slow + 8 fast": biased})
     text = "slow nodes raise the accuracy in equal time"
     paper = {"8 fast": "38.1 s, 88.75 %", "2 slow + 8 fast": "40.6 s, 89.16 %"}
-    return outcome(found, [above(text, (88.75, 89.16), *found.values())], paper)
+    return outcome(runs, [above(text, (88.75, 89.16), *runs.values())], paper)
 
 
 def bias(options: Options, nodes: Case, printed: Mapping[int, tuple[float, float]]) -> Finding:
-    cases, paper = {}, {}
+    cases = {}
+    paper = {}
     for slow_steps in GAPS:
         case = replace(nodes, slow_steps=slow_steps, as_long_as=nodes)
         cases[f"unbiased, {slow_steps}"] = replace(case, sampling=False, weights=False)
         cases[f"biased, {slow_steps}"] = case
         for name, percent in zip(("unbiased", "biased"), printed[slow_steps], strict=True):
             paper[f"{name}, {slow_steps}"] = f"{percent} %"
-    found = compare(options, cases)
-    plain = [found[f"unbiased, {gap}"] for gap in GAPS]
+    runs = compare(options, cases)
     claims = [
         above(f"({TAU_F}, {gap}): biased local SGD is more accurate in equal time", printed[gap],
-              found[f"unbiased, {gap}"], found[f"biased, {gap}"])
+              runs[f"unbiased, {gap}"], runs[f"biased, {gap}"])
         for gap in GAPS
     ]  # fmt: skip
     text = "the wider the gap, the less accurate unbiased local SGD (in this order)"
     published = " > ".join(str(printed[gap][0]) for gap in GAPS)
-    plain = {f"{gap}:": found[f"unbiased, {gap}"].finals for gap in GAPS}
-    return outcome(found, [*claims, falls(text, published, plain)], paper)
+    plain = {f"{gap}:": runs[f"unbiased, {gap}"].finals for gap in GAPS}
+    return outcome(runs, [*claims, falls(text, published, plain)], paper)
 
 
 table_3 = partial(bias, nodes=Case(), printed=TABLE_3)
@@ -129,8 +128,8 @@ def table_6(options: Options) -> Finding:
         for to_slow, target in ((True, "slow"), (False, "fast")):
             case = Case(unified=unified, high_loss_to_slow=to_slow)
             cases[f"{name}, high loss to {target}"] = case
-    found = compare(options, cases)
-    plain, *others, ours = (np.array(one.finals) for one in found.values())
+    runs = compare(options, cases)
+    plain, *others, ours = (np.array(one.finals) for one in runs.values())
     claims = [
         higher("separate sampling with high losses on fast nodes is the best", "89.16, others up "
                "to 89.05", *(ours - each for each in (plain, *others)), unit=" points"),
@@ -139,7 +138,7 @@ def table_6(options: Options) -> Finding:
     ]  # fmt: skip
     printed = (87.98, 88.79, 88.96, 89.05, 89.16)
     paper = {name: f"{percent} %" for name, percent in zip(cases, printed, strict=True)}
-    return outcome(found, claims, paper)
+    return outcome(runs, claims, paper)
 
 
 def figure_4(options: Options) -> Finding:
@@ -150,8 +149,8 @@ def figure_4(options: Options) -> Finding:
         for name, (in_sampling, in_weights) in names.items():
             case = Case(slow_steps=gap, sampling=in_sampling, weights=in_weights)
             cases[f"{name}, {gap}"] = replace(case, as_long_as=Case())
-    found = compare(options, cases)
-    plain, sampling, weights, both = (found[f"{name}, 1"] for name in names)
+    runs = compare(options, cases)
+    plain, sampling, weights, both = (runs[f"{name}, 1"] for name in names)
     gains = [np.subtract(each.finals, plain.finals) for each in (sampling, weights)]
     more = [np.subtract(both.finals, each.finals) for each in (sampling, weights)]
     claims = [
@@ -159,4 +158,4 @@ def figure_4(options: Options) -> Finding:
         higher("(32, 1): so does bias in aggregation", "similarly", gains[1]),
         higher("(32, 1): both together gain more than either", "substantial", *more),
     ]
-    return outcome(found, claims, {})
+    return outcome(runs, claims, {})

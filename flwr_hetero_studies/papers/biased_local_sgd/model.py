@@ -13,17 +13,18 @@ class Block(nn.Module):
 
     def __init__(self, before: int, width: int) -> None:
         super().__init__()
-        self.stride, self.more = (1, 0) if before == width else (2, width - before)
+        self.stride = 1 if before == width else 2
+        self.more = width - before
         self.first = nn.Conv2d(before, width, 3, stride=self.stride, padding=1, bias=False)
         self.first_norm = nn.BatchNorm2d(width)
         self.second = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.second_norm = nn.BatchNorm2d(width)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        found = relu(self.first_norm(self.first(inputs)))
-        found = self.second_norm(self.second(found))
+        hidden = relu(self.first_norm(self.first(inputs)))
+        residual = self.second_norm(self.second(hidden))
         kept = inputs[:, :, :: self.stride, :: self.stride]
-        return relu(found + pad(kept, (0, 0, 0, 0, 0, self.more)))
+        return relu(residual + pad(kept, (0, 0, 0, 0, 0, self.more)))
 
 
 def resnet20(shape: Shape, num_classes: int) -> nn.Module:

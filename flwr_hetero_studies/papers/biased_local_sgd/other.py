@@ -14,10 +14,10 @@ from flwr_hetero_studies.core.plan import NotHereError, Options
 from flwr_hetero_studies.papers.biased_local_sgd.runs import DECAYS, EPOCHS, PAPER, RESNET20
 from flwr_hetero_studies.tasks import Examples, data_shape, load_partition, make_model, train
 
+SETTINGS = ("batch size", "epochs", "learning rate", "decay after", "weight decay")
 TABLE_4 = (128, 100, 0.3, (60, 80), 0.0001)
 TABLE_5 = (32, 100, 0.1, (60, 80), 0.0001)
-"""Of CIFAR-10 (ResNet20), the first of five data sets and models; named below."""
-SETTINGS = "batch size", "epochs", "learning rate", "decay after", "weight decay"
+"""Settings of CIFAR-10 (ResNet20), the first of five data sets and models."""
 
 
 def figure_1(options: Options) -> Finding:
@@ -26,12 +26,12 @@ def figure_1(options: Options) -> Finding:
     dataset = options.dataset("images")
     model = make_model(options.pick("cnn", RESNET20), *data_shape(dataset))
     examples = load_partition(dataset, 0, 1)
-    devices = "cpu", "cuda"
-    every = [{name: step_s(model, examples, name) for name in devices} for _ in range(PAIRS)]
-    seconds = {name: np.mean([one[name] for one in every]) for name in devices}
-    ratios = [one["cpu"] / one["cuda"] for one in every]
-    claim = times("a step takes longer on the CPU", 10, ratios)
-    rows = [(device, f"{1000 * each:.2f}") for device, each in seconds.items()]
+    seconds = np.array(
+        [[step_s(model, examples, name) for name in ("cpu", "cuda")] for _ in range(PAIRS)]
+    )
+    claim = times("a step takes longer on the CPU", 10, seconds[:, 0] / seconds[:, 1])
+    cpu_ms, cuda_ms = (f"{1000 * mean:.2f}" for mean in seconds.mean(axis=0))
+    rows = [("cpu", cpu_ms), ("cuda", cuda_ms)]
     return Finding(("device", "ms per step of 128 examples"), rows, [claim])
 
 
@@ -46,8 +46,9 @@ def step_s(model: nn.Module, examples: Examples, device: str, num_steps: int = 2
 
 
 def settings(options: Options, printed: tuple[object, ...], num_nodes: int) -> Finding:
-    given, decays = PAPER[num_nodes], tuple(round(EPOCHS * part) for part in DECAYS)
-    ours = given["batch-size"], EPOCHS, given["learning-rate"], decays, given["weight-decay"]
+    given = PAPER[num_nodes]
+    decays = tuple(round(EPOCHS * part) for part in DECAYS)
+    ours = (given["batch-size"], EPOCHS, given["learning-rate"], decays, given["weight-decay"])
     text = "the full form has the settings of CIFAR-10 (ResNet20)"
     claims = [
         made(text, str(printed), str(ours), printed == ours),
@@ -63,11 +64,14 @@ table_5 = partial(settings, printed=TABLE_5, num_nodes=10)
 
 def theorem_1(options: Options) -> Finding:
     """Compare the bound (6) with local SGD on two parabolas, of which one is drawn more often."""
-    num_steps, rounds = 8, options.pick(200, 2000)
+    num_steps = 8
+    rounds = options.pick(200, 2000)
     rate = 1 / num_steps  # Lemma 1: at most 1 / (L tau), of parabolas with L = 1
-    claims, rows = [], []
+    claims = []
+    rows = []
     for chance in (0.5, 0.9, 1.0):
-        below, cells = [], []
+        below = []
+        cells = []
         for seed in options.seeds_or(range(PAIRS)):
             mean, gain = parabolas(chance, rate, num_steps, rounds, seed)
             bound = gradient_bound(gain, rate, rounds, num_steps, variance=chance * (1 - chance))
@@ -101,8 +105,10 @@ def parabolas(
 
     Return the mean squared gradient of F over the rounds and F(x_0) - F(x_T).
     """
-    rng, start = np.random.default_rng(seed), 0.5
-    x, squares = start, []
+    rng = np.random.default_rng(seed)
+    start = 0.5
+    x = start
+    squares = []
     for _ in range(rounds):
         local = np.full(10, x)
         for _ in range(num_steps):

@@ -21,14 +21,17 @@ from flwr_hetero.fleet.local_grid import FIRST_NODE_ID
 from flwr_hetero.sampler import TopLossSampler
 from flwr_hetero.strategy import BiasedLocalSGD
 from flwr_hetero_studies.core.criteria import PAIRS
+from flwr_hetero_studies.core.curves import Columns
 from flwr_hetero_studies.core.emulate import emulate
 from flwr_hetero_studies.core.experiment import Curve
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.core.tables import spread
 from flwr_hetero_studies.tasks import Examples, Settings, load_partition, open_node
 
-TAU_F, GAPS = 32, (16, 4, 1)
-"""Steps of a fast node in a round, and of a slow one in the same time."""
+TAU_F = 32
+"""Steps of a fast node in a round."""
+GAPS = (16, 4, 1)
+"""Steps of a slow node in the time in which a fast one takes ``TAU_F``."""
 DECAYS = (0.6, 0.8)
 """Parts of a run after which the learning rate falls to a tenth."""
 RESNET20 = "flwr_hetero_studies.papers.biased_local_sgd.model:resnet20"
@@ -41,8 +44,9 @@ SHORT: dict[int, dict[str, Any]] = {
     2: {"batch-size": 16, "learning-rate": 0.09, "weight-decay": 1e-4, "model": "mlp"},
     10: {"batch-size": 4, "learning-rate": 0.03, "weight-decay": 1e-4, "model": "mlp"},
 }
-"""Of the short form: as many batches in an epoch as in the paper, within a factor of 3."""
-EPOCHS, SHORT_EPOCHS = 100, 3
+"""Settings of the short form: within a factor of 3 as many batches in an epoch as in the paper."""
+EPOCHS = 100
+SHORT_EPOCHS = 3
 """Examples processed in a run, as a multiple of the data."""
 
 
@@ -110,9 +114,10 @@ def train(options: Options, case: Case) -> MeanRun:
     runs = [_train(options, case, seed) for seed in options.seeds_or(range(PAIRS))]
     curves = [Curve(run["virtual_s"], [100 * each for each in run["accuracy"]]) for run in runs]
     rounds = int(runs[0]["round"][-1])
-    examples = len(shared_examples(options.dataset("images"), 0))
-    epochs = rounds * case.batches * setting(options, case)["batch-size"] / examples
-    ends, finals = zip(*((curve.x[-1], curve.y[-1]) for curve in curves), strict=True)
+    num_examples = len(shared_examples(options.dataset("images"), 0))
+    epochs = rounds * case.batches * setting(options, case)["batch-size"] / num_examples
+    ends = [curve.x[-1] for curve in curves]
+    finals = [curve.y[-1] for curve in curves]
     return MeanRun(rounds, rounds / epochs, ends, finals, curves)
 
 
@@ -121,12 +126,14 @@ def setting(options: Options, case: Case) -> dict[str, Any]:
     return dict(options.pick(SHORT, PAPER)[2 if case.fast == 1 else 10])
 
 
-def _train(options: Options, case: Case, seed: int) -> dict[str, list[Any]]:
+def _train(options: Options, case: Case, seed: int) -> Columns:
     shared = setting(options, case)
-    dataset, batch = options.dataset("images"), int(shared["batch-size"])
+    dataset = options.dataset("images")
+    batch = int(shared["batch-size"])
     num_examples = len(shared_examples(dataset, seed))
     rounds = case.rounds(num_examples / batch, options.pick(SHORT_EPOCHS, EPOCHS))
     config = {"dataset": dataset, "partition": "iid", "seed": seed, "num-server-rounds": rounds}
+    config |= shared
     strategy = (BiasedLocalSGD if case.balanced else KnownSpeeds)(
         FedAvg(fraction_evaluate=0.0),
         case.steps,
@@ -143,13 +150,13 @@ def _train(options: Options, case: Case, seed: int) -> dict[str, list[Any]]:
         strategy.gammas = case.gammas
     if case.high_loss_to_slow:
         strategy.shared = HighLossToSlow(num_examples, batch, 0.5, None, case.unified, seed)
-    settings, config = Settings.from_run_config(config | shared), config | shared
+    settings = Settings.from_run_config(config)
     every = max(1, rounds // 40)
     return emulate(shared_app(), settings, strategy, case.fleet, config, every=every)
 
 
 class KnownSpeeds(BiasedLocalSGD):
-    """The gamma of each node is known, as in the paper."""
+    """Biased local SGD with the gamma of each node given, as in the paper."""
 
     gammas: Mapping[str, float] = MappingProxyType({})
 
@@ -163,7 +170,7 @@ class KnownSpeeds(BiasedLocalSGD):
 
 
 class HighLossToSlow(SharedSamples):
-    """Let the slow nodes have the samples of high loss (Table 6)."""
+    """Give the samples of high loss to the slow nodes (Table 6)."""
 
     def draw(self, num_steps: Sequence[int], fast: Sequence[bool]) -> list[Any]:
         return super().draw(num_steps, [not each for each in fast])
@@ -181,8 +188,8 @@ def shared_app() -> ClientApp:
     def train(message: Message, context: Context) -> Message:
         node = open_node(message, context)
         given = node.settings
-        used = in_config(message, keys.SERVER_ROUND) / given.num_server_rounds
-        rate = given.learning_rate * 0.1 ** sum(used > part for part in DECAYS)
+        done = in_config(message, keys.SERVER_ROUND) / given.num_server_rounds
+        rate = given.learning_rate * 0.1 ** sum(done > part for part in DECAYS)
         examples = shared_examples(given.dataset, given.seed)
         node = replace(node, examples=examples, settings=replace(given, learning_rate=rate))
         sampler = TopLossSampler(len(examples), given.batch_size, seed=node.seed, fast=False)
@@ -199,8 +206,8 @@ def shared_app() -> ClientApp:
 
 
 def compare(options: Options, cases: Mapping[str, Case]) -> dict[str, MeanRun]:
-    found = {}
+    runs = {}
     for name, case in cases.items():
         options.say(name)
-        found[name] = train(options, case)
-    return found
+        runs[name] = train(options, case)
+    return runs

@@ -9,8 +9,8 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from flwr_hetero_studies.core.criteria import PAIRS, Values, at_scale, higher, times, within
-from flwr_hetero_studies.core.curves import Columns
+from flwr_hetero_studies.core.criteria import PAIRS, at_scale, higher, times, within
+from flwr_hetero_studies.core.curves import Columns, Vector
 from flwr_hetero_studies.core.experiment import Finding
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.core.tables import spread
@@ -22,7 +22,7 @@ from flwr_hetero_studies.papers.cd_grab.train import Schedule, train
 Runs: TypeAlias = dict[str, list[Columns]]
 """Method to a curve per seed."""
 LAST = 3
-"""Epochs at the end whose mean is a result."""
+"""A result is the mean of so many epochs at the end."""
 MOSTLY = 0.9
 """Share of the epochs in which a curve lies below another to be consistently below."""
 METRICS = {"accuracy": (4, True), "perplexity": (2, False), "smape": (4, False)}
@@ -32,7 +32,7 @@ SMOOTHER = 0.8
 
 
 IMAGE_GRID = (1e-2, 5e-3, 1e-3, 5e-4, 1e-4)
-"""Of appendix D.1.3; that of each other task is where it is run (D.1.1, D.2.1)."""
+"""Rates of appendix D.1.3; those of other tasks (D.1.1, D.2.1) stand in their figures."""
 
 
 def race(options: Options, task: OrderTask, settings: Schedule, methods: Sequence[str]) -> Runs:
@@ -48,36 +48,37 @@ def race(options: Options, task: OrderTask, settings: Schedule, methods: Sequenc
 def tuned(options: Options, task: OrderTask, settings: Schedule, grid: Sequence[float]) -> Schedule:
     """Give all orders the rate at which D-RR, with the first seed, tests best (D.1.1, D.3)."""
     _, more_is_better = METRICS[task.metric]
-    found = {}
+    scores = {}
     for lr in grid:
         options.say(f"D-RR at {lr:g}")
         (value,) = ends([train(task, replace(settings, lr=lr), D_RR, options.seed)], "metric")
-        found[lr] = value if more_is_better else -value
-    return replace(settings, lr=max(grid, key=lambda lr: np.nan_to_num(found[lr], nan=-np.inf)))
+        scores[lr] = np.nan_to_num(value if more_is_better else -value, nan=-np.inf)
+    return replace(settings, lr=max(grid, key=scores.__getitem__))
 
 
-def ends(curves: Sequence[Columns], name: str) -> Values:
+def ends(curves: Sequence[Columns], name: str) -> Vector:
     return np.array([np.mean(curve[name][-LAST:]) for curve in curves])
 
 
-def lower(runs: Runs, method: str, other: str = D_RR, name: str = "loss") -> Values:
+def lower(runs: Runs, method: str, other: str = D_RR, name: str = "loss") -> Vector:
     """Return by how many percent a method ends below another one, seed by seed."""
     return 100 * (1 - ends(runs[method], name) / ends(runs[other], name))
 
 
 def cells(curves: Sequence[Columns], digits: int = 4) -> list[str]:
     form = f".{digits}f"
-    losses, values = ends(curves, "loss"), ends(curves, "metric")
+    losses = ends(curves, "loss")
+    values = ends(curves, "metric")
     return [spread(losses.tolist(), ".5f", ".5f"), spread(values.tolist(), form, form)]
 
 
-def jumps(curves: Sequence[Columns]) -> Values:
+def jumps(curves: Sequence[Columns]) -> Vector:
     """Measure how unsteady each curve is: second differences in its later half."""
     return np.array([np.diff(c["loss"][len(c["loss"]) // 2 :], 2).std() for c in curves])
 
 
 class Published(NamedTuple):
-    """What the paper's plots end at: loss and metric, with CD-GraB and with D-RR."""
+    """The ends of the paper's curves: loss and metric, with CD-GraB and with D-RR."""
 
     loss: tuple[float, float]
     metric: tuple[float, float]
@@ -91,15 +92,18 @@ def against_reshuffling(
     published: Published,
     is_smooth: bool = True,
 ) -> Finding:
-    """``is_smooth``: whether the loss has bent before the later half, so that jumps are told."""
+    """Compare CD-GraB with D-RR; jumps are only judged if ``is_smooth``.
+
+    The loss must have bent before the later half of the run: the bend would count as jumps.
+    """
     settings = tuned(options, task, settings, grid)
     runs = race(options, task, settings, (CD_GRAB, D_RR))
     digits, more_is_better = METRICS[task.metric]
     rows = []
     for (method, curves), loss, value in zip(runs.items(), *published, strict=True):
-        own_loss, own_value = cells(curves, digits)
-        own = f"{1e3 * jumps(curves).mean():.3f}"
-        rows.append([method, f"{settings.lr:g}", own_loss, loss, own_value, value, own])
+        our_loss, our_value = cells(curves, digits)
+        unsteady = f"{1e3 * jumps(curves).mean():.3f}"
+        rows.append([method, f"{settings.lr:g}", our_loss, loss, our_value, value, unsteady])
     better = ends(runs[CD_GRAB], "metric") - ends(runs[D_RR], "metric")
     pairs = zip(runs[CD_GRAB], runs[D_RR], strict=True)
     # from the first learnt order on
@@ -179,12 +183,12 @@ def on_images(options: Options) -> tuple[OrderTask, Schedule]:
 def by_workers(
     options: Options, fleets: Sequence[int], methods: Sequence[str], epochs: int = 0
 ) -> tuple[float, dict[int, Runs]]:
-    """Return the rate of all, which D-RR's does not depend on the workers, and the runs."""
+    """Return the rate, which does not depend on the workers as it is D-RR's, and the runs."""
     task, settings = on_images(options)
     settings = tuned(options, task, settings, IMAGE_GRID)
     settings = replace(settings, epochs=epochs or settings.epochs)
-    found = {m: race(options, task, replace(settings, workers=m), methods) for m in fleets}
-    return settings.lr, found
+    runs = {m: race(options, task, replace(settings, workers=m), methods) for m in fleets}
+    return settings.lr, runs
 
 
 def figure_4(options: Options) -> Finding:
@@ -195,15 +199,17 @@ def figure_4(options: Options) -> Finding:
                  (64, BAL): "near D-RR", (64, PAIR_BAL): "near D-RR"}  # fmt: skip
     rows = [
         [m, f"{lr:g}", method, *cells(curves), published.get((m, method), "")]
-        for m, found in runs.items()
-        for method, curves in found.items()
+        for m, runs_of_fleet in runs.items()
+        for method, curves in runs_of_fleet.items()
     ]
-    few, many = runs[fleets[0]], runs[fleets[-1]]
-    gains = {m: lower(own, CD_GRAB) for m, own in runs.items()}
+    few = runs[fleets[0]]
+    many = runs[fleets[-1]]
+    gains = {m: lower(runs_of_fleet, CD_GRAB) for m, runs_of_fleet in runs.items()}
     # section 5: without coordination orders err independently
-    alone = [(lower(own, BAL) + lower(own, PAIR_BAL)) / 2 for own in (few, many)]
+    alone = [(lower(fleet, BAL) + lower(fleet, PAIR_BAL)) / 2 for fleet in (few, many)]
     leads = [
-        np.minimum(lower(own, CD_GRAB, BAL), lower(own, CD_GRAB, PAIR_BAL)) for own in (few, many)
+        np.minimum(lower(fleet, CD_GRAB, BAL), lower(fleet, CD_GRAB, PAIR_BAL))
+        for fleet in (few, many)
     ]
     claims = [
         higher("CD-GraB's training loss is below D-RR's with any number of workers", "yes",
@@ -221,8 +227,8 @@ def figure_4(options: Options) -> Finding:
 
 def appendix_b4(options: Options) -> Finding:
     names = {PAIR_BAL: "GraB by PairBalance", BAL: "GraB by Balance", D_RR: "random reshuffling"}
-    lr, found = by_workers(options, (1,), tuple(names))
-    runs = found[1]
+    lr, by_fleet = by_workers(options, (1,), tuple(names))
+    runs = by_fleet[1]
     claims = [
         higher("both outperform reshuffling: less training loss at the end", "yes",
                lower(runs, PAIR_BAL), lower(runs, BAL), unit=" %"),
@@ -236,7 +242,7 @@ def appendix_b4(options: Options) -> Finding:
 def figure_9(options: Options) -> Finding:
     fleets = options.pick((4, 64), (4, 8, 16, 32, 64))
     _, runs = by_workers(options, fleets, ALL[:4], options.pick(12, 100))
-    bounds = [{x: ends(found[x], "herding") for x in ALL[:4]} for found in runs.values()]
+    bounds = [{x: ends(fleet[x], "herding") for x in ALL[:4]} for fleet in runs.values()]
     published = {CD_GRAB: "95 at any", PAIR_BAL: "100 at 4, 115 at 64",
                  BAL: "100 at 4, 115 at 64", D_RR: "115 at any"}  # fmt: skip
     rows = [[x, *(f"{bound[x].mean():.1f}" for bound in bounds), published[x]] for x in ALL[:4]]
@@ -256,7 +262,8 @@ def figure_9(options: Options) -> Finding:
 
 
 def figure_12(options: Options) -> Finding:
-    low, high = 1e-3, 1e-2
+    low = 1e-3
+    high = 1e-2
     published = {(low, CD_GRAB): "0.65, 67.9 %", (low, D_RR): "0.70, 66.0 %",
                  (high, CD_GRAB): "0.89, 66.6 %", (high, D_RR): "1.04, 61.3 %"}  # fmt: skip
     task, settings = on_images(options)
@@ -265,10 +272,10 @@ def figure_12(options: Options) -> Finding:
     }
     rows = [
         [f"{lr:g}", method, *cells(curves), published[lr, method]]
-        for lr, found in runs.items()
-        for method, curves in found.items()
+        for lr, at_rate in runs.items()
+        for method, curves in at_rate.items()
     ]
-    gains = {lr: lower(own, CD_GRAB) for lr, own in runs.items()}
+    gains = {lr: lower(at_rate, CD_GRAB) for lr, at_rate in runs.items()}
     right = {method: 100 * ends(curves, "metric") for method, curves in runs[high].items()}
     claims = [
         higher("at 1e-3 CD-GraB's training loss is below D-RR's", "0.65 < 0.70", gains[low],

@@ -1,4 +1,4 @@
-"""How well balanced nodes' orders are: a wrapper that measures it, and its half on the node."""
+"""Measure how well the orders of nodes are balanced: a wrapper, and its part on the node."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -54,7 +54,7 @@ def relative_herding(passes: Sequence[NDArray[np.floating]]) -> float:
 
 
 class HerdingProbe:
-    """Sketch every unit's gradient for a HerdingMeter; off if it does not ask."""
+    """Sketch every unit's gradient for a HerdingMeter; off unless the meter asks for sketches."""
 
     def __init__(self, instruction: Mapping[str, Any]) -> None:
         self.on = bool(instruction)
@@ -66,7 +66,8 @@ class HerdingProbe:
         from flwr_hetero.cd_grab.gradients import sketch_gradients  # torch, on nodes only
 
         if self.on:
-            size, seed = (self._instruction[key] for key in (keys.SKETCH_SIZE, keys.SKETCH_SEED))
+            size = self._instruction[keys.SKETCH_SIZE]
+            seed = self._instruction[keys.SKETCH_SEED]
             self._seen.append(sketch_gradients(gradients, size, seed))
 
     def report(self, num_units: int) -> dict[str, int | float | bytes]:
@@ -75,7 +76,7 @@ class HerdingProbe:
             return {}
         size = self._instruction[keys.SKETCH_SIZE]
         vectors = np.concatenate(self._seen) if self._seen else np.zeros((0, size), np.float32)
-        # a model of fewer parameters than a sketch has numbers
+        # a model may have fewer parameters than a sketch has numbers
         vectors = np.pad(vectors, ((0, 0), (0, size - vectors.shape[1])))
         data, scale = pack_vectors(vectors)
         sizes = {keys.NUM_UNITS: num_units, keys.SKETCH_SIZE: size}
@@ -119,7 +120,8 @@ class HerdingMeter(Wrapper):
             return None
         try:
             check_count(keys.NUM_UNITS, record.get(keys.NUM_UNITS), 1)
-            if (length := record.get(keys.SKETCH_SIZE)) != self.sketch_size:
+            length = record.get(keys.SKETCH_SIZE)
+            if length != self.sketch_size:
                 raise invalid(keys.SKETCH_SIZE, length, f"be {self.sketch_size}")
             read_vectors(record, self.sketch_size)
         except ValueError as error:
@@ -133,7 +135,8 @@ class HerdingMeter(Wrapper):
             for reply in replies
             if HERDING in reply.content
         ]
-        self._bound, whole = None, [each for each in passes if each is not None]
+        self._bound = None
+        whole = [each for each in passes if each is not None]
         if whole and len(whole) == len(passes):
             self._bound = relative_herding(whole)
             self._seen.clear()
@@ -141,7 +144,8 @@ class HerdingMeter(Wrapper):
 
     def _add(self, node: str, record: Any) -> Vectors | None:
         """Keep what a node saw; return its last whole pass, if there is one."""
-        num_units, vectors = record[keys.NUM_UNITS], read_vectors(record, self.sketch_size)
+        num_units = record[keys.NUM_UNITS]
+        vectors = read_vectors(record, self.sketch_size)
         if node in self._seen:
             vectors = np.concatenate([self._seen[node], vectors])
         self._seen[node] = vectors[-num_units:]

@@ -5,7 +5,6 @@ an order ``learns`` at all, and ``start_pass`` finds the orders of the next pass
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,10 +19,13 @@ from flwr_hetero.sampler import OrderedSampler
 
 Units = NDArray[np.int64]
 
-CD_GRAB, D_RR, BAL, PAIR_BAL = "CD-GraB", "D-RR", "ID-GraB(Bal)", "ID-GraB(PairBal)"
+CD_GRAB = "CD-GraB"
+D_RR = "D-RR"
+BAL = "ID-GraB(Bal)"
+PAIR_BAL = "ID-GraB(PairBal)"
 ONCE = "shuffle once"
 METHODS = {BAL: "id-grab-mean", PAIR_BAL: "id-grab", D_RR: "d-rr", ONCE: "shuffle-once"}
-"""The paper's name of what each worker does alone, and ours."""
+"""The paper's names of orders that each worker finds alone, and ours."""
 EXACT = "CD-GraB, exact"
 SKETCHES = {**{f"CD-GraB, k = {size}": size for size in (16, 64, 256, 1024, 4096)}, EXACT: 0}
 """CD-GraB as the package serves it: numbers in a sketch; 0: whole gradients."""
@@ -47,7 +49,7 @@ class Coordinated:
         """Give signs to the pairs that are complete; vectors: (num_workers, count, dim)."""
         for step in vectors.swapaxes(0, 1):
             if self.half is None:
-                # the caller goes on with its buffer
+                # a copy, as the caller reuses its buffer
                 self.half = step.copy()
                 continue
             # in place: the order server is to hold one model, not two (Figure 8)
@@ -59,13 +61,16 @@ class Coordinated:
             self.half = None
 
     def start_pass(self) -> None:
-        columns, units = np.array(self.signs).T, self.orders.shape[1]
+        columns = np.array(self.signs).T
+        units = self.orders.shape[1]
         # Alg. 4, l. 14: each worker reorders by its own signs
         self.orders = np.array(
             [reorder(o, unit_signs(s, units)) for o, s in zip(self.orders, columns, strict=True)]
         )
         # Alg. 4, l. 3: r <- 0
-        self.half, self.running_sum, self.signs = None, None, []
+        self.half = None
+        self.running_sum = None
+        self.signs = []
 
 
 class OwnMean(NodeOrder):
@@ -95,7 +100,9 @@ class OwnMean(NodeOrder):
         signs = np.concatenate(self.signs)
         self.order = reorder(self.order, signs)
         self.mean = self.sum / self.sum.dtype.type(len(signs))
-        self.sum, self.running_sum, self.signs = None, None, ()
+        self.sum = None
+        self.running_sum = None
+        self.signs = ()
 
 
 class Independent:
@@ -111,8 +118,8 @@ class Independent:
         return np.array([node.order[step * count : (step + 1) * count] for node in self.nodes])
 
     def observe(self, vectors: Vectors) -> None:
-        for node, own in zip(self.nodes, vectors, strict=True):
-            node.observe(own)
+        for node, gradients in zip(self.nodes, vectors, strict=True):
+            node.observe(gradients)
 
     def start_pass(self) -> None:
         for node in self.nodes:
@@ -122,18 +129,17 @@ class Independent:
 class Served:
     """Samplers of all nodes, the records between, and the server that gives them orders.
 
-    A unit is a batch of ``per_unit`` examples, of which node i has ``sizes[i]``; what is visited
-    are the numbers of these examples. A whole pass is reported at once: orders do not depend on
-    when pairs are.
+    A unit is one example, of which node i has ``sizes[i]``. A whole pass is reported at once:
+    orders do not depend on when pairs are reported.
     """
 
-    learns = True
-
-    def __init__(self, method: str, sizes: Sequence[int], per_unit: int, seed: int) -> None:
-        self.kind, self.sketch_size = METHODS.get(method, "cd-grab"), SKETCHES.get(method, 0)
-        self.sizes, self.per_unit, self.seed = sizes, per_unit, seed
+    def __init__(self, method: str, sizes: Sequence[int], seed: int) -> None:
+        self.kind = METHODS.get(method, "cd-grab")
+        self.sketch_size = SKETCHES.get(method, 0)
+        self.sizes = sizes
+        self.seed = seed
         self.server = OrderServer(exact=not self.sketch_size)
-        self.passes, self.num_bytes = 0, 0
+        self.passes = 0
         self.samplers = [self.new_sampler(i) for i in range(len(sizes))]
 
     @property
@@ -141,26 +147,12 @@ class Served:
         return Terms(self.passes, self.sketch_size, self.seed)
 
     def new_sampler(self, i: int) -> OrderedSampler:
-        seed = 1000 * self.seed + i
-        return OrderedSampler(self.sizes[i], self.per_unit, seed=seed, method=self.kind)
-
-    def visit(self, step: int, count: int) -> Units:
-        """Take the examples of a step, (num_nodes, count, per_unit); a pass begins with orders."""
-        # Alg. 3, l. 2: orders come with the pass
-        if not step:
-            self.send(range(len(self.sizes)))
-        return np.array([[s.next_batch()[0] for _ in range(count)] for s in self.samplers])
-
-    def observe(self, vectors: Vectors) -> None:
-        """Let every node see the gradients of the one unit that it visits in a step."""
-        for sampler, own in zip(self.samplers, torch.from_numpy(vectors), strict=True):
-            sampler.observe(own)
-
-    def start_pass(self) -> None:
-        self.end_pass(self.reports(range(len(self.sizes))))
+        return OrderedSampler(self.sizes[i], 1, seed=1000 * self.seed + i, method=self.kind)
 
     def visit_all(self, i: int, vectors: Vectors) -> Units:
-        order, tensor = [], torch.from_numpy(vectors)
+        """Let a node visit its units once; return their order."""
+        order = []
+        tensor = torch.from_numpy(vectors)
         for _ in range(len(vectors)):
             unit, _ = self.samplers[i].next_batch()
             self.samplers[i].observe(tensor[unit])
@@ -170,30 +162,20 @@ class Served:
     def send(self, nodes: Sequence[int]) -> None:
         for i in nodes if self.kind == "cd-grab" else ():
             # Alg. 4, l. 15: signs, or a whole order
-            record = write_instruction(self.terms, self.server.answer(f"node-{i:02}"))
-            self.num_bytes += num_bytes(record)
-            self.samplers[i].follow(record)
+            answer = self.server.answer(f"node-{i:02}")
+            self.samplers[i].follow(write_instruction(self.terms, answer))
 
     def reports(self, nodes: Sequence[int]) -> dict[str, Report]:
-        found = {}
-        for i in nodes if self.kind == "cd-grab" else ():
-            # Alg. 4, l. 5: what nodes send of their gradients
-            record = self.samplers[i].report()
-            self.num_bytes += num_bytes(record)
-            found[f"node-{i:02}"] = read_report(record, self.terms)
-        return found
+        """Collect what nodes send of their gradients (Alg. 4, l. 5)."""
+        served = nodes if self.kind == "cd-grab" else ()
+        return {f"node-{i:02}": read_report(self.samplers[i].report(), self.terms) for i in served}
 
     def end_pass(self, reports: Mapping[str, Report]) -> None:
         self.server.receive(reports)
         self.passes += 1
 
 
-Orders = Coordinated | Independent | Served
-
-
-def num_bytes(record: Mapping[str, Any]) -> int:
-    """Count what a record carries: bytes as they are, eight for each number."""
-    return sum(len(v) if isinstance(v, bytes) else 8 for v in record.values())
+Orders = Coordinated | Independent
 
 
 def make_orders(method: str, num_workers: int, num_units: int, seed: int) -> Orders:
@@ -205,10 +187,10 @@ def make_orders(method: str, num_workers: int, num_units: int, seed: int) -> Ord
 def visits(vectors: Vectors, method: str, seed: int) -> Iterator[Units]:
     """Visit fixed vectors (num_workers, num_units, dim) again and again; yield the orders."""
     num_workers, num_units, _ = vectors.shape
-    found = make_orders(method, num_workers, num_units, seed)
+    finder = make_orders(method, num_workers, num_units, seed)
     while True:
-        orders = found.visit(0, num_units)
+        orders = finder.visit(0, num_units)
         yield orders
-        if found.learns:
-            found.observe(np.take_along_axis(vectors, orders[:, :, None], axis=1))
-        found.start_pass()
+        if finder.learns:
+            finder.observe(np.take_along_axis(vectors, orders[:, :, None], axis=1))
+        finder.start_pass()

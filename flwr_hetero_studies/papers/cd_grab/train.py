@@ -1,6 +1,6 @@
 """Train on m workers that each visit their units in an order; one unit is one vector to order."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf, isfinite
 
@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from flwr_hetero.cd_grab.algorithm import Vectors
 from flwr_hetero_studies.core.curves import Columns, columns
-from flwr_hetero_studies.papers.cd_grab.orders import Orders, Units, make_orders
+from flwr_hetero_studies.papers.cd_grab.orders import Units, make_orders
 from flwr_hetero_studies.papers.cd_grab.tasks import OrderTask
 
 
@@ -33,40 +32,26 @@ class Schedule:
     """After so many epochs the learning rate falls to a tenth; 0: never."""
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        params, decay = model.parameters(), self.weight_decay
+        params = model.parameters()
         if self.adam:
-            return torch.optim.AdamW(params, self.lr, weight_decay=decay)
-        return torch.optim.SGD(params, self.lr, self.momentum, weight_decay=decay)
+            return torch.optim.AdamW(params, self.lr, weight_decay=self.weight_decay)
+        return torch.optim.SGD(params, self.lr, self.momentum, weight_decay=self.weight_decay)
 
 
 def train(task: OrderTask, settings: Schedule, method: str, seed: int) -> Columns:
-    own = settings.batch // settings.workers
-    steps = len(task) // settings.batch // 2 * 2
+    """Take steps of all workers at a time; a point of the curve per epoch, with Eq. 8's bound."""
+    per_worker = settings.batch // settings.workers
     # pairs need an even number of steps; units that fill none are left out, at random
+    steps = len(task) // settings.batch // 2 * 2
     kept = np.random.default_rng(seed).permutation(len(task))[: steps * settings.batch]
-    units = kept.reshape(settings.workers, steps * own, 1)
+    units = kept.reshape(settings.workers, steps * per_worker, 1)
+    # the examples of each worker's units: (num_workers, num_units, per_unit)
     shares = units * task.per_unit + np.arange(task.per_unit)
-    orders = make_orders(method, settings.workers, steps * own, seed)
-    return train_by(orders, shares, task, settings, steps, seed)
-
-
-def train_by(
-    orders: Orders,
-    shares: Units,
-    task: OrderTask,
-    settings: Schedule,
-    steps: int,
-    seed: int,
-    watch: Callable[[int, Vectors], None] = lambda epoch, gradients: None,
-) -> Columns:
-    """Take steps of all workers at a time; a point of the curve per epoch, with Eq. 8's bound.
-
-    shares: each worker's (num_units, per_unit) examples, or (num_examples,) where orders say which
-    examples are a unit. ``watch`` is shown the epoch and the gradients of a step's units.
-    """
+    orders = make_orders(method, settings.workers, steps * per_worker, seed)
     model = task.make_model(seed)
-    optimizer, gradients_of = settings.optimizer(model), Gradients(task, model)
-    own = settings.batch // settings.workers
+    optimizer = settings.optimizer(model)
+    gradients_of = Gradients(task, model)
+    worker = np.arange(settings.workers)[:, None]
     points = [{"herding": inf} | task.look(model)]
     for epoch in range(settings.epochs):
         if settings.decay_every:
@@ -75,18 +60,15 @@ def train_by(
         sums = []
         for step in range(steps):
             # Alg. 3, l. 3: the units of this step
-            visited = orders.visit(step, own)
-            worker = np.arange(len(visited)).reshape(-1, *[1] * (visited.ndim - 1))
+            visited = orders.visit(step, per_worker)
             rows = shares[worker, visited].reshape(-1, task.per_unit)
             if orders.learns:
                 gradients = gradients_of.each(rows)
-                each = gradients.numpy().reshape(len(visited), own, -1)
-                # Alg. 3, l. 4-5: each unit's gradient goes to whoever orders
-                orders.observe(each)
-                watch(epoch, each)
+                # Alg. 3, l. 4-5: the order learns from each unit's gradient
+                orders.observe(gradients.numpy().reshape(settings.workers, per_worker, -1))
                 mean = gradients.mean(0)
             else:
-                # one backward pass is enough where nobody learns
+                # without an order that learns one backward pass is enough
                 mean = gradients_of.mean(rows)
             sums.append(settings.batch * mean.numpy())
             # Alg. 4, l. 6-7: the mean gradient, and the step of all workers
@@ -104,7 +86,8 @@ class Gradients:
     """Gradients of units at the model's present parameters; a row of examples is a unit."""
 
     def __init__(self, task: OrderTask, model: nn.Module) -> None:
-        self.task, self.model = task, model
+        self.task = task
+        self.model = model
         self._vectorised = vmap(grad(self._loss), in_dims=(None, 0, 0), randomness="error")
 
     def _loss(self, params: Mapping[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
@@ -118,15 +101,15 @@ class Gradients:
         params = {name: p.detach() for name, p in self.model.named_parameters()}
         # the only attention with vectorised gradients
         with sdpa_kernel(SDPBackend.MATH):
-            found = self._vectorised(params, *self.task.train.take(rows))
-        return torch.cat([found[name].flatten(1) for name in params], dim=1)
+            gradients = self._vectorised(params, *self.task.train.take(rows))
+        return torch.cat([gradients[name].flatten(1) for name in params], dim=1)
 
     def mean(self, rows: Units) -> Tensor:
         """Differentiate the mean of the units' losses: (dim,)."""
         inputs, targets = (part.flatten(0, 1) for part in self.task.train.take(rows))
         params = dict(self.model.named_parameters())
-        found = torch.autograd.grad(self._loss(params, inputs, targets), list(params.values()))
-        return torch.cat([part.flatten() for part in found])
+        loss = self._loss(params, inputs, targets)
+        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(params.values()))])
 
 
 def fill_gradients(model: nn.Module, gradient: Tensor) -> None:

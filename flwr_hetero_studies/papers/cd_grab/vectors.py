@@ -50,24 +50,24 @@ def beside(published: float) -> str:
 
 def figure_10(options: Options) -> Finding:
     num_vectors, passes = options.pick((32_768, 12), (1_000_000, 15))
-    # seeds, numbers of workers, passes
     seeds = options.seeds_or(range(PAIRS))
+    # seeds, numbers of workers, passes
     bounds = {method: np.empty((len(seeds), len(FLEETS), passes)) for method in PUBLISHED}
     for number, seed in enumerate(seeds):
         options.say(f"seed {seed}")
         for column, workers in enumerate(FLEETS):
             vectors = unit_vectors(num_vectors, workers, seed)
-            for method, found in bounds.items():
+            for method, table in bounds.items():
                 orders = visits(vectors, method, seed)
-                found[number, column] = [
+                table[number, column] = [
                     herding_bound(vectors, next(orders)) for _ in range(passes)
                 ]
-    ends = {x: found[:, :, -LAST:].mean(2) for x, found in bounds.items()}
+    ends = {method: table[:, :, -LAST:].mean(2) for method, table in bounds.items()}
     rows = []
-    for x, own in ends.items():
-        pairs = zip(own.mean(0), PUBLISHED[x], strict=True)
-        rows.append([x, *(f"{end:.3g} {beside(paper)}" for end, paper in pairs)])
-    growth = {x: own[:, -1] / own[:, 0] for x, own in ends.items()}
+    for method, end in ends.items():
+        pairs = zip(end.mean(0), PUBLISHED[method], strict=True)
+        rows.append([method, *(f"{here:.3g} {beside(paper)}" for here, paper in pairs)])
+    growth = {method: end[:, -1] / end[:, 0] for method, end in ends.items()}
     powers = [[slope(FLEETS, row) for row in ends[x]] for x in (BAL, PAIR_BAL)]
     # Lemma 1: Reorder takes the bound half-way to that of Balance
     halved = (bounds[CD_GRAB][:, :, 1] / bounds[CD_GRAB][:, :, 0]).T
@@ -87,8 +87,9 @@ def figure_10(options: Options) -> Finding:
     return Finding(["order", *(f"{m} workers" for m in FLEETS)], rows, claims)
 
 
-NUMBERS, WORKERS = 1_070_000, 4
-"""Of the paper's LSTM, 4.1 MiB, on its four workers."""
+NUMBERS = 1_070_000
+"""Parameters of the paper's LSTM, 4.1 MiB."""
+WORKERS = 4
 
 
 def held(method: str, num_workers: int, num_units: int) -> tuple[float, float]:
@@ -100,13 +101,13 @@ def held(method: str, num_workers: int, num_units: int) -> tuple[float, float]:
         for _ in range(num_units):
             orders.observe(vectors)
         orders.start_pass()
-        found = []
+        models = []
         for _ in range(num_units - 1):
             orders.observe(vectors)
-            found.append(tracemalloc.get_traced_memory()[0] / (4 * NUMBERS))
+            models.append(tracemalloc.get_traced_memory()[0] / (4 * NUMBERS))
     finally:
         tracemalloc.stop()
-    return found[-2], found[-1]
+    return models[-2], models[-1]
 
 
 def figure_8(options: Options) -> Finding:

@@ -1,9 +1,10 @@
-"""The app of the study: importance sampling, resharding and AdaComm, on a run-config.
+"""Mercury as a Flower app of the studies: importance sampling and resharding, on a run-config.
 
 A node trains on important samples, and scores the next ones while it waits.
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,19 +15,17 @@ from numpy.typing import NDArray
 
 from flwr_hetero import keys
 from flwr_hetero.client.timing import read_pace
-from flwr_hetero.errors import check_count, check_number, invalid
+from flwr_hetero.errors import invalid
 from flwr_hetero.mercury.resharding import NodeShard, offer, pack, unpack
 from flwr_hetero.mercury.sampler import ESTIMATORS
 from flwr_hetero.mercury.scoring import collect_hidden, score_hidden
 from flwr_hetero.mod import emulated_device, restore, save_state
 from flwr_hetero.sampler import MercurySampler
 from flwr_hetero.strategy import Resharding, SamplerMetrics
-from flwr_hetero_studies.rivals import AdaComm
 from flwr_hetero_studies.tasks import Examples, Settings
 from flwr_hetero_studies.tasks.node import NodeTask, evaluate_node, open_node, profile_node
 
-SAMPLING = ("bacc", "free", "uniform")
-COMMUNICATION = ("fixed", "adacomm")
+SAMPLING = ("bacc", "uniform")
 RESHARDING = ("off", "importance", "random")
 STATE = "mercury"
 KNOWN_SHARE = 0.5
@@ -40,33 +39,22 @@ class MercurySettings(Settings):
     sampling: str = "bacc"
     estimator: str = "flat"
     local_steps: int = 5
-    communication: str = "fixed"
-    adapt_every_s: float = 10.0
     resharding: str = "off"
     reshard_share: float = 0.2
     reshard_budget: int = 100_000
-    alpha: float = 1.0
-    fleet: str = "wifi-10"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_choice("sampling", SAMPLING)
         self.check_choice("estimator", ESTIMATORS)
-        self.check_choice("communication", COMMUNICATION)
         self.check_choice("resharding", RESHARDING)
         if self.resharding == "importance" and self.sampling == "uniform":
             rule = "go with a sampling that finds out importance"
             raise invalid("resharding", self.resharding, rule, "use random with uniform sampling")
-        check_count("local-steps", self.local_steps)
-        check_number("adapt-every-s", self.adapt_every_s, "[0, inf)")
-        check_number("reshard-share", self.reshard_share, "(0, 1]")
-        check_count("reshard-budget", self.reshard_budget, 1)
 
     def strategy(self) -> Strategy:
-        """Make FedAvg, with AdaComm and resharding around it where they are asked for."""
+        """Make FedAvg, with resharding around it where it is asked for."""
         strategy: Strategy = FedAvg(fraction_evaluate=0.0)
-        if self.communication == "adacomm":
-            strategy = AdaComm(strategy, max(self.local_steps, 1), interval_s=self.adapt_every_s)
         if self.resharding != "off":
             if not isinstance(self.shape[1], int):
                 hint = "only examples with a label can be exchanged"
@@ -102,10 +90,9 @@ def train(message: Message, context: Context) -> Message:
         result = node.train(model, node.sampler())
     else:
         result = node.train(model, sampler)
-        if settings.sampling == "bacc":
-            hidden = score_hidden(model, examples, context, sampler, node.losses)
+        hidden = score_hidden(model, examples, context, sampler, node.losses)
     reply = node.reply(model, result)
-    reply.content["metrics"][keys.EXAMPLES_HIDDEN] = hidden
+    reply.content.metric_records["metrics"][keys.EXAMPLES_HIDDEN] = hidden
     if settings.sampling != "uniform":
         reply.content[keys.SAMPLER] = sampler_stats(sampler, context, hidden)
     if shard is not None:
@@ -116,12 +103,12 @@ def train(message: Message, context: Context) -> Message:
 
 def sampler_stats(sampler: MercurySampler, context: Context, hidden: int) -> ConfigRecord:
     """Describe the sampling, and how much of the time for scoring the network hides."""
-    stats = sampler.summary()
+    stats: dict[str, Any] = {"samples-scored": hidden, **sampler.summary()}
     pace = read_pace(context)
     if pace is not None and hidden:
         hidden_s = min(hidden * pace.score_s, pace.idle_s)
         stats[keys.HIDDEN_SHARE] = hidden_s / (hidden * pace.score_s)
-    return ConfigRecord(stats | {"samples-scored": hidden})
+    return ConfigRecord(stats)
 
 
 def open_sampler(
@@ -149,7 +136,9 @@ def with_others(node: NodeTask, shard: NodeShard) -> Examples:
     if shard.held:
         slots = list(shard.held)
         content = b"".join(shard.held.values())
-        new_inputs, new_targets = unpack(content, *node.settings.shape)
+        shape, num_classes = node.settings.shape
+        assert isinstance(num_classes, int), "only examples with a label are exchanged"
+        new_inputs, new_targets = unpack(content, shape, num_classes)
         inputs = inputs.clone()
         targets = targets.clone()
         inputs[slots] = torch.from_numpy(new_inputs).to(inputs.dtype)  # token numbers are whole

@@ -12,11 +12,14 @@ from flwr_hetero.client.device import (
     transfer_time_s,
 )
 
-BYTES, BATCH, SAMPLES = 45e6, 32, 50_000
-"""Of ResNet-18, examples in a step, and those of CIFAR-10, on all devices together."""
+BYTES = 45e6
+"""Size of ResNet-18."""
+BATCH = 32
+SAMPLES = 50_000
+"""Examples of CIFAR-10, on all devices together."""
 MBPS = (10, 50, 100, 200)
 SMALL_CNN_BYTES = 4 * 20_490
-"""Of the model for which the emulated Wi-Fi fleets give seconds per example."""
+"""Size of the model for which the emulated Wi-Fi fleets give seconds per example."""
 WARM = 3
 """Steps after which one that overlaps with the next is like any other."""
 
@@ -35,40 +38,50 @@ class StepCosts:
         return min(1.0, self.exchange_s / self.score_all_s)
 
     def step_s(self, share: float = 0.0, *, is_hidden: bool = True) -> float:
-        parts = share * self.score_all_s, self.exchange_s
+        parts = (share * self.score_all_s, self.exchange_s)
         return self.compute_s + (max(parts) if is_hidden else sum(parts))
 
 
 def costs(mbps: float, workers: int = 4) -> StepCosts:
     per_example_s = WIFI_SECONDS_PER_EXAMPLE * BYTES / SMALL_CNN_BYTES
     device = DeviceProfile(1.0, mbps, mbps, seconds_per_example=per_example_s)
-    a_step_s = compute_time_s(device, BATCH), transfer_time_s(device, BYTES, BYTES)
-    return StepCosts(*a_step_s, compute_time_s(device, 0, SAMPLES / workers))
+    return StepCosts(
+        compute_s=compute_time_s(device, BATCH),
+        exchange_s=transfer_time_s(device, BYTES, BYTES),
+        score_all_s=compute_time_s(device, 0, SAMPLES / workers),
+    )
 
 
 @lru_cache
 def resnet18_layers() -> tuple[tuple[float, float], ...]:
     """Return each layer's share of ResNet-18's work and of its bytes, first to last."""
-    found, inputs = [(9 * 3 * 64, 32)], 64
-    for width, size in ((64, 32), (128, 16), (256, 8), (512, 4)):
-        found += [(9 * before * width, size) for before in (inputs, width, width, width)]
+    # weights of a layer, and the side of its outputs
+    layers = [(9 * 3 * 64, 32)]
+    inputs = 64
+    for width, side in ((64, 32), (128, 16), (256, 8), (512, 4)):
+        layers += [(9 * before * width, side) for before in (inputs, width, width, width)]
         inputs = width
-    found.append((512 * 10, 1))
-    work, weights = (sum(w * s**2 for w, s in found), sum(w for w, _ in found))
-    return tuple((w * s**2 / work, w / weights) for w, s in found)
+    layers.append((512 * 10, 1))
+    all_work = sum(weights * side**2 for weights, side in layers)
+    all_weights = sum(weights for weights, _ in layers)
+    return tuple((w * side**2 / all_work, w / all_weights) for w, side in layers)
 
 
 def overlapped_s(cost: StepCosts, layers: Sequence[tuple[float, float]] | None = None) -> float:
     """Return the seconds of a step whose transfers overlap with computing, as TicTac's do."""
     layers = resnet18_layers() if layers is None else layers
-    forward_s, backward_s = FORWARD_SHARE * cost.compute_s, (1 - FORWARD_SHARE) * cost.compute_s
-    now, arrives, starts = 0.0, [0.0] * len(layers), []
+    forward_s = FORWARD_SHARE * cost.compute_s
+    backward_s = (1 - FORWARD_SHARE) * cost.compute_s
+    now = 0.0
+    arrives = [0.0] * len(layers)
+    starts = []
     for _ in range(WARM):
         starts.append(now)
         # a layer's forward pass waits for its own gradient only
         for (work, _), arrived in zip(layers, arrives, strict=True):
             now = max(now, arrived) + work * forward_s
-        link, waiting = now, dict[int, float]()
+        link = now
+        waiting: dict[int, float] = {}
         for number in reversed(range(len(layers))):
             now += layers[number][0] * backward_s
             waiting[number] = now

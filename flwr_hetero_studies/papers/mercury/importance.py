@@ -20,25 +20,27 @@ FAST_LINKS = (1000, 10_000, 50_000, 100_000)
 """Mbit/s; the paper's data center has the last two."""
 MOMENTS = (0, 50, 100, 200)
 """Iterations after which importance is looked at."""
-MOST, FEW = 2000, 0.15
-"""Samples whose own gradients are taken, and the part of all that counts as a small portion."""
+MOST = 2000
+"""Gradients are taken of so many samples."""
+FEW = 0.15
+"""The part of all samples that counts as a small portion."""
 
 
 def figure_2(options: Options) -> Finding:
-    rows, cut = [], {}
+    published = {**dict.fromkeys(MBPS, "15 %"), **dict.fromkeys(FAST_LINKS[-2:], "47 %")}
+    rows = []
+    saved = {}
     for mbps in (*MBPS, *FAST_LINKS):
         cost = costs(mbps)
-        cut[mbps] = 1 - overlapped_s(cost) / (cost.compute_s + cost.exchange_s)
-        parts = (cost.compute_s, cost.exchange_s, overlapped_s(cost))
-        paper = {**dict.fromkeys(MBPS, "15 %"), **dict.fromkeys(FAST_LINKS[-2:], "47 %")}
-        rows.append(
-            (mbps, *(f"{part:.2f}" for part in parts), f"{cut[mbps]:.0%}", paper.get(mbps, ""))
-        )
-    wireless = max(cut[m] for m in MBPS)
+        step_s = overlapped_s(cost)
+        saved[mbps] = 1 - step_s / (cost.compute_s + cost.exchange_s)
+        seconds = (f"{part:.2f}" for part in (cost.compute_s, cost.exchange_s, step_s))
+        rows.append((mbps, *seconds, f"{saved[mbps]:.0%}", published.get(mbps, "")))
+    wireless = max(saved[m] for m in MBPS)
     claims = [
         fact("On wireless links overlapping cuts the cost of a step little", "15 %",
              f"{wireless:.0%} at most", wireless <= 0.15),
-        *(about(f"In a data center, {mbps // 1000} Gbit/s, it cuts much", 0.47, [cut[mbps]])
+        *(about(f"In a data center, {mbps // 1000} Gbit/s, it cuts much", 0.47, [saved[mbps]])
           for mbps in FAST_LINKS[-2:]),
     ]  # fmt: skip
     head = ("Mbit/s", "computing, s", "exchange, s", "overlapped, s", "saved", "paper")
@@ -54,10 +56,11 @@ def trained(options: Options, steps: int, seed: int) -> tuple[Training, NDArray[
 
 
 def figure_3(options: Options) -> Finding:
-    found = []
+    # seeds, moments, columns of the table
+    every: list[list[tuple[float, ...]]] = []
     for seed in options.seeds_or(range(PAIRS)):
         training, samples = trained(options, 0, seed)
-        found.append([])
+        every.append([])
         for before, moment in zip((0, *MOMENTS), MOMENTS, strict=False):
             for _ in range(moment - before):
                 training.advance()
@@ -65,12 +68,12 @@ def figure_3(options: Options) -> Finding:
             # the loss stands for the gradient's norm (section 4.1)
             shares = np.cumsum(losses) / losses.sum()
             parts = ((np.argmax(shares >= part) + 1) / len(samples) for part in (0.5, 0.9))
-            found[-1].append((losses.mean(), *parts))
-    means, halves = np.mean(found, axis=0), np.array(found)[:, :, 1].T
+            every[-1].append((losses.mean(), *parts))
     rows = [
         (moment, f"{mean:.3f}", f"{half:.1%}", f"{most:.1%}")
-        for moment, (mean, half, most) in zip(MOMENTS, means, strict=True)
+        for moment, (mean, half, most) in zip(MOMENTS, np.mean(every, axis=0), strict=True)
     ]
+    halves = np.array(every)[:, :, 1].T
     by_moment = {f"{moment}:": half for moment, half in zip(MOMENTS, halves, strict=True)}
     claims = [
         falls("More and more samples become less important as training proceeds (share of them "
@@ -82,30 +85,41 @@ def figure_3(options: Options) -> Finding:
     return Finding(head, rows, claims)
 
 
+def ways_to_draw(losses: Vector, norms: Vector) -> dict[str, Vector]:
+    """Return the probabilities of all samples by each way to draw batches."""
+    errors = algorithm.error_probability(losses)
+    return {
+        "random": np.full(len(losses), 1.0 / len(losses)),
+        "by loss (the paper)": algorithm.mixed_probs(losses, 0.0),
+        "by gradient norm (Eq. 4)": algorithm.mixed_probs(norms, 0.0),
+        "by error probability, half uniform (the package)": algorithm.mixed_probs(errors, 0.5),
+    }
+
+
 def figure_4(options: Options) -> Finding:
-    found = []
+    every = []
+    correlations = []
     for seed in options.seeds_or(range(PAIRS)):
         training, samples = trained(options, MOMENTS[-1], seed)
         samples = samples[:MOST]
-        losses, norms = training.all_losses(samples), gradient_norms(training, samples)
-        ways = {"random": np.full(len(samples), 1.0 / len(samples))}
-        ways |= {"by loss (the paper)": algorithm.mixed_probs(losses, 0.0)}
-        ways |= {"by gradient norm (Eq. 4)": algorithm.mixed_probs(norms, 0.0)}
-        package = "by error probability, half uniform (the package)"
-        ways[package] = algorithm.mixed_probs(algorithm.error_probability(losses), 0.5)
+        losses = training.all_losses(samples)
+        norms = gradient_norms(training, samples)
+        ways = ways_to_draw(losses, norms)
         top = np.argsort(-losses)[: len(samples) // 10]
-        # second moment of the gradient with the weights that keep it unbiased
+        # second moment of the gradient with the weights that keep it unbiased;
         # a sample without a loss is never drawn, and has no gradient
-        parts = [np.divide(norms**2, p, out=np.zeros_like(p), where=p > 0) for p in ways.values()]
-        noise = [float(part.mean()) for part in parts]
-        cells = [
-            (probs @ losses / losses.mean(), probs[top].sum(), noise[0] / own)
-            for probs, own in zip(ways.values(), noise, strict=True)
+        noise = [
+            float(np.divide(norms**2, p, out=np.zeros_like(p), where=p > 0).mean())
+            for p in ways.values()
         ]
-        found.append(
-            (np.array(cells), np.corrcoef(ranks(losses), ranks(norms))[0, 1])
-        )  # Spearman's
-    means = np.mean([cells for cells, _ in found], axis=0)
+        cells = [
+            (probs @ losses / losses.mean(), probs[top].sum(), noise[0] / of_way)
+            for probs, of_way in zip(ways.values(), noise, strict=True)
+        ]
+        every.append(np.array(cells))
+        # Spearman's
+        correlations.append(np.corrcoef(ranks(losses), ranks(norms))[0, 1])
+    means = np.mean(every, axis=0)
     rows = [
         (name, f"{importance:.2f}", f"{share:.0%}", f"{gain:.2f}x")
         for name, (importance, share, gain) in zip(ways, means, strict=True)
@@ -115,7 +129,7 @@ def figure_4(options: Options) -> Finding:
         made("Important samples are more likely to be drawn (the top tenth, at least twice)",
              "more likely", f"{share / 0.1:.1f} times", share >= 0.2),
         within("The loss can stand in for the gradient norm (rank correlation at least 0.8)",
-               "often used", [rank for _, rank in found], low=0.8, form=".3f"),
+               "often used", correlations, low=0.8, form=".3f"),
         made("It reduces the gradient's second moment, and so its variance", "reduced",
              f"{gain:.2f} times smaller", gain > 1),
     ]  # fmt: skip
@@ -125,12 +139,12 @@ def figure_4(options: Options) -> Finding:
 
 def gradient_norms(training: Training, samples: NDArray[np.int64]) -> Vector:
     params = [p for p in training.model.parameters() if p.requires_grad]
-    found = []
+    norms = []
     for sample in samples:
         inputs, targets = training.examples.take(np.array([sample]))
         gradients = torch.autograd.grad(cross_entropy(training.model(inputs), targets), params)
-        found.append(float(sum(g.square().sum() for g in gradients) ** 0.5))
-    return np.array(found)
+        norms.append(float(sum(g.square().sum() for g in gradients) ** 0.5))
+    return np.array(norms)
 
 
 def ranks(values: Vector) -> Vector:
@@ -143,7 +157,7 @@ CHANGES = {(1, 0.05): 0.5, (1, 0.1): 0.7, (10, 0.1): 0.65}
 
 def figure_6(options: Options) -> Finding:
     keys = [(step, below) for step in (1, 10) for below in (0.05, 0.1)]
-    found = []
+    every = []
     for seed in options.seeds_or(range(PAIRS)):
         training, samples = trained(options, MOMENTS[1], seed)
         moves: dict[int, list[Vector]] = {1: [], 10: []}
@@ -153,10 +167,11 @@ def figure_6(options: Options) -> Finding:
                 training.advance()
                 if step in moves:
                     moves[step].append(np.abs(ranks(training.all_losses(samples)) - first))
-        found.append([np.mean([(e < below).mean() for e in moves[step]]) for step, below in keys])
-    rows, claims = [], []
+        every.append([np.mean([(m < below).mean() for m in moves[step]]) for step, below in keys])
+    rows = []
+    claims = []
     # ten iterations are a fortieth of an epoch of CIFAR-10, a fifth of one of the digits
-    for (step, below), shares in zip(keys, np.transpose(found), strict=True):
+    for (step, below), shares in zip(keys, np.transpose(every), strict=True):
         paper = CHANGES.get((step, below))
         rows.append((step, f"{below:.0%}", f"{shares.mean():.0%}", f"{paper:.0%}" if paper else ""))
         if paper:
@@ -166,8 +181,11 @@ def figure_6(options: Options) -> Finding:
     return Finding(head, rows, claims)
 
 
-SIZES, LEVELS, BATCH = (4, 10, 6, 20, 8), (1.0, 8.0, 0.5, 2.5, 4.0), 8
-"""Groups, their mean gradients, and the batch, in which the estimators are compared."""
+SIZES = (4, 10, 6, 20, 8)
+"""Sizes of the groups in which the estimators are compared."""
+LEVELS = (1.0, 8.0, 0.5, 2.5, 4.0)
+"""Mean gradients of the groups."""
+BATCH = 8
 ERRORS = 4
 """Standard errors that a mean may be off by chance."""
 
@@ -177,7 +195,7 @@ def bias(name: str, batches: int, seed: int) -> tuple[float, float]:
     rng = np.random.default_rng(seed)
     bounds = np.concatenate([[0], np.cumsum(SIZES)])
     gradients = np.repeat(LEVELS, SIZES) + rng.exponential(size=bounds[-1])
-    found = []
+    estimates = []
     for number in range(batches):
         # every group is the latest in turn
         groups = algorithm.Groups(np.arange(bounds[-1]), bounds, number % len(SIZES), max(SIZES))
@@ -187,21 +205,22 @@ def bias(name: str, batches: int, seed: int) -> tuple[float, float]:
             drawn = algorithm.draw_flat(gradients, (1, BATCH), 0.5, rng)[0]
             probs = algorithm.mixed_probs(gradients, 0.5)
             weights = algorithm.inverse_probs(probs[drawn], len(gradients))
-        found.append(float((weights * gradients[drawn]).mean()))
+        estimates.append(float((weights * gradients[drawn]).mean()))
     truth = gradients.mean()
-    return float(np.mean(found)) / truth - 1, float(np.std(found)) / np.sqrt(batches) / truth
+    error = float(np.std(estimates)) / np.sqrt(batches) / truth
+    return float(np.mean(estimates)) / truth - 1, error
 
 
 def section_4_4(options: Options) -> Finding:
     """Check the two parts of the proof: no bias, and the rate with steps of 1 / sqrt(T)."""
     batches = options.pick(5000, 50_000)
-    found = {name: bias(name, batches, options.seed) for name in ("paper", "package")}
+    biases = {name: bias(name, batches, options.seed) for name in ("paper", "package")}
     rows = [
         (f"bias, {name}", f"{off:+.1%} (standard error {error:.1%})", "0" * (name == "paper"))
-        for name, (off, error) in found.items()
+        for name, (off, error) in biases.items()
     ]
     # the package's is shown beside it, the paper's decides
-    off, error = found["paper"]
+    off, error = biases["paper"]
     lengths = options.pick((16, 64, 256, 1024), (64, 256, 1024, 4096, 16_384))
     seeds = options.seeds_or(range(PAIRS))
     least = np.array([[least_gradient(options, n, seed) for n in lengths] for seed in seeds])
@@ -226,7 +245,8 @@ def least_gradient(options: Options, length: int, seed: int) -> float:
     small = cell(options, "images").task
     task = replace(small, model="softmax", optimizer="sgd", rate=1 / sqrt(length))
     method = replace(RANDOM, sampling="paper", share=1.0)
-    training, least = Training(task, method, costs(100), seed), np.inf
+    training = Training(task, method, costs(100), seed)
+    least = np.inf
     params = list(training.model.parameters())
     for step in range(length):
         training.advance()

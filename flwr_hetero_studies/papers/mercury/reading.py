@@ -11,8 +11,10 @@ from flwr_hetero_studies.papers.mercury.training import Runs, TrainedRun
 
 BELOW = (0.0025, 0.005, 0.01)
 """Targets: accuracy below the plateau of standard SGD; a gain is the geometric mean of three."""
-PLATEAU, WINDOW = 0.2, 5
-"""Last part of a run, its plateau; evaluations averaged before a crossing is looked for."""
+PLATEAU = 0.2
+"""The plateau is the last part of a run."""
+WINDOW = 5
+"""Evaluations that are averaged before a crossing is looked for."""
 
 
 def smooth(run: TrainedRun) -> curves.Vector:
@@ -47,7 +49,8 @@ def jackknife(measure: Callable[..., float], *groups: Runs) -> NDArray[np.float6
 
     A seed alone has a test accuracy in steps of a third of a point, too coarse for a crossing.
     """
-    count, whole = len(groups[0]), measure(*map(mean_of, groups))
+    count = len(groups[0])
+    whole = measure(*map(mean_of, groups))
     if count == 1:
         return np.array([whole])
     rest = [measure(*(mean_of(g[:n] + g[n + 1 :]) for g in groups)) for n in range(count)]
@@ -79,3 +82,8 @@ def written(ratio: float) -> str:
 
 def end_of(runs: Runs) -> str:
     return f"{plateaus(runs).mean():.2f} %"
+
+
+def step_s(runs: Runs) -> float:
+    """Return the mean seconds of a step."""
+    return sum(run.seconds[-1] / run.steps[-1] for run in runs) / len(runs)

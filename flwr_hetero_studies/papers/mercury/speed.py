@@ -8,7 +8,6 @@ import numpy as np
 
 from flwr_hetero_studies.core.criteria import (
     Claim,
-    Values,
     at_scale,
     falls,
     higher,
@@ -16,6 +15,7 @@ from flwr_hetero_studies.core.criteria import (
     times,
     within,
 )
+from flwr_hetero_studies.core.curves import Vector
 from flwr_hetero_studies.core.experiment import Finding
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.mercury.clock import MBPS, costs, overlapped_s
@@ -27,6 +27,7 @@ from flwr_hetero_studies.papers.mercury.reading import (
     plateau,
     plateaus,
     spent,
+    step_s,
     typical,
     written,
 )
@@ -48,62 +49,61 @@ FIXED_BY_LINK = dict(zip(MBPS, (3.43, 3.38, 3.33, 3.25), strict=True))
 """On CIFAR-10, with and without adaptation to the bandwidth."""
 BY_ALPHA = {10.0: 2.75, 1.0: 2.5, 0.5: 2.41}
 NOISE = 0.1
-"""By so much bandwidth varies on the paper's testbed."""
-EARLY, LATE = 0.1, 0.005
+"""Standard deviation of the bandwidth on the paper's testbed, relative."""
+EARLY = 0.1
+LATE = 0.005
 """Accuracy below the plateau that counts as the early stage, and as the end."""
 KEPT = 0.8
 """Part of the speedup that more devices must keep for it to be maintained."""
 SAME = 0.5
 """Points of accuracy that do not count."""
 GROUPWISE = Sampling("paper", share=1 / 16, is_hidden=False)
-"""Where no link decides: the package's 16 groups, scored before the batch."""
+"""For figures in which no link matters: 16 groups, as in the package, scored before the batch."""
 
 
 def on_link(runs: Runs, mbps: float, workers: int = 4) -> Runs:
-    """Give trainings without scoring the clock of another link."""
-    cost, found = costs(mbps, workers), []
+    """Return runs that scored nothing with the seconds that they take on another link."""
+    cost = costs(mbps, workers)
+    timed = []
     for run in runs:
         counts = zip(run.steps, run.exchanges, strict=True)
         seconds = [s * cost.compute_s + e * cost.exchange_s for s, e in counts]
-        found.append(run._replace(seconds=seconds))
-    return found
-
-
-def step_s(runs: Runs) -> float:
-    return sum(run.seconds[-1] / run.steps[-1] for run in runs) / len(runs)
+        timed.append(run._replace(seconds=seconds))
+    return timed
 
 
 def figure_11(options: Options) -> Finding:
     kinds = list(PUBLISHED) if options.fast or not options.data else ["images"]
-    rows, claims = [], []
     tictacs = [
         (costs(mbps).compute_s + costs(mbps).exchange_s) / overlapped_s(costs(mbps))
         for mbps in MBPS
-    ]  # fmt: skip
+    ]
+    rows = []
+    claims = []
     for kind in kinds:
         task = cell(options, kind)
-        options.say(f"{kind}: {task.task.dataset}")
-        base, adacomm = task.train(RANDOM), task.train(ADACOMM)
-        found: dict[int, tuple[Values, Values]] = {}
+        dataset = task.task.dataset
+        options.say(f"{kind}: {dataset}")
+        base = task.train(RANDOM)
+        adacomm = task.train(ADACOMM)
+        speedups: list[Vector] = []
+        ahead = []
         for mbps, tictac in zip(MBPS, tictacs, strict=True):
             standard = on_link(base, mbps)
-            mercury, flat = (gains(standard, task.train(m, costs(mbps))) for m in (MERCURY, FLAT))
+            mercury = gains(standard, task.train(MERCURY, costs(mbps)))
+            flat = gains(standard, task.train(FLAT, costs(mbps)))
             local = gains(standard, on_link(adacomm, mbps))
-            found[mbps] = (mercury, local)
-            paper = f"up to {PUBLISHED[kind]:.2f}x" if mbps == MBPS[0] else ""
-            paper = f"{BY_LINK[mbps]:.2f}x" if kind == "images" else paper
-            texts = map(written, (typical(mercury), typical(flat), tictac, typical(local)))
-            rows.append((task.task.dataset, mbps, *texts, paper))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ahead = [
-                np.log(mercury) - np.log(rival)
-                for (mercury, local), tictac in zip(found.values(), tictacs, strict=True)
-                for rival in (tictac, local)
-            ]
-        slowest = found[MBPS[0]][0]
+            with np.errstate(divide="ignore", invalid="ignore"):
+                ahead += [np.log(mercury) - np.log(rival) for rival in (tictac, local)]
+            paper = "" if speedups else f"up to {PUBLISHED[kind]:.2f}x"
+            if kind == "images":
+                paper = f"{BY_LINK[mbps]:.2f}x"
+            speedups.append(mercury)
+            typicals = (typical(mercury), typical(flat), tictac, typical(local))
+            rows.append((dataset, mbps, *map(written, typicals), paper))
         claims += [
             times(f"{kind}: Mercury's speedup over distributed SGD, at 10 Mbit/s", PUBLISHED[kind],
-                  slowest),
+                  speedups[0]),
             higher(f"{kind}: it outperforms TicTac and AdaComm across all bandwidths (logarithms)",
                    "in all", *ahead, form="+.1f"),
         ]  # fmt: skip
@@ -120,26 +120,28 @@ def uncompromised(base: Runs, runs: Runs) -> Claim:
     return within(text, "same", plateaus(runs) - plateaus(base), low=-SAME, unit=" points")
 
 
+def rounds_saved(plain: TrainedRun, one: TrainedRun, other: TrainedRun, below: float) -> float:
+    """Return how many rounds fewer the other run takes to come near the plateau of plain SGD."""
+    goal = plateau(plain) - below
+    return spent(one, goal, "exchanges") - spent(other, goal, "exchanges")
+
+
 def figure_12(options: Options) -> Finding:
-    task, one_s = cell(options, "images"), overlapped_s(costs(100))
+    task = cell(options, "images")
     base, adacomm, mercury = (task.train(method) for method in (RANDOM, ADACOMM, MERCURY))
-    # TicTac by its own clock; the accuracy is that of plain SGD
-    tictac = [run._replace(seconds=[n * one_s for n in run.exchanges]) for run in base]
-    runs = {"TicTac": tictac, "AdaComm": adacomm, "Mercury": mercury}
+    # TicTac trains as plain SGD, and has its own clock
+    step_s = overlapped_s(costs(100))
+    tictac = [run._replace(seconds=[n * step_s for n in run.exchanges]) for run in base]
     goals = [plateau(mean_of(tictac)) - below for below in (EARLY, LATE)]
     rows = []
-    for name, own in runs.items():
-        mean = mean_of(own)
+    for name, runs in {"TicTac": tictac, "AdaComm": adacomm, "Mercury": mercury}.items():
+        mean = mean_of(runs)
         counts = (f"{spent(mean, goal, 'exchanges'):.0f}" for goal in goals)
         paper = "2.4x to 2.7x fewer rounds than TicTac" if name == "Mercury" else ""
-        rows.append((name, *counts, f"{spent(mean, goals[1]):.0f}", end_of(own), paper))
-
-    def more(plain: TrainedRun, one: TrainedRun, other: TrainedRun, below: float) -> float:
-        goal = plateau(plain) - below
-        return spent(one, goal, "exchanges") - spent(other, goal, "exchanges")
-
+        rows.append((name, *counts, f"{spent(mean, goals[1]):.0f}", end_of(runs), paper))
     early, late = (
-        jackknife(partial(more, below=below), tictac, adacomm, mercury) for below in (EARLY, LATE)
+        jackknife(partial(rounds_saved, below=below), tictac, adacomm, mercury)
+        for below in (EARLY, LATE)
     )
     claims = [
         times("Mercury takes fewer communication rounds than TicTac", 2.4,
@@ -156,26 +158,32 @@ def figure_12(options: Options) -> Finding:
 
 
 def compare(
-    options: Options, methods: dict[str, Sampling], published: tuple[float, float]
+    options: Options, methods: dict[str, Sampling], more_steps: float, speedup: float
 ) -> Finding:
+    """Compare two methods, of which the second takes more and shorter iterations.
+
+    more_steps: how many times as many in the paper; speedup: the paper's in all.
+    """
     task = cell(options, "images")
-    runs = {name: task.train(method) for name, method in methods.items()}
-    (_, base), (name, _) = runs.items()
-    rows, wanted = [], published[0] - 1
-    for (each, run), (steps, speed) in zip(runs.items(), ((1, 1), published), strict=True):
-        in_steps, faster = (gains(base, run, what) for what in ("steps", "seconds"))
-        rows.append((each, written(typical(in_steps)), written(typical(faster)),
-                     f"{1 / steps:.2f}x, {speed:.2f}x", f"{step_s(run):.1f}",
-                     end_of(run)))  # fmt: skip
-    # the seconds of a step are constants of the emulated clock
-    ratio = step_s(base) / step_s(runs[name])
+    _, name = methods
+    base, runs = (task.train(method) for method in methods.values())
+    rows = []
+    paper = ("1.00x, 1.00x", f"{1 / more_steps:.2f}x, {speedup:.2f}x")
+    for label, of_method, published in zip(methods, (base, runs), paper, strict=True):
+        in_steps = written(typical(gains(base, of_method, "steps")))
+        in_seconds = written(typical(gains(base, of_method)))
+        seconds = f"{step_s(of_method):.1f}"
+        rows.append((label, in_steps, in_seconds, published, seconds, end_of(of_method)))
     with np.errstate(divide="ignore"):
-        more = 100 * (1 / np.asarray(in_steps) - 1)
+        more = 100 * (1 / gains(base, runs, "steps") - 1)
+    # the seconds of a step are constants of the emulated clock
+    shorter = step_s(base) / step_s(runs)
+    wanted = more_steps - 1
     claims = [
         within(f"{name} needs few iterations more (at most twice as many more)",
                f"{wanted:.0%} more", more, high=200 * wanted, form="+.0f", unit=" %"),
-        made("its steps are shorter by more than it needs more of", f"{published[1]:g}x in all",
-             f"{ratio:.1f}x a step", ratio > 1),
+        made("its steps are shorter by more than it needs more of", f"{speedup:g}x in all",
+             f"{shorter:.1f}x a step", shorter > 1),
     ]  # fmt: skip
     head = ("method", "in iterations", "speedup", "paper", "seconds a step", "end accuracy")
     return Finding(head, rows, claims)
@@ -184,12 +192,14 @@ def compare(
 figure_13 = partial(
     compare,
     methods={"all-inclusive": replace(GROUPWISE, share=1.0), "group-wise": GROUPWISE},
-    published=(1.2, 4.2),
+    more_steps=1.2,
+    speedup=4.2,
 )
 figure_15 = partial(
     compare,
     methods={"sequential": replace(MERCURY, is_hidden=False), "BACC": MERCURY},
-    published=(1.05, 2.2),
+    more_steps=1.05,
+    speedup=2.2,
 )
 RESHARDING = {
     "none": ("", 0.0, ""),
@@ -203,7 +213,8 @@ RESHARDING = {
 def figure_14(options: Options) -> Finding:
     iid = cell(options, "images")
     splits = {"IID": iid, "Dirichlet 0.5": iid.changed(alpha=0.5)}
-    rows, ends = [], []
+    rows = []
+    ends = []
     for name, (which, share, paper) in RESHARDING.items():
         method = replace(MERCURY, resharding=which, reshard_share=share)
         runs = [task.train(method) for task in splits.values()]
@@ -224,44 +235,48 @@ def figure_16(options: Options) -> Finding:
     if options.fast:
         # chance in a run of 300 steps is larger than what adaptation changes
         task = task.changed(num_steps=1000)
-    base, rows, claims = task.train(RANDOM), [], []
+    base = task.train(RANDOM)
+    noisy = replace(MERCURY, bandwidth_noise=NOISE)
+    rows = []
+    claims = []
     for mbps in MBPS:
-        standard, cost = on_link(base, mbps), costs(mbps)
+        standard = on_link(base, mbps)
+        cost = costs(mbps)
         # the same seeds, and so the same bandwidths, with and without
-        noisy = replace(MERCURY, bandwidth_noise=NOISE)
-        runs = [task.train(replace(noisy, is_adaptive=on), cost) for on in (True, False)]
-        faster = [gains(standard, run) for run in runs]
-        paper, both = BY_LINK[mbps] / FIXED_BY_LINK[mbps], [written(typical(x)) for x in faster]
-        rows.append((mbps, ", ".join(f"{step_s(run):.2f}" for run in runs), ", ".join(both),
-                     f"{BY_LINK[mbps]:.2f}x, {FIXED_BY_LINK[mbps]:.2f}x"))  # fmt: skip
-        drop = 100 * (gains(runs[1], runs[0]) - 1)
+        adaptive, fixed = (task.train(replace(noisy, is_adaptive=on), cost) for on in (True, False))
+        steps_s = f"{step_s(adaptive):.2f}, {step_s(fixed):.2f}"
+        speedups = [written(typical(gains(standard, runs))) for runs in (adaptive, fixed)]
+        paper = f"{BY_LINK[mbps]:.2f}x, {FIXED_BY_LINK[mbps]:.2f}x"
+        rows.append((mbps, steps_s, ", ".join(speedups), paper))
+        published = 100 * (BY_LINK[mbps] / FIXED_BY_LINK[mbps] - 1)
         claims.append(higher(f"{mbps} Mbit/s: with bandwidth adaptation the speedup is larger",
-                             f"by {100 * (paper - 1):.1f} %", drop, size=100 * (paper - 1),
-                             form="+.1f", unit=" %"))  # fmt: skip
+                             f"by {published:.1f} %", 100 * (gains(fixed, adaptive) - 1),
+                             size=published, form="+.1f", unit=" %"))  # fmt: skip
     return Finding(("Mbit/s", "seconds a step", "speedup: adaptive, fixed", "paper"), rows, claims)
 
 
 def figure_17(options: Options) -> Finding:
-    rows, found = [], dict[tuple[int, int], Values]()
+    rows = []
+    speedups: dict[tuple[int, int], Vector] = {}
     links = options.pick((MBPS[0], MBPS[-1]), MBPS)
     for workers in (4, 8, 12):
         task = cell(options, "images").changed(workers=workers)
         base = task.train(RANDOM)
         for mbps in links:
             run = task.train(MERCURY, costs(mbps, workers))
-            found[workers, mbps] = gains(on_link(base, mbps, workers), run)
-        texts = [written(typical(found[workers, mbps])) for mbps in links]
+            speedups[workers, mbps] = gains(on_link(base, mbps, workers), run)
+        texts = [written(typical(speedups[workers, mbps])) for mbps in links]
         paper = " / ".join(f"{BY_LINK[mbps]:.2f}x" for mbps in links if workers == 4)
         rows.append((workers, *texts, paper))
     with np.errstate(divide="ignore", invalid="ignore"):
-        kept = [np.divide(found[12, m], found[4, m]) for m in links]
+        kept = [np.divide(speedups[12, m], speedups[4, m]) for m in links]
     # a step of 12 devices must not see a large part of the data
     claims = [
         at_scale(claim, not options.fast)
         for claim in (
             within(f"The speedup is maintained from 4 to 12 devices ({KEPT:.0%} of it)",
                    "maintained", *kept, low=KEPT, form=".2f"),
-            *(times(f"The speedup with 12 devices, {m} Mbit/s", BY_LINK[m], found[12, m])
+            *(times(f"The speedup with 12 devices, {m} Mbit/s", BY_LINK[m], speedups[12, m])
               for m in links),
         )
     ]  # fmt: skip
@@ -269,13 +284,15 @@ def figure_17(options: Options) -> Finding:
 
 
 def figure_18(options: Options) -> Finding:
-    faster, rows = {}, []
+    faster = {}
+    rows = []
     for alpha, published in BY_ALPHA.items():
         task = cell(options, "images").changed(workers=12, alpha=alpha)
-        base, run = task.train(RANDOM), task.train(GROUPWISE)
+        base = task.train(RANDOM)
+        run = task.train(GROUPWISE)
         faster[f"{alpha:g}:"] = gains(base, run, "steps")
-        cells = end_of(base), end_of(run), written(typical(faster[f"{alpha:g}:"]))
-        rows.append((alpha, *cells, f"{published:.2f}x"))
+        speedup = written(typical(faster[f"{alpha:g}:"]))
+        rows.append((alpha, end_of(base), end_of(run), speedup, f"{published:.2f}x"))
     claims = [
         times(f"Importance sampling speeds up federated learning, alpha = {alpha} in iterations",
               published, gained)
@@ -304,26 +321,29 @@ CONDITIONS: dict[str, tuple[Change, Change, Change]] = {
         {"optimizer": "sgd", "rate": 0.1}, {"sampling": "reshuffle", "local_steps": 5},
         {"sampling": "flat", "local_steps": 5, "share": 0.1}),
 }  # fmt: skip
-"""What is other than in the paper: of the task, of standard SGD, of Mercury."""
+"""What differs from the paper: changes of the task, of standard SGD, and of Mercury."""
 
 
 def section_6_2(options: Options) -> Finding:
-    cost, rows, claims = costs(10), list[tuple[str, ...]](), list[Claim]()
+    cost = costs(10)
+    rows: list[tuple[str, ...]] = []
+    claims: list[Claim] = []
     bases: dict[str, Runs] = {}
     for name, (of_task, of_base, of_run) in CONDITIONS.items():
         options.say(name)
-        task, key = cell(options, "images").changed(**of_task), f"{of_task} {of_base}"
+        task = cell(options, "images").changed(**of_task)
+        key = f"{of_task} {of_base}"
         if key not in bases:
             bases[key] = task.train(replace(RANDOM, **of_base), cost)
-        base, run = bases[key], task.train(replace(MERCURY, **of_run), cost)
+        base = bases[key]
+        run = task.train(replace(MERCURY, **of_run), cost)
         fewer = gains(base, run, "steps")
         # the paper's own setting decides
         if not rows:
             text = "Mercury needs fewer iterations than random sampling"
             claims = [times(text, 2.4, fewer), uncompromised(base, run)]
         published = "" if rows else "2.4x to 2.7x"
-        rows.append((name, written(typical(fewer)), written(typical(gains(base, run))),
-                     end_of(base), end_of(run),
-                     published))  # fmt: skip
+        speedups = [written(typical(ratios)) for ratios in (fewer, gains(base, run))]
+        rows.append((name, *speedups, end_of(base), end_of(run), published))
     head = ("changed", "iterations", "time", "SGD", "Mercury", "paper: iterations")
     return Finding(head, rows, claims)

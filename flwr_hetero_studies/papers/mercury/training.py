@@ -31,14 +31,16 @@ from flwr_hetero_studies.tasks.partitions import partition_rows
 from flwr_hetero_studies.tasks.training import pick_device
 
 Rows = NDArray[np.int64]
-FIRST_STEPS, ADAPT_EVERY = 2, 10
-"""AdaComm: local steps at first, and exchanges until they are adapted. The paper gives neither. At
-2 an exchange for two steps bounds its gain by 2, and the paper finds at most 1.88."""
+FIRST_STEPS = 2
+"""AdaComm: local steps at first. The paper does not give them. An exchange for two steps bounds the
+gain by 2, and the paper finds at most 1.88."""
+ADAPT_EVERY = 10
+"""AdaComm: exchanges until the local steps are adapted. The paper does not give it."""
 RESHARD_TIMES = 20
 """Parts in which samples are moved in a run."""
 SCORE_BATCH = 4096
 LONGER = 2
-"""AdaComm is trained for so many times as many steps: it has fewer exchanges for them."""
+"""AdaComm is trained for so many times as many steps, as it has fewer exchanges for them."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,9 @@ class Sampling:
     """Whether local steps become fewer as the loss falls (AdaComm)."""
 
 
-RANDOM, MERCURY, FLAT = Sampling(), Sampling("paper"), Sampling("flat")
+RANDOM = Sampling()
+MERCURY = Sampling("paper")
+FLAT = Sampling("flat")
 ADACOMM = Sampling(local_steps=FIRST_STEPS, adapts_steps=True)
 
 
@@ -129,56 +133,73 @@ class Training:
     """Devices with equal say that train one model (Eq. 1)."""
 
     def __init__(self, task: Workload, method: Sampling, cost: StepCosts, seed: int) -> None:
-        self.task, self.method, self.cost = task, method, cost
+        self.task = task
+        self.method = method
+        self.cost = cost
         where = pick_device("auto")
+        whole = load_partition(task.dataset, 0, 1)
         # the data are in random order already
-        every, first = load_partition(task.dataset, 0, 1), slice(task.rows)
-        part = replace(every, inputs=every.inputs[first], targets=every.targets[first])
+        first = slice(task.rows)
+        part = replace(whole, inputs=whole.inputs[first], targets=whole.targets[first])
         self.examples = part.to(where)
         self.test = load_test(task.dataset).to(where)
         labels = self.examples.targets.cpu().numpy()
-        how = ("iid", 1.0) if task.alpha == inf else ("dirichlet", task.alpha)
-        self.workers = [
-            Holder(rows, SAMPLERS[method.sampling](len(rows), size, 100 * seed + number))
-            for number, rows in enumerate(partition_rows(labels, task.workers, *how, seed=seed))
-            for size in [min(task.batch_size, len(rows))]
-        ]
+        partition = ("iid", 1.0) if task.alpha == inf else ("dirichlet", task.alpha)
+        self.workers = []
+        for number, rows in enumerate(partition_rows(labels, task.workers, *partition, seed=seed)):
+            make_sampler = SAMPLERS[method.sampling]
+            size = min(task.batch_size, len(rows))
+            self.workers.append(Holder(rows, make_sampler(len(rows), size, 100 * seed + number)))
         self.model = make_model(task.model, *data_shape(task.dataset), seed).to(where)
-        local = method.local_steps > 1
-        self.models = [copy.deepcopy(self.model) for _ in self.workers] if local else [self.model]
+        self.models = [self.model]
+        if method.local_steps > 1:
+            self.models = [copy.deepcopy(self.model) for _ in self.workers]
         make: Any = torch.optim.Adam if task.optimizer == "adam" else torch.optim.SGD
         self.optimizers: list[torch.optim.Optimizer] = [
             make(model.parameters(), lr=task.rate) for model in self.models
         ]
-        # a stream each, so that noise does not change who moves
-        self.rng, self.noise = np.random.default_rng([seed, 1]), np.random.default_rng([seed, 2])
-        self.local_steps, self.exchanges, self.first_loss = method.local_steps, 0, 0.0
+        # two streams, so that noise does not change which samples move
+        self.rng = np.random.default_rng([seed, 1])
+        self.noise = np.random.default_rng([seed, 2])
+        self.local_steps = method.local_steps
+        self.exchanges = 0
+        self.first_loss = 0.0
         self.learns = method.sampling in ("paper", "flat")
 
     def run(self) -> TrainedRun:
         """Train, and measure the model on the test examples from time to time."""
-        task, steps, seconds, moved, points = self.task, 0, 0.0, 0, list[tuple[float, ...]]()
+        task = self.task
+        steps = 0
+        seconds = 0.0
+        moved = 0
+        points: list[tuple[float, ...]] = []
         part = max(1, task.num_steps // RESHARD_TIMES)
         for mark in np.linspace(0, task.num_steps, task.evaluations + 1)[1:].astype(int).tolist():
             while steps < mark:
-                for group in (g for each in self.optimizers for g in each.param_groups):
-                    done = steps / task.num_steps if task.decays else 0.0
-                    group["lr"] = task.rate * (1 + np.cos(np.pi * done)) / 2
+                self._set_rate(steps / task.num_steps if task.decays else 0.0)
                 taken, took_s = self.advance()
                 if self.method.resharding and (steps + taken) // part > steps // part:
                     moved += self.reshard()
-                steps, seconds = steps + taken, seconds + took_s
+                steps += taken
+                seconds += took_s
             accuracy = evaluate(self.model, self.test, device="auto")[1]
             points.append((steps, self.exchanges, seconds, accuracy))
         spent = (list(column) for column in zip(*points, strict=True))
         return TrainedRun._make([*spent, moved])
 
+    def _set_rate(self, done: float) -> None:
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = self.task.rate * (1 + np.cos(np.pi * done)) / 2
+
     def advance(self) -> tuple[int, float]:
         """Train until gradients or models were exchanged; return steps and seconds."""
-        method, taken, noise = self.method, self.local_steps, 1.0
+        method = self.method
+        taken = self.local_steps
+        noise = 1.0
         if method.bandwidth_noise:
             noise = max(0.1, 1 + method.bandwidth_noise * float(self.noise.standard_normal()))
-        cost = StepCosts(self.cost.compute_s, self.cost.exchange_s * noise, self.cost.score_all_s)
+        cost = replace(self.cost, exchange_s=self.cost.exchange_s * noise)
         share = 0.0
         if self.learns:
             hidden = (cost if method.is_adaptive else self.cost).hidden_share
@@ -187,15 +208,15 @@ class Training:
         # Figure 15's rival: scores first, then the batch
         if share and not method.is_hidden:
             self.score(share)
+        hidden_share = share if method.is_hidden else 0.0
         if method.local_steps > 1:
             # AdaComm, and five batches per exchange
             self._local_steps(taken)
-            if share and method.is_hidden:
-                self.score(share)
+            if hidden_share:
+                self.score(hidden_share)
         else:
             # BACC: the model that is scored is that of the step's start
-            self._step(self.model, self.optimizers[0], self.workers,
-                       share if method.is_hidden else 0.0)  # fmt: skip
+            self._step(self.model, self.optimizers[0], self.workers, hidden_share)
         self.exchanges += 1
         step_s = cost.step_s(share, is_hidden=method.is_hidden)
         return taken, step_s + (taken - 1) * cost.compute_s
@@ -215,20 +236,20 @@ class Training:
         if share:
             self.score(share)
         optimizer.step()
-        found = losses.detach().cpu().numpy().astype(float)
+        values = losses.detach().cpu().numpy().astype(float)
         if self.method.sampling == "flat":
-            parts = np.split(found, np.cumsum([len(c) for _, c in batches])[:-1])
-            for worker, (index, _), each in zip(workers, batches, parts, strict=True):
-                worker.sampler.update(index, each)
-        return float(found.mean())
+            parts = np.split(values, np.cumsum([len(c) for _, c in batches])[:-1])
+            for worker, (index, _), scores in zip(workers, batches, parts, strict=True):
+                worker.sampler.update(index, scores)
+        return float(values.mean())
 
     def _local_steps(self, count: int) -> None:
         """Let each device train by itself, then average the models; AdaComm adapts the steps."""
         devices = list(zip(self.models, self.optimizers, self.workers, strict=True))
         loss = float(np.mean([self._step(m, o, [w]) for m, o, w in devices for _ in range(count)]))
         with torch.no_grad():
-            own = [list(model.parameters()) for model in self.models]
-            for target, *params in zip(self.model.parameters(), *own, strict=True):
+            local = [list(model.parameters()) for model in self.models]
+            for target, *params in zip(self.model.parameters(), *local, strict=True):
                 target.copy_(torch.stack(params).mean(0))
                 for param in params:
                     param.copy_(target)
@@ -242,8 +263,8 @@ class Training:
     def all_losses(self, rows: Rows) -> NDArray[np.float64]:
         with torch.no_grad():
             parts = np.array_split(rows, -(-len(rows) // SCORE_BATCH))
-            found = torch.cat([self.losses(part) for part in parts])
-        return np.asarray(found.cpu().numpy().astype(float))
+            losses = torch.cat([self.losses(part) for part in parts])
+        return np.asarray(losses.cpu().numpy().astype(float))
 
     def score(self, share: float) -> None:
         """Score a group of each device's data by the model as it is (section 4.1, step 1)."""
@@ -252,9 +273,10 @@ class Training:
             worker.sampler.resize_groups(max(1, round(share * len(worker.rows))))
             groups.append(worker.sampler.refresh_indices())
         rows = [w.rows[group] for w, group in zip(self.workers, groups, strict=True)]
-        found = np.split(self.all_losses(np.concatenate(rows)), np.cumsum([*map(len, rows)])[:-1])
-        for worker, group, each in zip(self.workers, groups, found, strict=True):
-            worker.sampler.update(group, each)
+        losses = self.all_losses(np.concatenate(rows))
+        parts = np.split(losses, np.cumsum([*map(len, rows)])[:-1])
+        for worker, group, scores in zip(self.workers, groups, parts, strict=True):
+            worker.sampler.update(group, scores)
 
     def reshard(self) -> int:
         """Exchange samples between devices (section 4.2); return how many moved."""
@@ -268,9 +290,12 @@ class Training:
             offers[str(number)] = offer(values, groups, count, self.rng).tolist()
         swaps = match(offers, self.rng)
         for (one, i), (other, j) in swaps:
-            a, b = self.workers[int(one)], self.workers[int(other)]
+            a = self.workers[int(one)]
+            b = self.workers[int(other)]
             # scores stay behind: the new device has not seen the sample
-            a.rows[i], b.rows[j] = b.rows[j], a.rows[i]
+            row = a.rows[i]
+            a.rows[i] = b.rows[j]
+            b.rows[j] = row
             for worker, slot in ((a, i), (b, j)):
                 worker.sampler.forget(np.array([slot]))
         return 2 * len(swaps)
@@ -286,8 +311,8 @@ class SeededTask:
     def train(self, method: Sampling, cost: StepCosts | None = None) -> "Runs":
         task = self.task
         if method.adapts_steps:
-            steps, evaluations = LONGER * task.num_steps, LONGER * task.evaluations
-            task = replace(task, num_steps=steps, evaluations=evaluations)
+            steps = LONGER * task.num_steps
+            task = replace(task, num_steps=steps, evaluations=LONGER * task.evaluations)
         cost = cost or costs(100, task.workers)
         return [Training(task, method, cost, seed).run() for seed in self.seeds]
 

@@ -31,7 +31,8 @@ LR = 0.1
 
 def while_training(task: Problem, steps: int, seed: int) -> Iterator[tuple[int, nn.Module]]:
     """Train with SGD on 2 % of the data a step; yield the model before each step and at the end."""
-    model, count = task.make_model(seed), len(task.examples)
+    model = task.make_model(seed)
+    count = len(task.examples)
     sampler = UniformSampler(count, max(1, round(0.02 * count)), seed=seed)
     optimizer = torch.optim.SGD(model.parameters(), LR)
     taken = alone.steps(model, [task.examples], [sampler], optimizer)
@@ -47,9 +48,10 @@ def priorities_of(model: nn.Module, examples: Examples) -> tuple[Vector, dict[st
 
 
 class TopParts(NamedTuple):
-    """What the top examples account for at an iteration."""
+    """Shares of the top examples at an iteration."""
 
-    priorities: Vector
+    negative: float
+    """Share of all examples whose priority is below 0."""
     of_decrease: list[float]
     of_priorities: list[float]
 
@@ -57,60 +59,68 @@ class TopParts(NamedTuple):
 def look_at(model: nn.Module, examples: Examples) -> TopParts:
     """Compare the loss decrease of a small step on the top alone with that on all."""
     priorities, total = priorities_of(model, examples)
-    whole, order = decrease(model, examples, total), np.argsort(-priorities)
+    whole = decrease(model, examples, total)
+    order = np.argsort(-priorities)
     parts = []
     for top in TOPS:
         # Figure 1b: a step on these alone
         chosen = order[: max(1, round(top * len(order)))]
         some = Examples(examples.inputs[chosen], examples.targets[chosen])
         parts.append(decrease(model, examples, priorities_of(model, some)[1]) / whole)
-    return TopParts(priorities, parts, [top_share(priorities, top) for top in TOPS])
+    shares = [top_share(priorities, top) for top in TOPS]
+    return TopParts(float((priorities < 0).mean()), parts, shares)
 
 
 @torch.no_grad()
 def decrease(model: nn.Module, examples: Examples, gradient: dict[str, Tensor]) -> float:
     """Return by how much a small step along a gradient lowers the loss; the step is undone."""
-    before, own = evaluate(model, examples, AT_A_TIME)[0], copy.deepcopy(model.state_dict())
+    before = evaluate(model, examples, AT_A_TIME)[0]
+    state = copy.deepcopy(model.state_dict())
     # Eq. 6: to the first order the loss falls by the step times the priorities
     for name, p in model.named_parameters():
         p.sub_(gradient[name], alpha=SMALL_STEP / len(examples))
     after = evaluate(model, examples, AT_A_TIME)[0]
-    model.load_state_dict(own)
+    model.load_state_dict(state)
     return before - after
+
+
+def looks_of_seed(task: Problem, doubled: Examples, seed: int) -> list[TopParts]:
+    looks = []
+    for step, model in while_training(task, LOOKS[-1], seed):
+        if step in LOOKS:
+            # single precision would lose the decrease of a small step
+            looks.append(look_at(model.double(), doubled))
+            model.float()
+    return looks
 
 
 def figure_1(options: Options) -> Finding:
     task = of_figure(options, "mlp-100")
     doubled = Examples(task.examples.inputs.double(), task.examples.targets)
-    # seeds, looks
     every: list[list[TopParts]] = []
     for seed in options.seeds_or(range(PAIRS)):
         options.say(f"seed {seed}")
-        every.append([])
-        for step, model in while_training(task, LOOKS[-1], seed):
-            if step in LOOKS:
-                # a small step's decrease is lost in single precision
-                every[-1].append(look_at(model.double(), doubled))
-                model.float()
+        every.append(looks_of_seed(task, doubled, seed))
     # seeds, looks, tops
-    decrease_, sums = (np.array([[look[n] for look in own] for own in every]) for n in (1, 2))
-    negative = np.mean([[(look.priorities < 0).mean() for look in own] for own in every], axis=0)
+    decreases = np.array([[look.of_decrease for look in looks] for looks in every])
+    sums = np.array([[look.of_priorities for look in looks] for looks in every])
+    negative = np.mean([[look.negative for look in looks] for looks in every], axis=0)
     rows = []
     for number, step in enumerate(LOOKS):
-        both = zip(decrease_[:, number].mean(0), sums[:, number].mean(0), strict=True)
+        both = zip(decreases[:, number].mean(0), sums[:, number].mean(0), strict=True)
         cells = (f"{part:.1%} ({whole:.1%})" for part, whole in both)
         rows.append([step, f"{negative[number]:.0%}", *cells])
     rows.append(["50, paper", "", *(f"{part:.0%}" for part in TOPS.values())])
-    parts = decrease_[:, LOOKS.index(50)]
-    error = float(np.max(np.abs(decrease_ / sums - 1)[:, LOOKS.index(50)]))
+    at_50 = LOOKS.index(50)
+    error = float(np.max(np.abs(decreases / sums - 1)[:, at_50]))
     claims = [
         *(
             about(f"at iteration 50 the top {top:.1%} make up this part of the loss decrease",
-                  paper, own, ".3f")
-            for (top, paper), own in zip(TOPS.items(), parts.T, strict=True)
+                  paper, parts, ".3f")
+            for (top, paper), parts in zip(TOPS.items(), decreases[:, at_50].T, strict=True)
         ),
         within("a small top contributes much: at any time at least twice its share of the data",
-               "6.4 to 10 times", (decrease_ / [*TOPS]).min(axis=(1, 2)), low=2, form=".2f"),
+               "6.4 to 10 times", (decreases / [*TOPS]).min(axis=(1, 2)), low=2, form=".2f"),
         made("priorities tell the loss decrease (Eq. 6): within 10 %", "yes",
              f"off by at most {error:.1%}", error <= 0.1),
     ]  # fmt: skip
@@ -118,14 +128,19 @@ def figure_1(options: Options) -> Finding:
     return Finding(head, rows, claims)
 
 
-STEPS, EVERY, FALLING = 100, 2, 5
-"""The last is the look from which on (iteration 10) the paper has straight lines that fall."""
+STEPS = 100
+EVERY = 2
+"""Iterations between two looks at the priorities."""
+FALLING = 5
+"""The look from which on (iteration 10) the paper has straight lines that fall."""
 
 
 def figure_5(options: Options) -> Finding:
-    rows, every = [], []
+    rows = []
+    every = []
     for name in ("mlp", "cnn"):
-        task, falls = of_figure(options, name), []
+        task = of_figure(options, name)
+        falls = []
         for seed in options.seeds_or(range(PAIRS)):
             options.say(f"{name}, seed {seed}")
             models = while_training(task, STEPS, seed)

@@ -2,14 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
-from math import prod, sqrt
+from math import prod
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from flwr_hetero_studies.core.plan import Data, Options
+from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.tasks import Examples, data_shape, load_partition, make_model
 
 NOISE = 0.1
@@ -33,30 +32,16 @@ def each_loss(outputs: Tensor, targets: Tensor) -> Tensor:
 def points(num_points: int, dim: int) -> Problem:
     """Draw points for logistic regression, labelled by a random hyperplane."""
     generator = torch.Generator().manual_seed(0)
-    # a hyperplane decides, then noise is added
     normal = torch.randn(dim, generator=generator)
     drawn = torch.randn(num_points, dim, generator=generator)
-    return _noisy("softmax", drawn, (drawn @ normal > 0).long(), generator)
-
-
-def taught_points(num_points: int, dim: int) -> Problem:
-    """Draw points for the MLP, labelled by a random network of one hidden layer."""
-    generator = torch.Generator().manual_seed(0)
-    drawn = torch.randn(num_points, dim, generator=generator)
-    # centred scores give every class some points
-    hidden = (drawn @ torch.randn(dim, 50, generator=generator) / sqrt(dim)).relu()
-    scores = hidden @ torch.randn(50, 10, generator=generator)
-    return _noisy("mlp", drawn, (scores - scores.mean(0)).argmax(1), generator)
-
-
-def _noisy(model: str, drawn: Tensor, targets: Tensor, generator: torch.Generator) -> Problem:
+    targets = (drawn @ normal > 0).long()
+    # the noise comes after the labels
     inputs = drawn + NOISE * torch.randn(drawn.shape, generator=generator)
-    shape, classes = (drawn.shape[1], 1, 1), int(targets.max()) + 1
     examples = Examples(inputs[:, :, None, None], targets)
-    return Problem(examples, lambda seed: make_model(model, shape, classes, seed))
+    return Problem(examples, lambda seed: make_model("softmax", (dim, 1, 1), 2, seed))
 
 
-def images(dataset: str, model: str, most: int | None = None) -> Problem:
+def images(dataset: str, model: str) -> Problem:
     """Take images: with ``mlp``, ``cnn``, or ``mlp-100`` of the paper's Figure 1."""
     shape, num_classes = data_shape(dataset)
     assert isinstance(num_classes, int), "images have classes"
@@ -70,7 +55,7 @@ def images(dataset: str, model: str, most: int | None = None) -> Problem:
             return body(shape, num_classes)
 
     whole = load_partition(dataset, 0, 1)
-    return Problem(Examples(whole.inputs[:most], whole.targets[:most]), build)
+    return Problem(Examples(whole.inputs, whole.targets), build)
 
 
 def small_mlp(shape: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -94,12 +79,3 @@ def of_figure(options: Options, model: str) -> Problem:
     if model == "lr":
         return points(*options.pick((4000, 400), (10_000, 1000)))
     return images(options.dataset("images"), model)
-
-
-@lru_cache(2)
-def of_race(name: str, num_samples: int, data: Data) -> Problem:
-    """Take the data of a race: ``lr-synthetic``, ``mlp-synthetic``, or a model and images."""
-    model, _, source = name.partition("-")
-    if source == "synthetic":
-        return points(num_samples, 1000) if model == "lr" else taught_points(num_samples, 100)
-    return images(data.first(num_samples, 100), model, num_samples)

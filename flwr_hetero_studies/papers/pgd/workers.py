@@ -1,8 +1,7 @@
-"""Workers that choose their batches as SGD, PGD-A or PGD-S do, on one model in this process."""
+"""Workers that choose their batches as SGD, PGD-A or PGD-S, on one model in this process."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,15 +18,14 @@ from flwr_hetero_studies.core.curves import Columns
 from flwr_hetero_studies.papers.pgd.tasks import Problem, each_loss
 from flwr_hetero_studies.tasks import Examples, evaluate
 
-SGD, PGD_A, PGD_S = "SGD", "PGD-A, full first pass", "PGD-S"
-PAPER = (SGD, PGD_A, PGD_S)
-"""The paper's; its pass over all data before the first step is in both of PGD."""
-SPREAD, LAST_LAYER, DRAWN = "PGD-A", "PGD-A, last layer", "stochastic"
+SGD = "SGD"
+PGD_A = "PGD-A, full first pass"
+PGD_S = "PGD-S"
 AUTHORS = "PGD-A, the authors' step"
-"""The step of the authors' code, the mean of S plus the mean of T: twice the mean of both."""
-METHODS = (*PAPER, SPREAD, LAST_LAYER, DRAWN)
-"""And the package's: that pass spread over the first epoch, priorities of the last layer, draws by
-priority without bias."""
+"""PGD-A with the step of the authors' code: the mean of S plus the mean of T, so that it is twice
+the mean of both."""
+METHODS = (SGD, PGD_A, PGD_S, AUTHORS)
+"""Both kinds of PGD have the paper's pass over all data before the first step."""
 AT_A_TIME = 500
 
 
@@ -40,7 +38,7 @@ class Ratios:
     lr: float
     steps: int
     workers: int = 4
-    """Among whom the data are divided at random; 0: one has them as they are."""
+    """The data are divided at random among them."""
 
 
 class SumOfMeans(PGDSampler):
@@ -66,19 +64,23 @@ class BasicPGD(BatchSampler):
         self, model: nn.Module, share: Examples, num_renewed: int, num_top: int, seed: int
     ) -> None:
         super().__init__(len(share), num_top, seed=seed)
-        self.model, self.share, self.num_renewed = model, share, num_renewed
-        self.order, self.iteration = self.rng.permutation(len(share)), 0
+        self.model = model
+        self.share = share
+        self.num_renewed = num_renewed
+        self.order = self.rng.permutation(len(share))
+        self.iteration = 0
         self.gradient = AggregatedGradient(dict(model.named_parameters()), len(share))
         # the paper's pass over all data before the first step
-        found, total = all_priorities(
+        priorities, total = all_priorities(
             model, each_loss, share.inputs, share.targets, batch_size=AT_A_TIME
         )
-        self.gradient.total, self.gradient.covered = total, float(len(share))
-        self.trend = learn(start_trend(len(share)), np.arange(len(share)), found, 0)
+        self.gradient.total = total
+        self.gradient.covered = float(len(share))
+        self.trend = learn(start_trend(len(share)), np.arange(len(share)), priorities, 0)
 
     def next_batch(self) -> Batch:
         """Renew the priorities of S (Alg. 1, l. 4-13), and pick T (l. 15)."""
-        turn, none = self.iteration * self.num_renewed, np.empty(0, np.int64)
+        turn = self.iteration * self.num_renewed
         self.iteration += 1
         # Alg. 1, l. 4: S, in turn
         renewed = choose_batch(
@@ -86,15 +88,18 @@ class BasicPGD(BatchSampler):
         )
         inputs, targets = self.share.take(renewed)
         # Alg. 1, l. 9: p_i <- gbar . g_i for S alone
-        found = sample_priorities(self.model, each_loss, inputs, targets, self.gradient.direction)
+        priorities = sample_priorities(
+            self.model, each_loss, inputs, targets, self.gradient.direction
+        )
         named = dict(self.model.named_parameters())
         mean = each_loss(self.model(inputs), targets).mean()
-        parts = torch.autograd.grad(mean, list(named.values()))
+        gradients = torch.autograd.grad(mean, list(named.values()))
         # Alg. 1, l. 22
-        self.gradient.absorb(len(renewed), dict(zip(named, parts, strict=True)))
+        self.gradient.absorb(len(renewed), dict(zip(named, gradients, strict=True)))
         # Alg. 1, l. 10 and 13
-        self.trend = learn(self.trend, renewed, found.double().numpy(), self.iteration)
-        # Alg. 1, l. 15: T, which may hold examples of S
+        self.trend = learn(self.trend, renewed, priorities.double().numpy(), self.iteration)
+        # Alg. 1, l. 15: T, which may contain examples of S
+        none = np.empty(0, np.int64)
         top = pick_top(estimate(self.trend, self.iteration), self.batch_size, taken=none)
         return top, np.ones(len(top))
 
@@ -108,33 +113,30 @@ class BasicPGD(BatchSampler):
 def make_sampler(
     method: str, model: nn.Module, share: Examples, settings: Ratios, seed: int
 ) -> UniformSampler | PriorityFeed | BasicPGD:
-    """Make a worker's sampler; the paper's PGD has its first pass over all data behind it."""
-    check_choice("method", method, (*METHODS, AUTHORS))
-    top, renewed = (max(1, round(x * len(share))) for x in (settings.top, settings.renewal))
+    """Make a worker's sampler; that of PGD has made its first pass over all data."""
+    check_choice("method", method, METHODS)
+    num_top = max(1, round(settings.top * len(share)))
+    num_renewed = max(1, round(settings.renewal * len(share)))
+    size = num_top + num_renewed
     if method == SGD:
-        return UniformSampler(len(share), top + renewed, seed=seed)
+        return UniformSampler(len(share), size, seed=seed)
     if method == PGD_S:
-        return BasicPGD(model, share, renewed, top, seed)
-    # S and T of a batch are as large as k and r say
-    rule, part = "stochastic" if method == DRAWN else "topk", renewed / (top + renewed)
+        return BasicPGD(model, share, num_renewed, num_top, seed)
     kind = SumOfMeans if method == AUTHORS else PGDSampler
-    sampler = kind(len(share), top + renewed, seed=seed, rule=rule, renewal_share=part)
-    whole = method in (PGD_A, AUTHORS)
-    feed = PriorityFeed(sampler, model, layers="all" if whole or method == SPREAD else "last")
-    if whole:
-        feed.full_pass(model, each_loss, share.inputs, share.targets, batch_size=AT_A_TIME)
+    # S and T of a batch are as large as k and r say
+    sampler = kind(len(share), size, seed=seed, rule="topk", renewal_share=num_renewed / size)
+    feed = PriorityFeed(sampler, model, layers="all")
+    feed.full_pass(model, each_loss, share.inputs, share.targets, batch_size=AT_A_TIME)
     return feed
 
 
-def begin(task: Problem, method: str, settings: Ratios, seed: int) -> dict[str, Any]:
-    """Divide the data among the workers; return what :func:`alone.steps` takes."""
-    model, shares, seeds = task.make_model(seed), [task.examples], [seed]
-    if settings.workers:
-        shares = alone.split(task.examples, settings.workers, seed)
-        seeds = [1000 * seed + i for i in range(settings.workers)]
+def train(task: Problem, method: str, settings: Ratios, seed: int, num_points: int = 40) -> Columns:
+    """Train; the column ``work`` counts gradients of examples, those of the first pass included."""
+    model = task.make_model(seed)
+    shares = alone.split(task.examples, settings.workers, seed)
     samplers = [
-        make_sampler(method, model, share, settings, own)
-        for share, own in zip(shares, seeds, strict=True)
+        make_sampler(method, model, share, settings, 1000 * seed + number)
+        for number, share in enumerate(shares)
     ]
 
     def observe(worker: int, indices: NDArray[np.int64], losses: Tensor) -> None:
@@ -142,36 +144,34 @@ def begin(task: Problem, method: str, settings: Ratios, seed: int) -> dict[str, 
         if not isinstance(sampler, UniformSampler):
             sampler.on_batch(model, indices, losses)
 
-    optimizer = torch.optim.SGD(model.parameters(), settings.lr)
-    found = {"model": model, "shares": shares, "samplers": samplers, "optimizer": optimizer}
-    return found | {"observe": observe}
-
-
-def train(task: Problem, method: str, settings: Ratios, seed: int, num_points: int = 40) -> Columns:
-    """Train; the column ``work`` counts gradients of examples, the first pass among them."""
-    started = begin(task, method, settings, seed)
-
     def look(model: nn.Module) -> dict[str, float]:
         return {"loss": evaluate(model, task.examples, AT_A_TIME)[0]}
 
-    every = max(1, settings.steps // num_points)
-    curve = alone.train(**started, num_steps=settings.steps, every=every, look=look)
+    curve = alone.train(
+        model,
+        shares,
+        samplers,
+        torch.optim.SGD(model.parameters(), settings.lr),
+        num_steps=settings.steps,
+        every=max(1, settings.steps // num_points),
+        look=look,
+        observe=observe,
+    )
     # the first pass computes each gradient once
-    first = sum(map(len, started["shares"])) if method in (PGD_A, PGD_S, AUTHORS) else 0
-    # PGD-S computes gradients of S that it does not step on
-    a_step = sum(s.batch_size + getattr(s, "num_renewed", 0) for s in started["samplers"])
+    first = 0 if method == SGD else sum(map(len, shares))
+    # PGD-S also computes gradients of S, on which it takes no step
+    a_step = sum(s.batch_size + getattr(s, "num_renewed", 0) for s in samplers)
     return curve | {"work": [first + a_step * step for step in curve["step"]]}
 
 
-def best_rate(
-    task: Problem, method: str, settings: Ratios, rates: Sequence[float], seed: int
-) -> float:
-    tried = {lr: train(task, method, replace(settings, lr=lr), seed) for lr in rates}
-    return min(tried, key=lambda lr: final(tried[lr]))
+def best_rate(task: Problem, settings: Ratios, rates: Sequence[float], seed: int) -> float:
+    """Return the learning rate at which SGD ends lowest."""
+    ends = {lr: final(train(task, SGD, replace(settings, lr=lr), seed)) for lr in rates}
+    return min(ends, key=ends.__getitem__)
 
 
 LAST = 3
-"""Points of a curve whose mean is its end."""
+"""The end of a curve is the mean of so many points."""
 
 
 def final(curve: Columns) -> float:

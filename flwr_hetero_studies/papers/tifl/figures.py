@@ -5,11 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from flwr_hetero.tifl.algorithm import VANILLA
 from flwr_hetero_studies.core.criteria import (
     Claim,
-    Values,
     at_scale,
     falls,
     higher,
@@ -17,6 +17,7 @@ from flwr_hetero_studies.core.criteria import (
     times,
     within,
 )
+from flwr_hetero_studies.core.curves import Vector
 from flwr_hetero_studies.core.experiment import Finding
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.tifl.runs import (
@@ -31,7 +32,9 @@ from flwr_hetero_studies.papers.tifl.runs import (
 )
 
 MNIST_CPUS = (2.0, 1.0, 0.75, 0.5, 0.25)
-UNIFORM, SLOW, FAST = "uniform", "slow", "fast"
+UNIFORM = "uniform"
+SLOW = "slow"
+FAST = "fast"
 STATIC = (VANILLA, SLOW, UNIFORM, "random", FAST)
 COMBINED = {"partition": "quantity-classes", "classes-per-node": 5}
 QUANTITY = {"partition": "quantity"}
@@ -46,44 +49,37 @@ def classes(count: int) -> dict[str, str | int]:
     return {"partition": "classes", "classes-per-node": count}
 
 
-def speed(found: Mapping[str, Trained], policy: str, over: str = VANILLA) -> Values:
-    return np.divide(found[over].seconds, found[policy].seconds)
+def speed(runs: Mapping[str, Trained], policy: str, over: str = VANILLA) -> Vector:
+    return np.divide(runs[over].seconds, runs[policy].seconds)
 
 
-def accuracies(found: Mapping[str, Trained], policies: Iterable[str]) -> dict[str, Values]:
-    return {name: found[name].accuracy for name in policies}
+def lowest(text: str, published: str, runs: Mapping[str, Trained], policy: str) -> Claim:
+    others = np.min([one.accuracy for name, one in runs.items() if name != policy], axis=0)
+    gaps = np.subtract(others, runs[policy].accuracy)
+    return higher(f"{text} (below all others)", published, gaps, unit=" points")
 
 
-def lowest(
-    text: str, published: str, found: Mapping[str, Trained], policy: str, size: float | None = None
-) -> Claim:
-    others = np.min([one.accuracy for name, one in found.items() if name != policy], axis=0)
-    own = found[policy].accuracy
-    return higher(f"{text} (below all others)", published, np.subtract(others, own), size=size,
-                  unit=" points")  # fmt: skip
-
-
-def alike(
-    text: str, published: str, found: Mapping[str, Trained], policies: Iterable[str]
-) -> Claim:
+def alike(text: str, published: str, runs: Mapping[str, Trained], policies: Iterable[str]) -> Claim:
     """Claim that policies are as accurate as vanilla, with the whole intervals."""
-    apart = [np.subtract(found[name].accuracy, found[VANILLA].accuracy) for name in policies]
+    apart = [np.subtract(runs[name].accuracy, runs[VANILLA].accuracy) for name in policies]
     return within(f"{text} (within {ALIKE} points of vanilla)", published, *apart,
                   low=-ALIKE, high=ALIKE)  # fmt: skip
 
 
-def same_time(text: str, published: str, ratios: Values) -> Claim:
-    least, most = np.min(ratios), np.max(ratios)
-    here, holds = f"{least:.2f} to {most:.2f} of it", least >= 0.9 and most <= 1.1
+def same_time(text: str, published: str, ratios: ArrayLike) -> Claim:
+    least = np.min(ratios)
+    most = np.max(ratios)
+    holds = least >= 0.9 and most <= 1.1
     # the emulated time of a node is that of its examples, whatever their classes
+    here = f"{least:.2f} to {most:.2f} of it"
     return made(f"{text} (each policy within 10 %)", published, here, holds)
 
 
 def figure_1b(options: Options) -> Finding:
     plans = {"IID": Plan(nodes=20)}
     plans |= {f"non-IID({n})": Plan(partition=classes(n), nodes=20) for n in LEVELS[::-1]}
-    found = compare(options, plans, [VANILLA])
-    percent = {setting: one[VANILLA].accuracy for setting, one in found.items()}
+    runs = compare(options, plans, [VANILLA])
+    percent = {setting: one[VANILLA].accuracy for setting, one in runs.items()}
     drop = np.subtract(percent["IID"], percent["non-IID(2)"])
     claims = [
         falls("the fewer classes a client has, the lower the accuracy (in this order)",
@@ -93,12 +89,12 @@ def figure_1b(options: Options) -> Finding:
     ]  # fmt: skip
     paper = {"non-IID(2), vanilla": "-18 points", "non-IID(5), vanilla": "a further -8 points"}
     paper |= {"non-IID(10), vanilla": "-6 points"}
-    return outcome(found, claims, paper)
+    return outcome(runs, claims, paper)
 
 
 def figure_3a(options: Options) -> Finding:
-    found = compare(options, {"resource": Plan(cpus=CIFAR_CPUS)}, STATIC)
-    ours = found["resource"]
+    runs = compare(options, {"resource": Plan(cpus=CIFAR_CPUS)}, STATIC)
+    ours = runs["resource"]
     then = ours[FAST].seconds
     gain = np.subtract(ours[FAST].at(then), ours[VANILLA].at(then))
     claims = [
@@ -108,25 +104,26 @@ def figure_3a(options: Options) -> Finding:
         higher("if time is short, TiFL is more accurate than vanilla (fast, at its end)",
                "up to 6.19 points", gain, size=6.19, unit=" points"),
     ]  # fmt: skip
-    return outcome(found, claims, {"resource, fast": "almost 11x", "resource, uniform": "over 6x"})
+    return outcome(runs, claims, {"resource, fast": "almost 11x", "resource, uniform": "over 6x"})
 
 
 def figure_3b(options: Options) -> Finding:
-    found = compare(options, {"quantity": Plan(partition=QUANTITY)}, STATIC)
-    ours = found["quantity"]
+    runs = compare(options, {"quantity": Plan(partition=QUANTITY)}, STATIC)
+    ours = runs["quantity"]
     claims = [
         times("unequal amounts of data alone give a speed-up (fast)", 3, speed(ours, FAST)),
         lowest("fast has 10 % of the data and loses accuracy", "an obvious drop", ours, FAST),
         alike("slow, with 30 % of the data, keeps its accuracy", "good accuracy", ours, (SLOW,)),
     ]
-    return outcome(found, claims, {"quantity, fast": "up to 3x"})
+    return outcome(runs, claims, {"quantity, fast": "up to 3x"})
 
 
 def figure_4(options: Options) -> Finding:
     plans = {f"non-IID({n})": Plan(partition=classes(n)) for n in options.pick(LEVELS[:1], LEVELS)}
-    found = compare(options, plans | {"IID": Plan()}, STATIC)
-    iid, two = found["IID"], found["non-IID(2)"]
-    ratios = [speed({**one, "IID": iid[n]}, n, "IID") for one in found.values() for n in STATIC]
+    runs = compare(options, plans | {"IID": Plan()}, STATIC)
+    iid = runs["IID"]
+    two = runs["non-IID(2)"]
+    ratios = [speed({**one, "IID": iid[n]}, n, "IID") for one in runs.values() for n in STATIC]
     lost = {name: np.subtract(iid[name].accuracy, two[name].accuracy) for name in STATIC}
     even, biased = (
         np.mean([lost[name] for name in names], axis=0)
@@ -140,14 +137,14 @@ def figure_4(options: Options) -> Finding:
         higher("vanilla and uniform lose less than slow, random and fast (means)",
                "better resilience", biased - even, unit=" points"),
     ]  # fmt: skip
-    return outcome(found, claims)
+    return outcome(runs, claims)
 
 
 def figure_5(options: Options) -> Finding:
     plan = Plan(MNIST_CPUS, classes(2), "mnist_cnn")
     policies = (VANILLA, UNIFORM, "fast1", "fast2", "fast3")
-    found = compare(options, {"resource + non-IID(2)": plan}, policies)
-    ours = found["resource + non-IID(2)"]
+    runs = compare(options, {"resource + non-IID(2)": plan}, policies)
+    ours = runs["resource + non-IID(2)"]
     # with two classes per client 30 rounds end far from where the accuracies do
     whole = not options.fast
     claims = [
@@ -157,13 +154,13 @@ def figure_5(options: Options) -> Finding:
         at_scale(lowest("fast3 falls short, for it ignores tier 5", "falls short", ours, "fast3"),
                  whole),
     ]  # fmt: skip
-    return outcome(found, claims)
+    return outcome(runs, claims)
 
 
 def figure_6a(options: Options) -> Finding:
     plans = {"resource": Plan(CIFAR_CPUS), "resource + non-IID(5)": Plan(CIFAR_CPUS, classes(5))}
-    found = compare(options, plans, STATIC)
-    even, skewed = found.values()
+    runs = compare(options, plans, STATIC)
+    even, skewed = runs.values()
     ratios = [np.mean(np.divide(skewed[n].seconds, even[n].seconds)) for n in STATIC]
     lost = np.mean([np.subtract(even[n].accuracy, skewed[n].accuracy) for n in STATIC], axis=0)
     claims = [
@@ -171,12 +168,12 @@ def figure_6a(options: Options) -> Finding:
         higher("accuracy degrades slightly more (mean of the policies)", "slightly", lost,
                unit=" points"),
     ]  # fmt: skip
-    return outcome(found, claims)
+    return outcome(runs, claims)
 
 
 def figure_6b(options: Options) -> Finding:
-    found = compare(options, {"combined": Plan(CIFAR_CPUS, COMBINED)}, STATIC)
-    ours = found["combined"]
+    runs = compare(options, {"combined": Plan(CIFAR_CPUS, COMBINED)}, STATIC)
+    ours = runs["combined"]
     then = ours[UNIFORM].seconds
     claims = [
         lowest("fast degrades a lot more", "a lot more", ours, FAST),
@@ -185,7 +182,7 @@ def figure_6b(options: Options) -> Finding:
                "more iterations in the same time",
                np.subtract(ours[UNIFORM].at(then), ours[VANILLA].at(then)), unit=" points"),
     ]  # fmt: skip
-    return outcome(found, claims)
+    return outcome(runs, claims)
 
 
 def outperforms(setting: str, published: str, ours: Mapping[str, Trained]) -> Claim:
@@ -202,23 +199,23 @@ def figure_7(options: Options) -> Finding:
     plans = {"amount": Plan(partition=QUANTITY, **LONG)}
     plans |= {"class": Plan(partition=classes(5), **LONG)}
     plans["combine"] = Plan(CIFAR_CPUS, COMBINED, **LONG)
-    found = compare(options, plans, (VANILLA, UNIFORM, ADAPTIVE))
-    combined = found["combine"]
+    runs = compare(options, plans, (VANILLA, UNIFORM, ADAPTIVE))
+    combined = runs["combine"]
     claims = [
-        *(outperforms(name, "outperforms", found[name]) for name in ("amount", "class")),
+        *(outperforms(name, "outperforms", runs[name]) for name in ("amount", "class")),
         times("combine: vanilla takes longer than adaptive", 2, speed(combined, ADAPTIVE)),
         alike("combine: adaptive is as accurate as vanilla", "comparable", combined, (ADAPTIVE,)),
         higher("combine: adaptive is more accurate than uniform", "significantly",
                np.subtract(combined[ADAPTIVE].accuracy, combined[UNIFORM].accuracy)),
     ]  # fmt: skip
-    return outcome(found, claims)
+    return outcome(runs, claims)
 
 
 def figure_8(options: Options) -> Finding:
     plans = {f"non-IID({n})": Plan(partition=classes(n), **LONG) for n in LEVELS}
-    found = compare(options, plans, (VANILLA, UNIFORM, ADAPTIVE))
-    claims = [outperforms(name, "consistently outperforms", one) for name, one in found.items()]
-    return outcome(found, claims)
+    runs = compare(options, plans, (VANILLA, UNIFORM, ADAPTIVE))
+    claims = [outperforms(name, "consistently outperforms", one) for name, one in runs.items()]
+    return outcome(runs, claims)
 
 
 def figure_9(options: Options) -> Finding:
@@ -227,9 +224,9 @@ def figure_9(options: Options) -> Finding:
     nodes, per_round = options.pick((60, 6), (182, 10))
     plan = Plan(CIFAR_CPUS, partition, "leaf_cnn", nodes, per_round, 2000)
     plan = replace(plan, config=options.pick(PAPER, config))
-    found = compare(options, {"LEAF": plan}, (*STATIC, ADAPTIVE, CAPPED))
-    ours = found["LEAF"]
-    percent = accuracies(ours, ours)
+    runs = compare(options, {"LEAF": plan}, (*STATIC, ADAPTIVE, CAPPED))
+    ours = runs["LEAF"]
+    percent = {name: one.accuracy for name, one in ours.items()}
     claims = [
         higher("fast is less accurate than vanilla", "10 points",
                np.subtract(percent[VANILLA], percent[FAST]), size=10, unit=" points"),
@@ -242,4 +239,4 @@ def figure_9(options: Options) -> Finding:
     ]  # fmt: skip
     paper = {VANILLA: "82.4 %", UNIFORM: "82.6 %", ADAPTIVE: "82.1 %; 7x", SLOW: "75 %"}
     paper |= {FAST: "72 %", CAPPED: ""}
-    return outcome(found, claims, {f"LEAF, {name}": text for name, text in paper.items()})
+    return outcome(runs, claims, {f"LEAF, {name}": text for name, text in paper.items()})

@@ -11,7 +11,8 @@ from flwr.serverapp.strategy import FedAvg
 from flwr_hetero.fleet import DeviceProfile
 from flwr_hetero.strategy import TiFL
 from flwr_hetero.tifl.algorithm import ALGORITHM_2, VANILLA
-from flwr_hetero_studies.core.criteria import PAIRS, Claim, Values
+from flwr_hetero_studies.core.criteria import PAIRS, Claim
+from flwr_hetero_studies.core.curves import Columns, Vector
 from flwr_hetero_studies.core.emulate import Moment, emulate
 from flwr_hetero_studies.core.experiment import Curve, Finding
 from flwr_hetero_studies.core.plan import Options
@@ -19,29 +20,28 @@ from flwr_hetero_studies.tasks import Settings, evaluate_node, profile_node, tra
 
 CIFAR_CPUS = (4.0, 2.0, 1.0, 0.5, 0.1)
 EQUAL_CPUS = (2.0,)
-SPREAD, JITTER = 0.05, 0.03
-"""Standard deviations of the logarithm of a device's speed, and of its time from round to round:
-real devices have both, and without the first equal ones could not be sorted into tiers."""
-ADAPTIVE, CAPPED = "adaptive", "adaptive, credits"
-"""The paper's Algorithm 2: without a limit of credits, and with half as many from tier to tier."""
-SHORT_MODEL, MODELS = "cnn", "flwr_hetero_studies.papers.tifl.models"
-PAPER: dict[str, Any] = {"optimizer": "rmsprop", "learning-rate": 0.001, "lr-decay": 0.995,
-                         "batch-size": 10}  # fmt: skip
+SPREAD = 0.05
+"""Standard deviation of the logarithm of a device's speed: equal devices could not be sorted into
+tiers."""
+JITTER = 0.03
+"""Standard deviation of the logarithm of a device's time, from round to round."""
+ADAPTIVE = "adaptive"
+"""The paper's Algorithm 2 without a limit of credits."""
+CAPPED = "adaptive, credits"
+"""Algorithm 2 with half as many credits from tier to tier."""
+MODELS = "flwr_hetero_studies.papers.tifl.models"
+PAPER: dict[str, Any] = {
+    "optimizer": "rmsprop",
+    "learning-rate": 0.001,
+    "lr-decay": 0.995,
+    "batch-size": 10,
+}
 """With the paper's 0.01, RMSprop without state in each round leaves the models at chance."""
-OPTIMIZER = ("torch's RMSprop starts without state in each round, at 0.001, for "
-             "with the paper's 0.01 the models stay at chance")  # fmt: skip
-FLEET = ("CPU shares are emulated: time in proportion to examples and 1 / share, 5 % spread, "
-         "3 % jitter; profiling and evaluation count in the column 'in all' only")  # fmt: skip
-BOTH = f"{FLEET}; {OPTIMIZER}"
-CREDITS = ("the paper does not print ChangeProbs, credits and the interval: ranks, "
-           "no limit or half as many credits from tier to tier, and every 10 rounds")  # fmt: skip
-CUT = "the digits of scikit-learn, a small CNN, {} rounds; tiers are measured every 5"
-SMALL = CUT.format(30)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the policies of a figure have in common; ``fast_`` is for the short form."""
+    """The settings that all policies of a figure share; ``fast_`` is for the short form."""
 
     cpus: Sequence[float] = EQUAL_CPUS
     partition: Mapping[str, Any] = field(default_factory=lambda: {"partition": "iid"})
@@ -50,7 +50,7 @@ class Plan:
     per_round: int = 5
     rounds: int = 500
     fast_rounds: int = 30
-    fast_model: str = SHORT_MODEL
+    fast_model: str = "cnn"
     config: Mapping[str, Any] = field(default_factory=lambda: PAPER)
 
     @property
@@ -63,43 +63,50 @@ class Plan:
 class Trained(NamedTuple):
     """Of each seed: seconds of training and in all, final accuracy, and accuracy by time."""
 
-    seconds: Values
-    all_s: Values
-    accuracy: Values
+    seconds: Vector
+    all_s: Vector
+    accuracy: Vector
     by_time: Sequence[Curve]
 
-    def at(self, seconds: Values) -> Values:
+    def at(self, seconds: Vector) -> Vector:
         """Return the accuracy of each seed when another run of it had so many seconds."""
         return np.array([c.at(s) for c, s in zip(self.by_time, seconds, strict=True)])
 
 
 def train(options: Options, plan: Plan, policy: str) -> Trained:
     runs = [_train(options, plan, policy, seed) for seed in options.seeds_or(range(PAIRS))]
-    ends = np.array([(training[-1], whole[-1]) for training, whole, _ in runs]).T
-    finals = np.array([np.mean(each[-max(1, len(each) // 10) :]) for *_, each in runs])
-    return Trained(*ends, finals, [Curve(training, each) for training, _, each in runs])
+    seconds = np.array([run["training_s"][-1] for run in runs])
+    all_s = np.array([run["virtual_s"][-1] for run in runs])
+    curves = []
+    for run in runs:
+        curves.append(Curve(run["training_s"], [100 * value for value in run["accuracy"]]))
+    # the mean of the last tenth of the rounds
+    finals = np.array([np.mean(curve.y[-max(1, len(curve.y) // 10) :]) for curve in curves])
+    return Trained(seconds, all_s, finals, curves)
 
 
-def _train(options: Options, plan: Plan, policy: str, seed: int) -> tuple[list[float], ...]:
-    """Return seconds of training, seconds in all and percent, from round to round."""
+def _train(options: Options, plan: Plan, policy: str, seed: int) -> Columns:
+    """Train once; return seconds of training, seconds in all and accuracy, round by round."""
     rounds = options.pick(plan.fast_rounds, plan.rounds)
     config = {"dataset": options.dataset("images"), "num-server-rounds": rounds, "seed": seed}
     config |= {**plan.config, **plan.partition}
     config["model"] = options.pick(plan.fast_model, f"{MODELS}:{plan.model}")
-    how: dict[str, Any] = {"profiling": "phase", "warmup_rounds": 0, "seed": seed}
-    how |= {"policy": ALGORITHM_2 if policy in (ADAPTIVE, CAPPED) else policy}
-    if policy == CAPPED:
-        how["credits"] = [-(-rounds // 2**tier) for tier in range(5)]
-    strategy = TiFL(FedAvg(fraction_evaluate=0.0), plan.per_round,
-                    interval=options.pick(5, 10), **how)  # fmt: skip
+    strategy = TiFL(
+        FedAvg(fraction_evaluate=0.0),
+        plan.per_round,
+        policy=ALGORITHM_2 if policy in (ADAPTIVE, CAPPED) else policy,
+        credits=[-(-rounds // 2**tier) for tier in range(5)] if policy == CAPPED else None,
+        interval=options.pick(5, 10),
+        profiling="phase",
+        warmup_rounds=0,
+        seed=seed,
+    )
 
     def note(moment: Moment) -> dict[str, float]:
         return {"training_s": moment.record["tifl"]["actual_s"]}
 
     settings = Settings.from_run_config(config)
-    found = emulate(APP, settings, strategy, plan.fleet, config, note=note)
-    percent = [100 * accuracy for accuracy in found["accuracy"]]
-    return found["training_s"], found["virtual_s"], percent
+    return emulate(APP, settings, strategy, plan.fleet, config, note=note)
 
 
 APP = ClientApp()
@@ -112,31 +119,30 @@ APP.evaluate()(evaluate_node)
 def compare(
     options: Options, plans: Mapping[str, Plan], policies: Iterable[str]
 ) -> dict[str, dict[str, Trained]]:
-    found: dict[str, dict[str, Trained]] = {}
+    """Train every policy in every setting."""
+    runs: dict[str, dict[str, Trained]] = {}
     for setting, plan in plans.items():
-        found[setting] = {}
+        runs[setting] = {}
         for policy in policies:
             options.say(f"{setting}: {policy}")
-            found[setting][policy] = train(options, plan, policy)
-    return found
+            runs[setting][policy] = train(options, plan, policy)
+    return runs
 
 
 def outcome(
-    found: Mapping[str, Mapping[str, Trained]],
+    runs: Mapping[str, Mapping[str, Trained]],
     claims: Sequence[Claim],
     paper: Mapping[str, str] | None = None,
 ) -> Finding:
-    """Make a table of settings and policies; ``paper`` says of "setting, policy" what it prints."""
+    """Make a table of settings and policies; ``paper`` has what it prints of "setting, policy"."""
     rows = []
-    for setting, policies in found.items():
-        for policy, each in policies.items():
-            one = _means(each)
-            faster = _means(policies[VANILLA])[0] / one[0] if VANILLA in policies else 1.0
-            cells = f"{one[0]:.1f}", f"{faster:.2f}x", f"{one[1]:.1f}", f"{one[2]:.2f}"
+    for setting, policies in runs.items():
+        for policy, trained in policies.items():
+            training_s, all_s, percent = (float(np.mean(column)) for column in trained[:3])
+            faster = 1.0
+            if VANILLA in policies:
+                faster = float(np.mean(policies[VANILLA].seconds)) / training_s
+            cells = (f"{training_s:.1f}", f"{faster:.2f}x", f"{all_s:.1f}", f"{percent:.2f}")
             rows.append((setting, policy, *cells, (paper or {}).get(f"{setting}, {policy}", "")))
     head = ("setting", "policy", "training s", "faster", "in all s", "accuracy %", "paper")
     return Finding(head, rows, claims)
-
-
-def _means(one: Trained) -> list[float]:
-    return [float(np.mean(each)) for each in one[:3]]

@@ -17,6 +17,7 @@ from flwr_hetero.strategy import TiFL, Wrapper
 from flwr_hetero.tifl.algorithm import VANILLA, policy_probs
 from flwr_hetero.tifl.tiers import paper_estimate
 from flwr_hetero_studies.core.criteria import PAIRS, fact, made, within
+from flwr_hetero_studies.core.curves import Vector
 from flwr_hetero_studies.core.experiment import Finding
 from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.tifl.runs import CIFAR_CPUS, MODELS, PAPER, Plan
@@ -40,7 +41,8 @@ STUDY_CPUS = (4.0, 2.0, 1.0, 1 / 3, 1 / 5)
 def figure_1a(options: Options) -> Finding:
     amounts = options.pick((100, 200, 500, 1000), (500, 1000, 2000, 5000))
     dataset = options.dataset("images")
-    examples, shape = load_partition(dataset, 0, 1), data_shape(dataset)
+    examples = load_partition(dataset, 0, 1)
+    shape = data_shape(dataset)
     model = make_model(options.pick("cnn", f"{MODELS}:cifar_cnn"), *shape)
     taken = []
     for amount in (amounts[0], *amounts):  # the first is for the warm-up
@@ -49,14 +51,17 @@ def figure_1a(options: Options) -> Finding:
         start_s = time.process_time()
         train_steps(model, part, sampler, num_steps=len(sampler), lr=0.001)
         taken.append(time.process_time() - start_s)
-    ratio, more = taken[-1] / taken[1], amounts[-1] / amounts[0]
+    ratio = taken[-1] / taken[1]
+    more = amounts[-1] / amounts[0]
     text = f"{more:g} times the data take near-linearly more time (factor of 0.8 to 1.25 of linear)"
     # as many batches as data, one after another
     claim = made(text, f"{more:g}x", f"{ratio:.1f}x", 0.8 <= ratio / more <= 1.25)
     # CPU shares are emulated, as in the fleet
-    seconds = {f"{cpu:.2g} CPU": [one_s / cpu for one_s in taken[1:]] for cpu in STUDY_CPUS}
-    rows = [(n, *(f"{own[i]:.3f}" for own in seconds.values())) for i, n in enumerate(amounts)]
-    return Finding(("examples", *(f"{name}, s" for name in seconds)), rows, [claim])
+    rows = [
+        (amount, *(f"{one_s / cpu:.3f}" for cpu in STUDY_CPUS))
+        for amount, one_s in zip(amounts, taken[1:], strict=True)
+    ]
+    return Finding(("examples", *(f"{cpu:.2g} CPU, s" for cpu in STUDY_CPUS)), rows, [claim])
 
 
 def table_1(options: Options) -> Finding:
@@ -69,15 +74,20 @@ def table_1(options: Options) -> Finding:
 
 
 def table_2(options: Options) -> Finding:
-    rounds, seeds, rows, claims = 500, options.seeds_or(range(PAIRS)), [], []
+    rounds = 500
+    seeds = options.seeds_or(range(PAIRS))
+    rows = []
+    claims = []
     for policy, (paper_est, paper_act, paper_mape) in TABLE_2.items():
         options.say(policy)
-        found = np.array([tier_times(policy, rounds, seed) for seed in seeds])
-        errors = [mape(estimate, actual) for estimate, _, actual in found]
-        exact = np.mean([mape(expected, actual) for _, expected, actual in found])
-        seconds = (f"{value:.0f}" for value in found[:, (0, 2)].mean(0))
-        cells = *seconds, f"{np.mean(errors):.2f}", f"{exact:.2f}"
-        rows.append((policy, *cells, f"{paper_est}, {paper_act}, {paper_mape}"))
+        estimates_s, expected_s, actual_s = np.array(
+            [tier_times(policy, rounds, seed) for seed in seeds]
+        ).T
+        errors = mape(estimates_s, actual_s)
+        exact = mape(expected_s, actual_s).mean()
+        cells = (f"{estimates_s.mean():.0f}", f"{actual_s.mean():.0f}", f"{errors.mean():.2f}")
+        paper = f"{paper_est}, {paper_act}, {paper_mape}"
+        rows.append((policy, *cells, f"{exact:.2f}", paper))
         claims.append(within(f"{policy}: the error of Eq. 6 is at most 6 %", f"{paper_mape} %",
                              errors, high=6, form=".2f", unit=" %"))  # fmt: skip
     head = ("policy", "Eq. 6, s", "actual, s", "MAPE, %", "MAPE of the expected slowest, %")
@@ -114,23 +124,25 @@ def straggler_bound(num_nodes: int, num_slowest: int, num_selected: int) -> floa
     return 1.0 - (1 - num_slowest / num_nodes) ** num_selected
 
 
-def mape(estimate: float, actual: float) -> float:
-    """Compare an estimated training time with the actual one, in percent (Eq. 7)."""
-    return abs(estimate - actual) / actual * 100
+def mape(estimate: Vector, actual: Vector) -> Vector:
+    """Compare estimated training times with the actual ones, in percent (Eq. 7)."""
+    return np.abs(estimate - actual) / actual * 100
 
 
 def equation_3(options: Options) -> Finding:
     rounds = options.pick(500, 5000)
-    found, rows = [], []
+    shares = []
+    rows = []
     for selected in (1, 2, 5, 10, 20):
         timed = RoundTimes(idle_strategy(VANILLA, options.seed, selected))
         start(timed, rounds, options.seed)
         delayed = float(np.mean(np.diff(timed.ends_s) > DELAYED_S))
-        level = 50, 10, selected
-        found.append((delayed, straggler_chance(*level), straggler_bound(*level)))
-        rows.append((selected, *(f"{value:.3f}" for value in found[-1])))
-    share, exact, bound = np.array(found).T
-    errors, allowed = abs(share - exact), 4 * np.sqrt(exact * (1 - exact) / rounds)
+        fleet = (50, 10, selected)
+        shares.append((delayed, straggler_chance(*fleet), straggler_bound(*fleet)))
+        rows.append((selected, *(f"{value:.3f}" for value in shares[-1])))
+    measured, exact, bound = np.array(shares).T
+    errors = abs(measured - exact)
+    allowed = 4 * np.sqrt(exact * (1 - exact) / rounds)
     above = min(exact[1:] - bound[1:])
     claims = [
         fact("Eq. 3 gives the share of rounds that a slowest client delays (within 4 standard "

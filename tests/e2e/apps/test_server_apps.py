@@ -76,6 +76,26 @@ def test_fast_nodes_take_more_steps_in_biased_local_sgd(tmp_path):
     assert last["global"]["accuracy"] > 0.6
 
 
+def test_private_data_leave_no_loss_of_a_single_sample(tmp_path, monkeypatch):
+    sent = []
+    wait_for = LocalGrid.wait_for
+
+    def listen(*args, **kwargs):
+        replies = wait_for(*args, **kwargs)
+        sent.extend(replies)
+        return replies
+
+    monkeypatch.setattr(LocalGrid, "wait_for", listen)
+    run("biased-local-sgd", tmp_path / "run", num_server_rounds=3)
+    assert sent
+    for reply in sent:
+        names = {"arrays", "metrics", "flwr-hetero.timing", "flwr-hetero.work"}
+        assert set(reply.content) == names
+        records = (reply.content[name] for name in sorted(names - {"arrays"}))
+        values = [value for record in records for value in record.values()]
+        assert all(isinstance(value, int | float | str) for value in values), "no lists, no bytes"
+
+
 @pytest.mark.parametrize("method", ["cd-grab", "id-grab", "d-rr", "shuffle-once"])
 def test_orders_of_cd_grab(method, tmp_path):
     last = run("cd-grab", tmp_path, 4, method=method)[-1]
