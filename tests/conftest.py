@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 
 import pytest
 from hypothesis import settings
@@ -12,6 +13,25 @@ settings.load_profile("no-clock")
 
 LONG = ("e2e", "studies", "report", "fleet", "slices")
 """Folders of long files: the first to run, so that no worker is left with one at the end."""
+
+
+NIGHTLY_FILE = re.compile(r"^pytestmark = (?:\[[^\]]*)?pytest\.mark\.nightly", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Skip helpers, which hold no doctests, and by day the files whose tests are all nightly.
+
+    Both would be imported for nothing, in each worker.
+    """
+    name = collection_path.name
+    if collection_path.suffix != ".py" or name == "conftest.py":
+        return None
+    if not name.startswith("test_"):
+        return True
+    is_by_day = "not nightly" in config.option.markexpr
+    if is_by_day and NIGHTLY_FILE.search(collection_path.read_text(encoding="utf-8")):
+        return True
+    return None
 
 
 def pytest_collection_modifyitems(items):

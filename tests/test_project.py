@@ -1,10 +1,13 @@
 """Metadata that must agree: of the package, its apps, and the workflows."""
 
 import tomllib
+from io import BytesIO
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 import yaml
+from flwr.cli.build import build_fab_from_disk
 from packaging.requirements import Requirement
 
 from flwr_hetero import __version__
@@ -31,6 +34,11 @@ def test_app_has_what_the_hub_asks_for(app):
     assert own["dependencies"] == [FLWR]
     # else Flower installs what flwr needs, before each run and in front of ours
     assert found["tool"]["uv"]["exclude-dependencies"] == ["flwr"]
+    # what `flwr run` sends to the SuperLink, without which each run would fail
+    with ZipFile(BytesIO(build_fab_from_disk(app))) as archive:
+        files = set(archive.namelist())
+    modules = [path.partition(":")[0] for path in hub["components"].values()]
+    assert {f"{module.replace('.', '/')}.py" for module in modules} < files
 
 
 def test_workflows_run_what_people_run():

@@ -9,8 +9,6 @@ import pytest
 
 from flwr_hetero.fleet import processes
 
-# programs that tests run, and apps
-collect_ignore = ["slow_device.py", "plain"]
 APPS = Path(__file__).parents[3] / "apps"
 
 

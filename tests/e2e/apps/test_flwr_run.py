@@ -1,27 +1,27 @@
-"""Each app in a real `flwr run`: its run directory, a resume, the same seed again."""
+"""Each app in a real `flwr run`: its run directory, a resume, the same seed again.
+
+CI runs the ServerApps of all apps in its own process (``test_server_apps.py``), strategies in
+Flower's simulation (``tests/e2e/grids``) and `flwr run` on a SuperLink (``tests/e2e/deploy``).
+"""
 
 import pytest
 from app_run import failures
 from recording import history
 
-pytestmark = pytest.mark.app
+pytestmark = [pytest.mark.app, pytest.mark.nightly]
 FILES = ("config.json", "model.safetensors", "report.html", "checkpoint/state.npz")
-
-
-def run(name, num_nodes, **settings):
-    return pytest.param(name, num_nodes, settings, marks=pytest.mark.nightly, id=name)
 
 
 @pytest.mark.parametrize(
     ("app", "num_nodes", "settings"),
     [
-        pytest.param("fleet", 2, {"num_server_rounds": 2, "sampler": "mercury"}, id="fleet"),
-        run("biased-local-sgd", 10, num_server_rounds=5),
-        run("cd-grab", 4, num_server_rounds=6, batch_size=16),
-        run("mercury", 4, num_server_rounds=8),
-        run("pgd", 4, num_server_rounds=6),
-        run("tifl", 20, num_server_rounds=8, interval=4),
-        run("fedslice", 10, num_server_rounds=6),
+        ("fleet", 2, {"num_server_rounds": 2, "sampler": "mercury"}),
+        ("biased-local-sgd", 10, {"num_server_rounds": 5}),
+        ("cd-grab", 4, {"num_server_rounds": 6, "batch_size": 16}),
+        ("mercury", 4, {"num_server_rounds": 8}),
+        ("pgd", 4, {"num_server_rounds": 6}),
+        ("tifl", 20, {"num_server_rounds": 8, "interval": 4}),
+        ("fedslice", 10, {"num_server_rounds": 6}),
     ],
 )
 def test_app_leaves_a_run_directory(flower, tmp_path, app, num_nodes, settings):
@@ -36,9 +36,10 @@ def test_app_leaves_a_run_directory(flower, tmp_path, app, num_nodes, settings):
     start, first, last = rounds[0], rounds[1], rounds[-1]
     if app == "fleet":
         assert {"fedslice", "local_steps", "sampler"} <= set(last)
+    else:
+        assert last["global"]["accuracy"] > start["global"]["accuracy"]
+    if app in ("fleet", "fedslice"):
         assert last["fedslice"]["updates"] >= 1
-        return
-    assert last["global"]["accuracy"] > start["global"]["accuracy"]
     if app == "biased-local-sgd":
         assert list(last["biased_local_sgd"]["num_steps"].values()) == [32] * 8 + [1] * 2
         assert last["global"]["accuracy"] > 0.8
@@ -52,8 +53,6 @@ def test_app_leaves_a_run_directory(flower, tmp_path, app, num_nodes, settings):
         assert last["sampler"]["coverage"] == 1.0
     if app == "pgd":
         assert last["sampler"]["coverage"] > first["sampler"]["coverage"]
-    if app == "fedslice":
-        assert last["fedslice"]["updates"] >= 1
 
 
 LONG = {"num_server_rounds": 12, "fast_steps": 32}
@@ -61,47 +60,45 @@ CANCER = {"dataset": "breast-cancer", "model": "softmax", "learning_rate": 0.1}
 CNN = {"dataset": "stdlib", "model": "flwr_hetero_studies.tasks.models.texts:textcnn"}
 GPT = {"dataset": "stdlib", "task": "language-model", "model": "gpt", "optimizer": "adam"}
 GPT |= {"learning_rate": 0.005, "fast_steps": 16, "selection": "all", "sampler": "mercury"}
-
 SERIES = {"dataset": "series", "model": "auto", "learning_rate": 0.2, "partition": "iid"}
 SERIES |= {"engine": "rounds", "steps": "epochs", "order": "cd-grab", "fleet": "uniform"}
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("app", "num_nodes", "least", "settings"),
+    ("num_nodes", "least", "settings"),
     [
-        ("fleet", 4, 0.2, LONG | CNN | {"learning_rate": 0.5}),
-        ("fleet", 4, 0.85, LONG | CANCER),
-        ("fleet", 5, 0.32, GPT),
-        ("fleet", 5, 0.88, SERIES),
+        (4, 0.2, LONG | CNN | {"learning_rate": 0.5}),
+        (4, 0.85, LONG | CANCER),
+        (5, 0.32, GPT),
+        (5, 0.88, SERIES),
     ],
 )
-def test_other_inputs_and_tasks_than_images(flower, tmp_path, app, num_nodes, least, settings):
+def test_other_inputs_and_tasks_than_images(flower, tmp_path, num_nodes, least, settings):
     usual = {"num_server_rounds": 6, "batch_size": 16, "output_dir": tmp_path}
-    log = flower(app, num_nodes, **usual | settings)
+    log = flower("fleet", num_nodes, **usual | settings)
     assert f"{tmp_path}/report.html" in log, log[-3000:]
     rounds = history(tmp_path)
     assert not failures(rounds)
     assert rounds[-1]["global"]["accuracy"] > least
 
 
-ROUNDS = {"engine": "rounds", "steps": "epochs"}
+TIERS = {"engine": "rounds", "steps": "epochs", "selection": "tifl", "sync_rounds": 1}
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("app", "num_nodes", "same", "settings"),
     [
         ("biased-local-sgd", 5, ["biased_local_sgd"], {}),
         ("cd-grab", 3, ["global"], {}),
-        ("fleet", 20, ["global", "latency"], ROUNDS | {"selection": "tifl", "sync_rounds": 1}),
+        ("fleet", 20, ["global", "latency"], TIERS),
     ],
 )
 def test_resume_equals_unbroken(flower, tmp_path, app, num_nodes, same, settings):
     flower(app, num_nodes, num_server_rounds=4, output_dir=tmp_path / "whole", **settings)
-    for rounds, resume in ((2, False), (4, True)):
-        how = {"num_server_rounds": rounds, "output_dir": tmp_path / "broken", "resume": resume}
-        flower(app, num_nodes, **how, **settings)
-    whole, broken = history(tmp_path / "whole"), history(tmp_path / "broken")
+    broken_dir = tmp_path / "broken"
+    flower(app, num_nodes, num_server_rounds=2, output_dir=broken_dir, **settings)
+    flower(app, num_nodes, num_server_rounds=4, output_dir=broken_dir, resume=True, **settings)
+    whole = history(tmp_path / "whole")
+    broken = history(broken_dir)
     assert [record["round"] for record in broken] == [0, 1, 2, 3, 4]
     assert [broken[-1][key] for key in same] == [whole[-1][key] for key in same]
