@@ -78,7 +78,7 @@ BY_NIGHT = [
     nest if nest in ("everything", "merged") else pytest.param(nest, marks=pytest.mark.nightly)
     for nest in NESTS
 ]
-"""The same, all but the last two for a quiet machine."""
+"""The same; the last two hold all others, which alone have their turn at night."""
 
 
 class LyingGrid(LocalGrid):

@@ -53,6 +53,8 @@ SETTINGS = {
 """What the page calls so."""
 MERGES, ROUNDS = 240, 8
 """Server updates; rounds of FedSlice, of 30 and more each."""
+LONG_BY_DAY = ("FedSlice()", "FedBuff()", "FedBuff(LocalSteps(**slices))")
+"""Rows without rounds that CI runs with messages: the others take minutes together."""
 
 
 def build(code):
@@ -163,7 +165,15 @@ def stays(strategy, code, share, rounds, speed=SPEED):
     return stays_at(strategy, models_of, records), goal / goal.sum()
 
 
-@pytest.mark.parametrize(("code", "share", "most"), OWN, ids=[code for code, *_ in OWN])
+def own_case(code, share, most):
+    """Make a parameter: by day rows of rounds, and a few of the long ones."""
+    strategy = build(code)
+    is_long = isinstance(strategy, Rule | ours.FedSlice) and code not in LONG_BY_DAY
+    marks = [pytest.mark.nightly] if is_long else []
+    return pytest.param(code, share, most, id=code, marks=marks)
+
+
+@pytest.mark.parametrize(("code", "share", "most"), [own_case(*row) for row in OWN])
 def test_point_where_a_strategy_stays(code, share, most):
     strategy = build(code)
     if isinstance(strategy, Rule | ours.FedSlice):
@@ -213,14 +223,14 @@ def flow(strategy, speed, merges):
     return added, count
 
 
-def mark(code, share, most, ratio):
-    is_long = code.startswith("FedSlice") or (ratio == 400 and "slices" in code)
-    is_long |= code.startswith("FedBuff") and "step_correction=1" in code
+def further_case(code, share, most, ratio):
+    """Make a parameter: by day rows at 40 that need no messages, or rounds."""
+    is_long = ratio == 400 or code.startswith("FedSlice") or "slices" in code
     marks = [pytest.mark.nightly] if is_long else []
     return pytest.param(code, share, most, ratio, id=f"{code}, {ratio}", marks=marks)
 
 
-@pytest.mark.parametrize(("code", "share", "most", "ratio"), [mark(*row) for row in FURTHER])
+@pytest.mark.parametrize(("code", "share", "most", "ratio"), [further_case(*r) for r in FURTHER])
 def test_rows_hold_at_speeds_further_apart(code, share, most, ratio):
     strategy, speed = build(code), spread(ratio)
     if "slices" in code or isinstance(strategy, ours.FedSlice):
