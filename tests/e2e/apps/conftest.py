@@ -31,14 +31,14 @@ def flower(tmp_path_factory):
         "NO_COLOR": "1",
     }
 
-    def run(app: str | Path, num_nodes: int, workers: int = 0, **config: object) -> str:
+    def run(app: str, num_nodes: int, **config: object) -> str:
         settings = " ".join(f"{k.replace('_', '-')}={toml(v)}" for k, v in config.items())
         federation = f"num-supernodes={num_nodes} client-resources-num-cpus=1"
-        federation += f" init-args-num-cpus={workers}" if workers else ""
         command = [processes.BIN / "flwr", "run", APPS / app, "--stream", "--run-config", settings]
         command += ["--federation-config", federation]
-        how = {"capture_output": True, "text": True, "timeout": 1800, "check": False}
-        done = subprocess.run(command, env=environment, **how)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=1800, check=False
+        )
         return done.stdout + done.stderr
 
     yield run

@@ -40,7 +40,6 @@ class App(NamedTuple):
     """The model of the first round, in Python; without one the app has a server's half."""
     strategy: str = "FedAvg"
     taken: str = "import numpy as np"
-    grid: str = "grid"
 
 
 TORCH, LIGHTNING = ("torch",), ("pytorch_lightning", "torch")
@@ -75,7 +74,7 @@ app = ServerApp()
 def main(grid, context):
     rounds = context.run_config["num-server-rounds"]
     strategy = {strategy}()
-    result = strategy.start({grid}, ArrayRecord({initial}), num_rounds=rounds)
+    result = strategy.start(grid, ArrayRecord({initial}), num_rounds=rounds)
     print("accuracy", result.evaluate_metrics_clientapp[rounds])
 """
 PROJECT = """
