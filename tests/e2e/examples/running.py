@@ -185,10 +185,6 @@ class Seen:
         """Return what is kept of a node's sampler."""
         return self.grid.context(1000 + node).state[f"flwr-hetero.sampler.{kind}"]
 
-    def last(self, name: str) -> Any:
-        """Return what the last line of the history says of a wrapper."""
-        return self.records[-1][name]
-
 
 @contextmanager
 def changed(app: App, folder: Path, *diffs: str | None) -> Iterator[dict[str, Any]]:
