@@ -68,8 +68,8 @@ def test_part_with_noise_for_privacy():
 
 def test_part_of_many_rounds():
     strategy = ours.Compressed(ours.FedSlice(flower.FedAdam(fraction_evaluate=0.0)))
-    records, models = run(strategy, rounds=40)
-    assert len(records) == 40
+    records, models = run(strategy, rounds=12)
+    assert len(records) == 12
     assert not any(map(changed, models))
 
 
@@ -83,7 +83,7 @@ def recorded_run(name, folder, evaluate_fn, resume, rounds=4):
     return result
 
 
-@pytest.mark.parametrize("name", ["RandomSelection", "ModelAverage", "TiFL"])
+@pytest.mark.parametrize("name", ["ModelAverage", "TiFL"])
 def test_part_of_a_killed_run(name, tmp_path):
     def go(folder, evaluate_fn, resume):
         return recorded_run(name, folder, evaluate_fn, resume)
@@ -91,12 +91,12 @@ def test_part_of_a_killed_run(name, tmp_path):
     killed_and_resumed(go, tmp_path, killed_in=2)
 
 
-@pytest.mark.parametrize("name", ["FedSlice", "FedBuff", "FedAT"])
+@pytest.mark.parametrize("name", ["FedSlice", "FedBuff"])
 def test_part_of_a_resumed_run_without_rounds(name, tmp_path):
     folder, inner = Folder(tmp_path), WRAPPERS[name](leaf())
     strategy = ours.Recorded(inner, run_dir=folder)
     strategy.start(LocalGrid(composition_app(), FLEET), whole_model(), 2)
-    recorded_run(name, folder, None, resume=True, rounds=20)
+    recorded_run(name, folder, None, resume=True, rounds=10)
 
 
 def test_votes_outlast_a_resume(tmp_path):

@@ -230,7 +230,7 @@ def test_pair(outer, inner, tmp_path):
 FOUR = deque(["TiFL", "BiasedLocalSGD", "CDGraB", "HerdingMeter"])
 
 
-@pytest.mark.parametrize("shift", range(4))
+@pytest.mark.parametrize("shift", [0, 2])
 def test_four_wrappers(shift, tmp_path):
     names = FOUR.copy()
     names.rotate(shift)
