@@ -15,10 +15,7 @@ from flwr_hetero_studies.papers.mercury import app as mercury
 from flwr_hetero_studies.tasks.run import central_evaluate, initial_arrays
 
 FLEET_APP = Path(__file__).parents[1] / "apps" / "fleet"
-SETTINGS = {
-    "biased-local-sgd": biased_local_sgd.BiasedSettings,
-    "mercury": mercury.MercurySettings,
-}
+SETTINGS = {"biased-local-sgd": biased_local_sgd.BiasedSettings, "mercury": mercury.MercurySettings}
 CLIENTS = {"biased-local-sgd": biased_local_sgd.app, "mercury": mercury.app}
 
 

@@ -46,7 +46,7 @@ def drawn(count, seed, spread=25):
 
 @pytest.mark.parametrize("bits", BITS)
 @given(count=COUNTS, seed=st.integers(0, 10**6))
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_each_value_is_within_half_a_step(bits, count, seed):
     values = drawn(count, seed)
     data = encode(values, bits)
@@ -61,7 +61,7 @@ def test_each_value_is_within_half_a_step(bits, count, seed):
 
 @pytest.mark.parametrize("bits", BITS)
 @given(count=COUNTS, seed=st.integers(0, 10**6))
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_no_longer_is_never_longer(bits, count, seed):
     values = drawn(count, seed)
     found = decode(encode(values, bits, no_longer=True), count, bits)
@@ -105,13 +105,8 @@ def test_extremes(bits):
             encode(np.array([0.0] * 64 + [bad]), bits)
 
 
-@given(
-    bits=st.sampled_from(BITS),
-    count=COUNTS,
-    data=st.binary(max_size=900),
-    fits=st.booleans(),
-)
-@settings(max_examples=300)
+@given(bits=st.sampled_from(BITS), count=COUNTS, data=st.binary(max_size=900), fits=st.booleans())
+@settings(max_examples=100)
 def test_strange_bytes_are_numbers_or_a_value_error(bits, count, data, fits):
     size = encoded_size(count, bits)
     data = (data * size)[:size] if fits and data else data
@@ -148,7 +143,7 @@ def test_bad_scales_and_codes_are_refused(bits):
     ),
     asked=st.sampled_from([*BITS, None]),
 )
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_a_strange_array_becomes_one_like_that_sent_or_a_value_error(
     name, stype, shape, dtype, data, asked
 ):

@@ -144,10 +144,6 @@ def test_refusals():
     for trees in (FedXgbBagging(), FedXgbCyclic(), RandomSelection(FedXgbBagging(), 2)):
         with pytest.raises(ValueError, match="trees have no values to round"):
             Compressed(trees)
-    with pytest.raises(ValueError, match=r"write Compressed\(FedBuff"):
-        FedBuff(Compressed(fedavg()))
-    with pytest.raises(ValueError, match=r"write Compressed\(FedSlice"):
-        FedSlice(Compressed(fedavg()))
     for bad in (0, 1, 5, 16, True, "4", 4.5):
         for name in ("bits_up", "bits_down"):
             with pytest.raises(ValueError, match=name):
