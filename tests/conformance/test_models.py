@@ -14,8 +14,6 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
 from recording import Folder, History
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import LogisticRegression
 
 from flwr_hetero import keys
 from flwr_hetero import strategy as ours
@@ -160,6 +158,10 @@ def test_what_is_no_forest_costs_the_reply(kind, bad):
 
 def fit(message, partition, helps):
     """Continue a logistic regression on a node's own data."""
+    # imported here, as collecting tests need not wait for it
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+
     rng = np.random.default_rng(partition)
     inputs, targets = rng.standard_normal((20, 3)), np.arange(20) % 2
     inputs[:, 0] += targets + partition

@@ -12,8 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import sklearn.datasets
-import sklearn.utils
+import pytest
 from dropin.patching import apply, changed_lines
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -148,25 +147,29 @@ def line_counts(app: App, wrapped: str | None, half: str | None) -> tuple[int, i
 
 # --- less data ----------------------------------------------------------------------------
 
-LOAD_DIGITS = cache(sklearn.datasets.load_digits)
+
+@cache
+def all_digits() -> dict[str, Any]:
+    """Read the digits once: scikit-learn reads a file of text each time."""
+    from sklearn.datasets import load_digits
+
+    return load_digits()
 
 
 @contextmanager
 def few_digits(count: int) -> Iterator[None]:
-    """Put fewer digits in place of load_digits, which reads a file of text each time."""
-    found = sklearn.utils.Bunch(
-        **{key: LOAD_DIGITS()[key][:count] for key in ("data", "target", "images")}
-    )
-    usual = sklearn.datasets.load_digits
+    """Put fewer digits in place of load_digits."""
+    from sklearn import datasets
+    from sklearn.utils import Bunch
+
+    few = Bunch(**{key: all_digits()[key][:count] for key in ("data", "target", "images")})
 
     def load(return_X_y: bool = False) -> Any:
-        return (found.data, found.target) if return_X_y else found
+        return (few.data, few.target) if return_X_y else few
 
-    sklearn.datasets.load_digits = load
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets, "load_digits", load)
         yield
-    finally:
-        sklearn.datasets.load_digits = usual
 
 
 # --- a run ----------------------------------------------------------------------------------
@@ -265,8 +268,6 @@ def watched(records: list[dict[str, Any]]) -> Iterator[None]:
             self.records = records
         return start(self, *args, **kwargs)
 
-    Wrapper.start = start_watched
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Wrapper, "start", start_watched)
         yield
-    finally:
-        Wrapper.start = start

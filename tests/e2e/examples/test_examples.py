@@ -1,6 +1,7 @@
 """Each method in apps of five kinds: its effect, or its error."""
 
 import re
+from functools import cache
 
 import numpy as np
 import pytest
@@ -11,9 +12,9 @@ from flwr.app import ArrayRecord
 
 from flwr_hetero_studies.cost.apps import overheads
 
-THEIRS = pytest.mark.filterwarnings("ignore")
+IGNORE_WARNINGS = pytest.mark.filterwarnings("ignore")
 KINDS = [
-    pytest.param(kind, marks=[THEIRS] if kind in ("lightning", "hugging-face") else [])
+    pytest.param(kind, marks=[IGNORE_WARNINGS] if kind in ("lightning", "hugging-face") else [])
     for kind in APPS
 ]
 MODELS = {
@@ -25,13 +26,10 @@ MODELS = {
 @pytest.fixture(scope="module")
 def plain_s(tmp_path_factory):
     """Give a function that says how long an app runs under FedAvg, on the fleet's clock."""
-    known = {}
 
+    @cache
     def seconds(kind, rounds):
-        if (kind, rounds) not in known:
-            seen = run(APPS[kind], tmp_path_factory.mktemp("plain"), rounds=rounds)
-            known[kind, rounds] = seen.grid.virtual_time_s
-        return known[kind, rounds]
+        return run(APPS[kind], tmp_path_factory.mktemp("plain"), rounds=rounds).grid.virtual_time_s
 
     return seconds
 
