@@ -1,8 +1,10 @@
-"""Warm nodes over TLS: what a message costs, and what does not grow."""
+"""Warm nodes over TLS: what a message costs, and what does not grow.
+
+Processes that are killed, and crashes: tests/fleet/test_warm.py.
+"""
 
 import json
 import os
-import signal
 import statistics
 from contextlib import suppress
 from pathlib import Path
@@ -11,15 +13,13 @@ import pytest
 from waiting import wait_until
 
 from flwr_hetero.fleet import DeviceProfile, RealFleet
-from flwr_hetero.fleet.throttle import children, descendants
+from flwr_hetero.fleet.throttle import descendants
 from flwr_hetero_studies.faults.fleet_run import FleetRun, command_of
 
 pytestmark = [pytest.mark.deploy, pytest.mark.nightly]
 APP = Path(__file__).with_name("warm_app")
 QUIET_LOAD = 0.5
 """Load of the machine per core below which seconds are held against a bar."""
-CRASHED = 8
-"""Flower's code for a ClientApp of which nothing is heard any more."""
 
 
 @pytest.fixture
@@ -127,49 +127,3 @@ def test_thousand_messages_without_growth(one_node, tmp_path):
     assert after["kb"] - before["kb"] <= 4096
     run.finish()
     assert not [message for message in messages(run) if "error" in message]
-
-
-def test_node_goes_on_when_its_processes_are_killed(one_node, tmp_path):
-    fleet = one_node("killed")
-    run = FleetRun(fleet, tmp_path / "run", APP, count=50).start()
-
-    def wait_for_more(count):
-        wanted = len(messages(run)) + count
-        run.wait(f"message {wanted}", lambda: len(messages(run)) >= wanted)
-        return messages(run)
-
-    def launcher():
-        # one that was killed is a zombie
-        (pid,) = [pid for pid in children(fleet.file.nodes[0].pid) if command_of(pid)]
-        return pid
-
-    wait_for_more(4)
-    launcher_pid = launcher()
-    ids = [launcher_pid, *children(launcher_pid)]
-    (parent,) = {message["imported-by"] for message in messages(run)}
-    os.kill(parent, signal.SIGKILL)
-    (again,) = {message["imported-by"] for message in wait_for_more(6)[-2:]}
-    assert again not in (parent, *(message["pid"] for message in messages(run)))
-    os.kill(launcher_pid, signal.SIGKILL)
-    (third,) = {message["imported-by"] for message in wait_for_more(6)[-2:]}
-    assert third not in (parent, again, *(message["pid"] for message in messages(run)))
-    wait_until(lambda: not any(map(command_of, ids)))
-    (first,) = children(launcher())
-    os.kill(first, signal.SIGKILL)
-    last = wait_for_more(4)[-1]
-    assert last["imported-by"] == last["pid"]
-    run.process.terminate()
-    run.process.wait()
-    log = (fleet.folder / "logs" / "node-0.log").read_text()
-    assert log.count("the launcher has ended") == 1
-    assert log.count("the first parent has ended") == 1
-
-
-def test_crash_costs_its_message(one_node, tmp_path):
-    wishes = "- - - exit - kill - memory -"
-    found = finished(FleetRun(one_node("crash"), tmp_path / "run", APP, count=9, do=wishes))
-    errors = {message["do"]: message["error"] for message in found if "error" in message}
-    assert errors == {"exit": CRASHED, "kill": CRASHED, "memory": 2}
-    (parent,) = {message["imported-by"] for message in found if "error" not in message}
-    assert parent not in {message.get("pid") for message in found}
-    assert [message["count"] for message in found if "error" not in message] == list(range(6))
