@@ -17,20 +17,17 @@ HERE = Path(__file__).parent
 FOLDER = "FLWR_HETERO_STRANGERS"
 """Environment variable: the folder that ``fetch`` filled."""
 NODES, ROUNDS, WORKERS = 4, 3, 2
-WEIGHT = "num-examples"
 
 
 @dataclass
 class Outcome:
-    """What a run did: examples, steps, metrics, warnings, its score."""
+    """What a run did: examples, metrics, warnings, its score."""
 
     log: str
     error: str = ""
     # until the last update of the model, and after it: by nodes that were still in flight
     trained: int = 0
     in_flight: int = 0
-    steps: int = 0
-    jobs: int = 0
     # of messages that report examples: those reported, and those trained
     reported: int = 0
     trained_and_reported: int = 0
@@ -154,8 +151,6 @@ def seen(app: App, records: Path, log: str) -> Outcome:
             outcome.in_flight += each["examples"]
         else:
             outcome.trained += each["examples"]
-            outcome.steps += each["steps"]
-            outcome.jobs += 1
             if (reported := each["work"].get("examples-processed")) is not None:
                 outcome.reported += reported
                 outcome.trained_and_reported += each["examples"]
