@@ -119,14 +119,14 @@ def shares(code, share, strategy, records, speed=SPEED):
 
 
 def run(strategy, rounds, lr, x=None, speed=SPEED):
-    """Return the models, the records and the strategy's history of a run."""
+    """Return the models and the records of a run."""
     history = History(strategy)
-    how = {"examples": EXAMPLES.tolist(), "curvatures": CURVATURE}
-    grid = Watched(np.eye(NODES), speed, lr=lr, **how)
-    # the slowest of 400 may evaluate when its tier is asked the next time
+    grid = Watched(np.eye(NODES), speed, lr=lr, examples=EXAMPLES.tolist(), curvatures=CURVATURE)
+    # the slowest of 400 may still evaluate when its tier is asked again
     grid.strict = speed is SPEED
-    found, _ = models(history, grid, rounds, x=np.full(NODES, 1 / NODES) if x is None else x)
-    return found, history.records[1:]
+    start = np.full(NODES, 1 / NODES) if x is None else x
+    values, _ = models(history, grid, rounds, x=start)
+    return values, history.records[1:]
 
 
 def chance(strategy, records, t):
@@ -140,29 +140,31 @@ def chance(strategy, records, t):
     return np.mean([record["tifl"]["tier"] == tier for record in records])
 
 
-def stays_at(strategy, found, records):
+def stays_at(strategy, values, records):
     """Solve for the x that the mean over all draws does not move.
 
-    Given which nodes train, a round is a linear map of x, which two such rounds tell.
+    For given nodes a round is a linear map of x, which two such rounds determine.
     """
     rounds_of = {}
     for t in range(len(records) // 4, len(records)):  # steps are measured by then
         rounds_of.setdefault(tuple(sorted(records[t]["weights"])), []).append(t)
-    moves = slopes = 0.0
+    moves = 0.0
+    slopes = 0.0
     for rounds in rounds_of.values():
         first, last = rounds[0], rounds[-1]
-        pulls = [chance(strategy, records, t) * (found[t + 1] - found[t]) for t in (first, last)]
-        apart = found[first] - found[last]
+        pulls = [chance(strategy, records, t) * (values[t + 1] - values[t]) for t in (first, last)]
+        apart = values[first] - values[last]
         slope = (pulls[0] - pulls[1]) @ apart / (apart @ apart)
-        moves, slopes = moves + pulls[0] - slope * found[first], slopes + slope
+        moves = moves + pulls[0] - slope * values[first]
+        slopes = slopes + slope
     return -moves / slopes
 
 
 def stays(strategy, code, share, rounds, speed=SPEED):
     """Return where a strategy that works in rounds stays, and where the row says."""
-    models_of, records = run(strategy, rounds, 1e-4, speed=speed)
+    values, records = run(strategy, rounds, 1e-4, speed=speed)
     goal = CURVATURE * shares(code, share, strategy, records, speed)
-    return stays_at(strategy, models_of, records), goal / goal.sum()
+    return stays_at(strategy, values, records), goal / goal.sum()
 
 
 def own_case(code, share, most):
@@ -178,15 +180,18 @@ def test_point_where_a_strategy_stays(code, share, most):
     strategy = build(code)
     if isinstance(strategy, Rule | ours.FedSlice):
         is_in_rounds = isinstance(strategy, ours.FedSlice)
-        lr = 2e-4 if is_in_rounds else 6e-4 if "concurrency" in code else 8e-4
         count = ROUNDS if is_in_rounds else MERGES
-        first = count if "rate" in share else count // 12 + 2
-        goal = CURVATURE * shares(code, share, strategy, run(strategy, first, 0.0)[1])
+        # enough to know all nodes' steps, or their rates
+        num_known = count if "rate" in share else count // 12 + 2
+        _, records = run(strategy, num_known, 0.0)
+        goal = CURVATURE * shares(code, share, strategy, records)
         goal /= goal.sum()
-        found = run(build(code), count, lr, goal)[0][count // 4 :].mean(axis=0)
+        lr = 2e-4 if is_in_rounds else 6e-4 if "concurrency" in code else 8e-4
+        values, _ = run(build(code), count, lr, goal)
+        point = values[count // 4 :].mean(axis=0)
     else:
-        found, goal = stays(strategy, code, share, rounds_of(strategy))
-    assert np.abs(found - goal).sum() <= most / 100, (found.round(4), goal.round(4))
+        point, goal = stays(strategy, code, share, rounds_of(strategy))
+    assert np.abs(point - goal).sum() <= most / 100, (point.round(4), goal.round(4))
 
 
 def rounds_of(strategy):
@@ -198,8 +203,13 @@ def rounds_of(strategy):
 
 def flow(strategy, speed, merges):
     """Return what nodes add to the model by a rule alone, without messages, and their rates."""
-    strategy.identity, in_flight, waiting = str, [], []
-    added, count, version, now = np.zeros(NODES), np.zeros(NODES), 0, 0.0
+    strategy.identity = str
+    in_flight = []
+    waiting = []
+    added = np.zeros(NODES)
+    count = np.zeros(NODES)
+    version = 0
+    now = 0.0
     while version < merges:
         busy = {node for _, node, *_ in in_flight}
         idle = [node for node in range(NODES) if node not in busy]
@@ -232,29 +242,33 @@ def further_case(code, share, most, ratio):
 
 @pytest.mark.parametrize(("code", "share", "most", "ratio"), [further_case(*r) for r in FURTHER])
 def test_rows_hold_at_speeds_further_apart(code, share, most, ratio):
-    strategy, speed = build(code), spread(ratio)
+    strategy = build(code)
+    speed = spread(ratio)
     if "slices" in code or isinstance(strategy, ours.FedSlice):
         # so little that the model stays: what was added is c_i h_i
         is_sliced = isinstance(strategy, ours.FedSlice)
         count = 30 if ratio == 400 else 12 if is_sliced else 6
         count *= 1 if is_sliced else 25
-        found, records = run(strategy, count, 1e-7, np.zeros(NODES), speed)
-        found = found[-1] - found[count // 4]
+        values, records = run(strategy, count, 1e-7, np.zeros(NODES), speed)
+        point = values[-1] - values[count // 4]
         goal = CURVATURE * shares(code, share, strategy, records, speed)
     elif isinstance(strategy, Rule):
         times = 24 if ratio == 40 else 6
         merges = 4000 if "concurrency" in code else int(times * speed.sum() / speed[-1])
-        found, rate = flow(strategy, speed, merges)
+        point, rate = flow(strategy, speed, merges)
         # the quickest wait when they have sent half of a buffer
         goal = shares(code, share, strategy, [{}], rate)
     else:
-        found, goal = stays(strategy, code, share, rounds_of(strategy), speed)
-    found, goal = found / found.sum(), goal / goal.sum()
-    assert np.abs(found - goal).sum() <= most / 100, (found.round(4), goal.round(4))
+        point, goal = stays(strategy, code, share, rounds_of(strategy), speed)
+    point /= point.sum()
+    goal = goal / goal.sum()
+    assert np.abs(point - goal).sum() <= most / 100, (point.round(4), goal.round(4))
 
 
-def shared_app(num_samples, lr=1e-3, batch=4):
+def shared_app(num_samples):
     """Make nodes that descend on the samples they are assigned, |x - e_k|^2 / 2 of sample k."""
+    lr = 1e-3
+    batch = 4
     app = ClientApp()
 
     @app.train()
@@ -273,13 +287,14 @@ def shared_app(num_samples, lr=1e-3, batch=4):
 
 @pytest.mark.parametrize(("code", "most"), SHARED)
 def test_samples_of_shared_data_count_alike(code, most):
-    strategy, num_samples = build(code), 40
+    strategy = build(code)
+    num_samples = 40
     devices = [DeviceProfile(speed, seconds_per_example=1.0) for speed in SPEED]
     start = np.full(num_samples, 1 / num_samples)
-    found, _ = models(strategy, LocalGrid(shared_app(num_samples), devices), 150, x=start)
+    values, _ = models(strategy, LocalGrid(shared_app(num_samples), devices), 150, x=start)
     steps = strategy.num_steps([f"node-{i}" for i in range(NODES)])
     assert steps.max() >= 4 * steps.min()
-    assert np.abs(found[30:].mean(axis=0) - start).sum() <= most / 100
+    assert np.abs(values[30:].mean(axis=0) - start).sum() <= most / 100
 
 
 def test_page_has_all_rows():

@@ -51,10 +51,6 @@ class Count:
         self.examples += self.pending
         self.pending = 0
 
-    def trained(self, size):
-        """Note a step of a framework without an optimizer that can be watched."""
-        self.examples += size
-
     def dropped(self):
         """Forget gradients that were deleted before a step."""
         self.pending = 0
