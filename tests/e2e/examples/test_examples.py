@@ -2,6 +2,7 @@
 
 import re
 from functools import cache
+from itertools import product
 
 import numpy as np
 import pytest
@@ -12,11 +13,6 @@ from flwr.app import ArrayRecord
 
 from flwr_hetero_studies.cost.apps import overheads
 
-IGNORE_WARNINGS = pytest.mark.filterwarnings("ignore")
-KINDS = [
-    pytest.param(kind, marks=[IGNORE_WARNINGS] if kind in ("lightning", "hugging-face") else [])
-    for kind in APPS
-]
 MODELS = {
     "scikit-learn": [np.zeros((10, 64)), np.zeros(10)],
     "xgboost": [np.frombuffer(b"", np.uint8)],
@@ -34,14 +30,22 @@ def plain_s(tmp_path_factory):
     return seconds
 
 
+def case(kind, name):
+    """Make a parameter: by day one method for each node's half, but in the torch app all."""
+    is_repeated = name != "LocalSteps" and METHODS[name].half in (None, "steps")
+    marks = [pytest.mark.nightly] if is_repeated and kind != "torch" else []
+    if kind in ("lightning", "hugging-face"):
+        marks.append(pytest.mark.filterwarnings("ignore"))
+    return pytest.param(kind, name, marks=marks)
+
+
 def open_app(kind):
     for name in APPS[kind].needs:
         pytest.importorskip(name)
     return APPS[kind]
 
 
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "name"), [case(*both) for both in product(APPS, METHODS)])
 def test_effect_or_error(kind, name, tmp_path, plain_s):
     app, method = open_app(kind), METHODS[name]
     if (refusal := REFUSED.get((kind, name))) is None:
@@ -55,8 +59,7 @@ def test_effect_or_error(kind, name, tmp_path, plain_s):
         assert f"{refusal.error.__name__}: {refusal.text}" in reply.error.reason
 
 
-@pytest.mark.parametrize("name", MISSING)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "name"), [case(*both) for both in product(APPS, MISSING)])
 def test_error_without_the_nodes_half(kind, name, tmp_path):
     app, refusal = open_app(kind), REFUSED.get((kind, name), MISSING[name])
     with pytest.raises(refusal.error, match=re.escape(refusal.text)):
