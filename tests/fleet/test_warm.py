@@ -18,7 +18,7 @@ from flwr.supercore.run import Run
 from flwr_hetero import cli
 from flwr_hetero.fleet import _flwr, supernode
 
-PULLED_BYTES = 1 << 26
+PULLED_BYTES = 1 << 24
 SCRIPT = Path(__file__).with_name("warm_node.py")
 COLD = {
     "threads": "it starts threads or processes when",
