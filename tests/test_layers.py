@@ -1,4 +1,4 @@
-"""Who may import whom: the table of CONTRIBUTING.md."""
+"""Which folder may import which: the table of CONTRIBUTING.md."""
 
 import ast
 import re
@@ -81,9 +81,10 @@ ARROWS = {name: imports_of(path.read_text(encoding="utf-8")) for name, path in M
 
 @pytest.mark.parametrize("room", sorted(ROOMS))
 def test_room_imports_what_it_may(room):
-    allowed, own = ROOMS[room] | {room, "__init__"}, [n for n in ARROWS if room_of(n) == room]
-    assert own
-    inside = {(n, to) for n in own for to in ARROWS[n] if to.startswith(("flwr_hetero", "."))}
+    allowed = ROOMS[room] | {room, "__init__"}
+    modules = [name for name in ARROWS if room_of(name) == room]
+    assert modules
+    inside = {(n, to) for n in modules for to in ARROWS[n] if to.startswith(("flwr_hetero", "."))}
     assert not {arrow for arrow in inside if room_of(arrow[1]) not in allowed}
 
 
@@ -91,8 +92,8 @@ def test_room_imports_what_it_may(room):
 def test_file_avoids_packages(pattern):
     files = [name for name, p in MODULES.items() if fnmatch(str(p.relative_to(PACKAGE)), pattern)]
     assert files
-    found = {(name, target) for name in files for target in ARROWS[name]}
-    outside = {(n, to) for n, to in found if to.split(".")[0] not in sys.stdlib_module_names}
+    imports = {(name, target) for name in files for target in ARROWS[name]}
+    outside = {(n, to) for n, to in imports if to.split(".")[0] not in sys.stdlib_module_names}
     assert not {arrow for arrow in outside if re.match(UNWANTED[pattern], arrow[1])}
 
 
@@ -111,15 +112,15 @@ def test_app_can_be_copied(app):
 
 
 def test_apps_share_their_code():
-    """Apps are copied one by one, so that they repeat code; what has one name is the same."""
-    found = {}
+    """Apps are copied one by one and repeat code: functions of one name must be the same."""
+    sources = {}
     for app in COPIED:
         [path] = app.rglob("task.py")
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.FunctionDef) and node.name not in ("divide", "load_partition"):
-                found.setdefault(node.name, set()).add(ast.unparse(node))
-    assert len(found) > 5
-    assert not [name for name, versions in found.items() if len(versions) > 1]
+                sources.setdefault(node.name, set()).add(ast.unparse(node))
+    assert len(sources) > 5
+    assert not [name for name, versions in sources.items() if len(versions) > 1]
 
 
 def test_every_paper_has_an_algorithm():
@@ -142,13 +143,13 @@ def test_files_stay_small():
 
 
 def test_no_class_name_twice():
-    found = [
+    names = [
         node.name
         for path in [*PACKAGE.rglob("*.py"), *STUDIES.rglob("*.py")]
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.ClassDef)
     ]
-    assert not {name for name, count in Counter(found).items() if count > 1}
+    assert not {name for name, count in Counter(names).items() if count > 1}
 
 
 HEAVY = "torch ray matplotlib plotly"
