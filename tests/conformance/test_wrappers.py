@@ -81,21 +81,11 @@ LOOPS = ("FedBuff", "FedAT", "FedAsync", "FedCompass", "RescaledASGD", "Ringlead
 RIVALS = ("Oort", "PowerOfChoice", "DeadlineSelection", "WithoutSlowest", *LOOPS[1:6])
 """Of their legal pairs most run at night: they are made of what the others are made of."""
 DISTRUST = ("Krum", "MultiKrum", "Bulyan")
-ASK_FEW = {
-    "TiFL",
-    "OverSelect",
-    "FedAsync",
-    "FedAT",
-    "FedCompass",
-    "RescaledASGD",
-    "RingleaderASGD",
-}
-ASK_FEW |= {"FedSlice"}
+ASK_FEW = {"TiFL", "OverSelect", *LOOPS[1:]}
 """Those that here make an update of one node or two."""
 SELECTS = ("TiFL", "RandomSelection", *RIVALS, "FedBuff", "FedSlice")
 ONLY_ROUNDS = ("CDGraB", "HerdingMeter", "Resharding")
-SETS_STEPS = ("BiasedLocalSGD", "LocalSteps", "FedNova", "AdaComm", "FedCompass", "RescaledASGD")
-SETS_STEPS += ("RingleaderASGD", "FedSlice")
+SETS_STEPS = ("BiasedLocalSGD", "LocalSteps", "FedNova", "AdaComm", *LOOPS[3:])
 
 
 def why_illegal(outer, inner):
