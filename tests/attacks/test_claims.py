@@ -71,11 +71,11 @@ def steps_of(strategy, lies, profiles):
     """Return the steps of the last round."""
     fleet = {"profiles": profiles, "app": steps_app(), "arrays": steps_arrays()}
     records, _ = attack(strategy, lies, rounds=6, **fleet)
-    found = {}
+    steps = {}
     for record, name in product(records, ("local_steps", "biased_local_sgd", "fednova")):
-        found |= record.get(name, {}).get("num_steps", {})
-    names = [names_of(i) for i in range(len(profiles))]
-    return np.array([next(found[name] for name in sorted(own) if name in found) for own in names])
+        steps |= record.get(name, {}).get("num_steps", {})
+    names = [sorted(names_of(i)) for i in range(len(profiles))]
+    return np.array([next(steps[name] for name in both if name in steps) for both in names])
 
 
 BUDGETS = {
@@ -107,10 +107,10 @@ def test_one_claim_of_time_moves_nobody_elses_steps(budget, fleet, lie):
 @pytest.mark.parametrize("num_liars", [1, 6])
 def test_fewer_than_a_third_cannot_set_the_pace(num_liars):
     def speeds(liars):
-        found = NodeSpeeds()
+        book = NodeSpeeds()
         for i in range(20):
-            found.observe(f"{i}", 1, 0.0 if i < liars else 1.0 if i < 14 else 4.0, 0.0)
-        return found
+            book.observe(f"{i}", 1, 0.0 if i < liars else 1.0 if i < 14 else 4.0, 0.0)
+        return book
 
     honest, among = speeds(0), speeds(num_liars)
     assert among.quick_round_s(10) >= honest.quick_round_s(10) / 2

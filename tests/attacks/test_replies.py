@@ -118,9 +118,9 @@ def test_a_reply_costs_itself(nest, name):
     for record in records:
         assert len(json.dumps(record)) < LONGEST_LINE
         assert {failure["node"] for failure in record["failures"]} <= names_of(LIAR)
-    found = reasons(records, LIAR)
-    assert all(reason in text for text in found) if reason else not found, found
-    assert bool(found) == bool(reason)
+    texts = reasons(records, LIAR)
+    assert bool(texts) == bool(reason), texts
+    assert all(reason in text for text in texts)
 
 
 @pytest.mark.parametrize(("nest", "name"), [("CDGraB", keys.ORDER), ("HerdingMeter", HERDING)])
@@ -176,15 +176,15 @@ class Forger(LyingGrid):
     """Bring, with all replies, copies of them and replies that nobody asked for."""
 
     def forged(self, replies):
-        found = []
+        all_replies = []
         for reply in replies:
-            found += [reply, Message(reply.content, reply_to=reply)]
+            all_replies += [reply, Message(reply.content, reply_to=reply)]
             for node_id in (1001, 4711):
                 other = Message(reply.content, reply_to=reply)
                 other.metadata.__dict__["_src_node_id"] = node_id
                 other.metadata.__dict__["_reply_to_message_id"] = "no such message"
-                found.append(other)
-        return found
+                all_replies.append(other)
+        return all_replies
 
     def wait_for(self, message_ids, timeout=None, enough=None):
         return self.forged(super().wait_for(message_ids, timeout, enough))

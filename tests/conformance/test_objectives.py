@@ -97,7 +97,8 @@ def spread(ratio):
 
 def shares(code, share, strategy, records, speed=SPEED):
     """Return the nodes' shares by a row's expression, in the names that the page gives."""
-    p, tiers = EXAMPLES / EXAMPLES.sum(), [record.get("tifl", {}).get("tier") for record in records]
+    p = EXAMPLES / EXAMPLES.sum()
+    tiers = [record.get("tifl", {}).get("tier") for record in records]
     names = {"p": p, "q": of_tier(p), "P": np.array(SETTINGS["chances"])[TIER]}
     names |= {"rate": speed, "speed": speed}
     if getattr(strategy, "node_limit", None) and len(records) > NODES:
@@ -111,8 +112,8 @@ def shares(code, share, strategy, records, speed=SPEED):
         names["tau"] = np.array([steps[f"node-{i}"] for i in range(NODES)])
     if hasattr(strategy, "num_steps"):
         names["tau"] = strategy.num_steps([f"node-{i}" for i in range(NODES)])
-    found = eval(share, names)
-    return found / found.sum()
+    values = eval(share, names)
+    return values / values.sum()
 
 
 # --- where it stays ------------------------------------------------------------------------------
@@ -276,8 +277,8 @@ def shared_app(num_samples):
         x, steps = message.content["arrays"]["x"].numpy(), message.content["config"]["num-steps"]
         record = message.content.config_records.get(keys.SAMPLES)
         chosen = np.arange(steps * batch) if record is None else read_samples(record)[0]
-        for own in chosen.reshape(steps, batch) % num_samples:
-            x = x - lr * (x - np.eye(num_samples)[own].mean(axis=0))
+        for samples in chosen.reshape(steps, batch) % num_samples:
+            x = x - lr * (x - np.eye(num_samples)[samples].mean(axis=0))
         metrics = {"num-examples": num_samples, "num-steps": steps, "examples-processed": steps}
         content = {"arrays": ArrayRecord({"x": Array(x)}), "metrics": MetricRecord(metrics)}
         return Message(RecordDict(content), reply_to=message)

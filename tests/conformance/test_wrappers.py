@@ -169,9 +169,10 @@ def go(names, folder, grid, stop_after=None, **recorded):
 def expected(model, record):
     """Predict the next model from what a line of the history says of nodes and steps."""
     nodes = sorted(record["latency"])
-    own = [record[key] for key in ("biased_local_sgd", "local_steps", "fednova") if key in record]
-    usual = record.get("adacomm", {}).get("num_steps", USUAL_STEPS)
-    steps = np.array([own[0]["num_steps"][n] if own else usual for n in nodes], float)
+    steps_of = dict.fromkeys(nodes, record.get("adacomm", {}).get("num_steps", USUAL_STEPS))
+    for key in ("biased_local_sgd", "local_steps", "fednova"):
+        steps_of |= record.get(key, {}).get("num_steps", {})
+    steps = np.array([steps_of[node] for node in nodes], float)
     parts = [int(node.removeprefix("node-")) for node in nodes]
     locals_ = np.array([local_model(model, p, int(s)) for p, s in zip(parts, steps, strict=True)])
     weights = steps if "biased_local_sgd" in record else np.array([*map(num_examples, parts)])
