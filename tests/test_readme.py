@@ -97,7 +97,8 @@ def test_settings_of_an_app_are_its_defaults(path):
     shown = set()
     for row in filter(None, table.splitlines()[2:]):
         names, defaults = row.split("|")[1:3]
-        names, defaults = re.findall(r"`([^`]+)`", names), defaults.split(",")
+        names = re.findall(r"`([^`]+)`", names)
+        defaults = defaults.split(",")
         for name, default in zip(names, defaults, strict=True):
             kind = float if isinstance(config[name], float) else str
             assert kind(default.strip(" `")) == kind(str(config[name]).lower())

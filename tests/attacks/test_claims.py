@@ -112,7 +112,8 @@ def test_fewer_than_a_third_cannot_set_the_pace(num_liars):
             book.observe(f"{i}", 1, 0.0 if i < liars else 1.0 if i < 14 else 4.0, 0.0)
         return book
 
-    honest, among = speeds(0), speeds(num_liars)
+    honest = speeds(0)
+    among = speeds(num_liars)
     assert among.quick_round_s(10) >= honest.quick_round_s(10) / 2
     assert among.classes()[1] == honest.classes()[1] == 0.25
 

@@ -11,7 +11,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr_hetero import keys
 from flwr_hetero_studies.papers.cd_grab.herding import HERDING
 
-LIAR, MUCH = 4, 100_000
+LIAR = 4
+MUCH = 100_000
 HUGE = "x" * MUCH
 LONGEST_LINE = 20_000
 """Characters of a round's line with six nodes; an honest one has 3,000 at most."""

@@ -21,7 +21,8 @@ from flwr_hetero.compression.algorithm import (
     with_error,
 )
 
-NAN, INF = float("nan"), float("inf")
+NAN = float("nan")
+INF = float("inf")
 COUNTS = st.integers(0, 3 * BLOCK + 1)
 SHAPES = st.lists(st.integers(-1, 10**12), max_size=3).map(tuple)
 SENT = {

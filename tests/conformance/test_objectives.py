@@ -43,7 +43,8 @@ FURTHER = [
 EXAMPLES = np.array([50, 150, 100, 100, 150, 50, 100, 100])
 SPEED = np.array([2.0, 1.71, 1.33, 1.13, 0.61, 0.557, 0.503, 0.457])
 CURVATURE = np.array([1.2, 0.8, 0.9, 1.3, 0.7, 1.0, 1.1, 1.25])
-NODES, TIER = len(SPEED), np.arange(len(SPEED)) // 2
+NODES = len(SPEED)
+TIER = np.arange(len(SPEED)) // 2
 SETTINGS = {
     "steps": {"fast_steps": 10, "budget": "deadline"},
     "slices": {"fast_steps": 10, "budget": "slice"},
@@ -152,7 +153,8 @@ def stays_at(strategy, values, records):
     moves = 0.0
     slopes = 0.0
     for rounds in rounds_of.values():
-        first, last = rounds[0], rounds[-1]
+        first = rounds[0]
+        last = rounds[-1]
         pulls = [chance(strategy, records, t) * (values[t + 1] - values[t]) for t in (first, last)]
         apart = values[first] - values[last]
         slope = (pulls[0] - pulls[1]) @ apart / (apart @ apart)
@@ -221,7 +223,8 @@ def flow(strategy, speed, merges):
         asked = Pending(SimpleNamespace(metadata=metadata), sent_s, 0.0, started)
         waiting.append(Update(asked, None, now))
         if due := strategy.due(waiting, len(in_flight) + 1):
-            nodes, waiting = [update.pending.node_id for update in due], waiting[len(due) :]
+            nodes = [update.pending.node_id for update in due]
+            waiting = waiting[len(due) :]
             strategy.begin(due, version)
             shares = strategy.weigh(due, EXAMPLES[nodes].tolist())
             factors = 1 / EXAMPLES[nodes] if shares.factors is None else shares.factors
@@ -274,7 +277,8 @@ def shared_app(num_samples):
 
     @app.train()
     def train(message, context):
-        x, steps = message.content["arrays"]["x"].numpy(), message.content["config"]["num-steps"]
+        x = message.content["arrays"]["x"].numpy()
+        steps = message.content["config"]["num-steps"]
         record = message.content.config_records.get(keys.SAMPLES)
         chosen = np.arange(steps * batch) if record is None else read_samples(record)[0]
         for samples in chosen.reshape(steps, batch) % num_samples:

@@ -24,7 +24,8 @@ def alone():
 
 def check(build, *, packs=False, exactly=True, kinds="fib"):
     """See that arrays which are not returned keep their value, and change nothing else."""
-    sent, first = [], whole_model(kinds)
+    sent = []
+    first = whole_model(kinds)
     records, models = run(build(), arrays=first, mods=[seen_by(sent)])
     _, expected = run(build(), arrays=alone())
     assert not any(record["failures"] for record in records)
@@ -93,7 +94,8 @@ def test_part_of_a_killed_run(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["FedSlice", "FedBuff"])
 def test_part_of_a_resumed_run_without_rounds(name, tmp_path):
-    folder, inner = Folder(tmp_path), WRAPPERS[name](leaf())
+    folder = Folder(tmp_path)
+    inner = WRAPPERS[name](leaf())
     strategy = ours.Recorded(inner, run_dir=folder)
     strategy.start(LocalGrid(composition_app(), FLEET), whole_model(), 2)
     recorded_run(name, folder, None, resume=True, rounds=10)
@@ -101,7 +103,8 @@ def test_part_of_a_resumed_run_without_rounds(name, tmp_path):
 
 def test_votes_outlast_a_resume(tmp_path):
     """The first to answer after it may be one that returns other arrays than most."""
-    folder, found = Folder(tmp_path), []
+    folder = Folder(tmp_path)
+    found = []
     for resume in (False, True):
         inner = ours.Wrapper(leaf())
         inner.on_start = lambda run: found.append(dict(run.fleet.left_out))

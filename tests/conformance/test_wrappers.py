@@ -183,7 +183,8 @@ def expected(model, record):
 
 def merged(models, record):
     """Predict the next model from what the history says of a merge."""
-    info, total = record["fedbuff"], 0.0
+    info = record["fedbuff"]
+    total = 0.0
     parts = [int(node.removeprefix("node-")) for node in info["nodes"]]
     share = np.array([num_examples(p) for p in parts], float) / sum(map(num_examples, parts))
     for part, staleness, weight in zip(parts, info["staleness"], share, strict=True):
@@ -258,7 +259,8 @@ def whole_run(names, path):
 
 
 def stop_save_load_continue(names, path, models, states, records):
-    folder, grid = Folder(path), LocalGrid(composition_app(), FLEET)
+    folder = Folder(path)
+    grid = LocalGrid(composition_app(), FLEET)
     go(names, folder, grid, stop_after=1)
     rest, own_states = go(names, folder, grid, resume=True)
     if {"OverSelect", *LOOPS}.intersection(names):  # nodes that were at work are free

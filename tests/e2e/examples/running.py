@@ -24,7 +24,8 @@ from flwr_hetero.strategy import Wrapper
 
 HERE = Path(__file__).parent
 DROPIN = HERE.parents[1] / "dropin"
-FAST, SLOW = DeviceProfile(4.0), DeviceProfile(1.0)
+FAST = DeviceProfile(4.0)
+SLOW = DeviceProfile(1.0)
 FLEET = [FAST, SLOW, FAST, SLOW]
 
 
@@ -41,7 +42,8 @@ class App(NamedTuple):
     taken: str = "import numpy as np"
 
 
-TORCH, LIGHTNING = ("torch",), ("pytorch_lightning", "torch")
+TORCH = ("torch",)
+LIGHTNING = ("pytorch_lightning", "torch")
 TRAINER = ("transformers", "accelerate", "torch")
 OF_TASK = "from {package} import task"
 APPS = {
@@ -129,7 +131,8 @@ def node_half(app: App, half: str) -> str | None:
 
 def server_half(app: App, wrapped: str) -> str:
     """Return the diff of the server's half: two lines, alike in all apps."""
-    name, strategy = wrapped.partition("(")[0], f"{app.strategy}()"
+    name = wrapped.partition("(")[0]
+    strategy = f"{app.strategy}()"
     taken = f"from flwr.serverapp.strategy import {app.strategy}\n"
     path = f"{app.package}/server_app.py"
     place = "flwr_hetero.strategy" if name in ours.__all__ else "flwr_hetero_studies.rivals"
@@ -224,7 +227,8 @@ def run(
         client = importlib.import_module(f"{app.package}.client_app").app
         server = importlib.import_module(f"{app.package}.server_app").app
         config |= {"num-server-rounds": rounds}
-        evaluating, records = [0.0], []
+        evaluating = [0.0]
+        records = []
         grid = LocalGrid(timed(client, evaluating), fleet, run_config=config)
         with watched(records):
             began_s = time.process_time()

@@ -47,7 +47,8 @@ def open_app(kind):
 
 @pytest.mark.parametrize(("kind", "name"), [case(*both) for both in product(APPS, METHODS)])
 def test_effect_or_error(kind, name, tmp_path, plain_s):
-    app, method = open_app(kind), METHODS[name]
+    app = open_app(kind)
+    method = METHODS[name]
     if (refusal := REFUSED.get((kind, name))) is None:
         seen = run(app, tmp_path, method.wrapped, method.half, method.rounds)
         method.check(seen, plain_s(kind, method.rounds))
@@ -61,7 +62,8 @@ def test_effect_or_error(kind, name, tmp_path, plain_s):
 
 @pytest.mark.parametrize(("kind", "name"), [case(*both) for both in product(APPS, MISSING)])
 def test_error_without_the_nodes_half(kind, name, tmp_path):
-    app, refusal = open_app(kind), REFUSED.get((kind, name), MISSING[name])
+    app = open_app(kind)
+    refusal = REFUSED.get((kind, name), MISSING[name])
     with pytest.raises(refusal.error, match=re.escape(refusal.text)):
         run(app, tmp_path, METHODS[name].wrapped, rounds=1)
 

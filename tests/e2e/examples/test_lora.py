@@ -43,7 +43,8 @@ app = ClientApp(mods=[hetero])
 @app.train()
 def train(msg, context):
     """Train the adapters, and return them alone."""
-    model, partition = Adapted(), context.node_config["partition-id"]
+    model = Adapted()
+    partition = context.node_config["partition-id"]
     model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
     inputs = torch.randn(64, 32, generator=torch.Generator().manual_seed(partition))
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1)

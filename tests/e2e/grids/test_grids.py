@@ -22,7 +22,8 @@ NAMES = sorted({*ours.__all__, *rivals.__all__} - {"Selection"})
 BY_DAY = ["BiasedLocalSGD", "Compressed", "FedBuff", "OverSelect", "Resharding", "TiFL"]
 """Rows that CI runs in Ray: steps, slices, no rounds, early ends of rounds, an error, tiers."""
 BY_NIGHT = sorted({*NAMES} - {*BY_DAY})
-NODES, WORKERS = 8, 4
+NODES = 8
+WORKERS = 4
 DEVICES = [DeviceProfile(1.0 if i % 2 else 6.0, seconds_per_example=0.1) for i in range(NODES)]
 
 
