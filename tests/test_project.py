@@ -23,6 +23,8 @@ def test_version_is_the_same_everywhere():
     assert PROJECT["version"] == cited["version"] == __version__
 
 
+# flwr's own use of pathspec
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("app", sorted((ROOT / "apps").iterdir()), ids=lambda app: app.name)
 def test_app_has_what_the_hub_asks_for(app):
     table = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))

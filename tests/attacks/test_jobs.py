@@ -12,7 +12,7 @@ from flwr_hetero.slices.algorithm import believed_jobs
 from flwr_hetero.strategy import FedSlice
 
 NODES = 10
-JOB = 60
+JOB = 24
 
 
 def saying(claims, liar=0):
@@ -53,9 +53,7 @@ def steps_taken(claims, rounds=2, most=None):
 
 
 LIES = [
-    {keys.PASSES: 1000},
     {keys.PASSES: 1000, keys.JOB_STEPS: 1},
-    {keys.JOB_STEPS: 1},
     {keys.JOB_STEPS: 0},
     {keys.JOB_STEPS: 10**9},
 ]

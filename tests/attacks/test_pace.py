@@ -42,7 +42,7 @@ def test_a_median_inside_holds_against_a_quick_node():
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_a_quick_nodes_share_has_a_limit(size):
     settings = {"weighting": "equal", "staleness": "none", "buffer_size": size, "lr": 0.01}
-    settings["updates"] = 400 // size
+    settings["updates"] = 240 // size
     values, nodes = run(**settings)
     assert share(nodes) == pytest.approx(FedBuff.node_limit * EVEN, rel=0.1)
     assert values[len(values) // 4 :].mean() < 30

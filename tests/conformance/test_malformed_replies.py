@@ -22,7 +22,7 @@ from flwr_hetero import strategy as ours
 from flwr_hetero.biased_local_sgd.shared_data import read_samples, samples_record
 from flwr_hetero_studies.papers.cd_grab.herding import HERDING
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "5"))
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "4"))
 NUM_NODES = 6
 HOSTILE = (0, 3)
 ROUNDS = 3

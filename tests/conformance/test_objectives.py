@@ -52,7 +52,7 @@ SETTINGS = {
     "chances": (0.4, 0.3, 0.2, 0.1),
 }
 """What the page calls so."""
-MERGES, ROUNDS = 240, 8
+MERGES, ROUNDS = 240, 5
 """Server updates; rounds of FedSlice, of 30 and more each."""
 LONG_BY_DAY = ("FedSlice()", "FedBuff()", "FedBuff(LocalSteps(**slices))")
 """Rows without rounds that CI runs with messages: the others take minutes together."""

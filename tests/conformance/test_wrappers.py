@@ -274,13 +274,17 @@ def stop_save_load_continue(names, path, models, states, records):
     assert timeless(folder.records) == timeless(records)
 
 
-@pytest.mark.parametrize("in_pairs", [False, pytest.param(True, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("are_all", [False, pytest.param(True, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("name", FLOWER_STRATEGIES)
-def test_around_every_strategy(name, in_pairs, tmp_path, monkeypatch):
-    """Each wrapper alone, or every twelfth pair."""
+def test_around_every_strategy(name, are_all, tmp_path, monkeypatch):
+    """By day every third wrapper, so that each has four strategies; at night all, and pairs."""
     monkeypatch.setattr(Folder, "checkpoint_dir", tmp_path)
     first = list(FLOWER_STRATEGIES).index(name)
-    pairs = LEGAL[first :: len(FLOWER_STRATEGIES)]
+    alone_or_in_pairs = [(wrapper,) for wrapper in WRAPPERS]
+    if are_all:
+        alone_or_in_pairs += LEGAL[first :: len(FLOWER_STRATEGIES)]
+    else:
+        alone_or_in_pairs = alone_or_in_pairs[first % 3 :: 3]
     app = composition_app()
     alone = None
 
@@ -290,7 +294,7 @@ def test_around_every_strategy(name, in_pairs, tmp_path, monkeypatch):
         result = strategy.start(LocalGrid(app, FLEET[1:5]), start(), 2)
         return result.arrays["w"].numpy(), dict(result.train_metrics_clientapp.get(2, {}))
 
-    for names in [(), *(pairs if in_pairs else [(name,) for name in WRAPPERS])]:
+    for names in [(), *alone_or_in_pairs]:
         if name in DISTRUST and ASK_FEW.intersection(names):
             with pytest.raises(ValueError, match=r"at least (3|12) around .*choose among fewer"):
                 final(names)
