@@ -3,6 +3,7 @@
 import gc
 import os
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -11,10 +12,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # each worker has one core
 settings.register_profile("no-clock", deadline=None)
 settings.load_profile("no-clock")
 
-LONG = ("e2e", "studies", "report", "fleet", "slices")
-"""Folders of long files: the first to run, so that no worker is left with one at the end."""
+TESTS = Path(__file__).parent
+LONG = (
+    *("e2e", "client", "conformance", "studies", "slices", "server", "attacks", "mercury"),
+    *("fleet", "test_reference.py", "test_readme.py"),
+)
+"""Folders and files of the longest tests, in the order in which they run.
 
-
+A worker runs whole files, so that a long one at the end would leave the others idle.
+"""
 NIGHTLY_FILE = re.compile(r"^pytestmark = (?:\[[^\]]*)?pytest\.mark\.nightly", re.MULTILINE)
 
 
@@ -35,9 +41,13 @@ def pytest_ignore_collect(collection_path, config):
 
 
 def pytest_collection_modifyitems(items):
-    """Run the folders of long files first, in this order."""
-    order = {name: place for place, name in enumerate(LONG)}
-    items.sort(key=lambda item: min((order.get(p, 99) for p in item.path.parts), default=99))
+    """Run the longest tests first, and the package's doctests last."""
+
+    def place(item):
+        parts = item.path.relative_to(TESTS).parts if TESTS in item.path.parents else ()
+        return min((LONG.index(part) for part in parts if part in LONG), default=len(LONG))
+
+    items.sort(key=place)
 
 
 @pytest.fixture(autouse=True)
