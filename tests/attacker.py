@@ -1,6 +1,7 @@
 """A fleet with nodes that lie, and the nests of wrappers that they attack."""
 
 import random
+from contextlib import nullcontext
 from copy import deepcopy
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -78,7 +79,7 @@ BY_NIGHT = [
     nest if nest in ("everything", "merged") else pytest.param(nest, marks=pytest.mark.nightly)
     for nest in NESTS
 ]
-"""The same, all but the last two for a quiet machine."""
+"""The same; the last two hold all others, which alone have their turn at night."""
 
 
 class LyingGrid(LocalGrid):
@@ -112,21 +113,30 @@ def start(size=3):
     return ArrayRecord({"w": Array(np.zeros(size, np.float32))})
 
 
-def attack(strategy, lies, *, rounds=3, profiles=FLEET, app=None, arrays=None, grid=LyingGrid):
-    """Run among liars; return the records after the first, and the models."""
+def run(
+    strategy, lies, *, rounds=3, profiles=FLEET, app=None, arrays=None, grid=LyingGrid, logs=False
+):
+    """Run among liars; return the records after the first, the models of all rounds, the result."""
     random.seed(3)
     history = strategy if isinstance(strategy, ours.Recorded) else History(strategy)
     records = history.run_dir.records if isinstance(strategy, ours.Recorded) else history.records
-    grid, models = grid(app or composition_app(), profiles, lies), []
+    models = []
 
     def watch(number, arrays):
-        models.append(deepcopy(arrays["w"].numpy()))
+        models.append(ArrayRecord(deepcopy(dict(arrays))))
 
-    with only_errors(), TemporaryDirectory() as folder:
+    with nullcontext() if logs else only_errors(), TemporaryDirectory() as folder:
         if isinstance(history, ours.Recorded):
             history.run_dir.checkpoint_dir = Path(folder)
-        history.start(grid, arrays or start(), rounds, evaluate_fn=watch)
-    return records[1:], np.array(models)
+        fleet = grid(app or composition_app(), profiles, lies)
+        result = history.start(fleet, arrays or start(), rounds, evaluate_fn=watch)
+    return records[1:], models, result
+
+
+def attack(strategy, lies, **settings):
+    """Run among liars; return the records after the first, and the values of all models."""
+    records, models, _ = run(strategy, lies, **settings)
+    return records, np.array([model["w"].numpy() for model in models])
 
 
 def names_of(partition):

@@ -12,7 +12,9 @@ from flwr_hetero.mod import restore, save_state, timing
 from flwr_hetero.sampler import OrderedSampler
 from flwr_hetero_studies.papers.cd_grab.herding import HERDING, HerdingProbe
 
-SLOTS, SAMPLE_BYTES, USUAL_STEPS = 4, 8, 4
+SLOTS = 4
+SAMPLE_BYTES = 8
+USUAL_STEPS = 4
 
 
 def num_examples(partition: int) -> int:

@@ -42,7 +42,8 @@ class Wire(LocalGrid):
     def __init__(self, goals, speeds=None, mods=(hetero,), **settings):
         app = quadratics.app(goals, [100] * len(goals), 0.1, mods=mods)
         speeds = speeds or [1.0] * len(goals)
-        self.down, self.up = [], []
+        self.down = []
+        self.up = []
         profiles = [DeviceProfile(speed, seconds_per_example=1.0) for speed in speeds]
         super().__init__(app, profiles, **settings)
 
@@ -50,10 +51,8 @@ class Wire(LocalGrid):
         messages = list(messages)
         ids = super().push_messages(messages)
         for message in messages:
-            node, reply = (
-                message.metadata.dst_node_id,
-                self.pending[message.metadata.message_id].reply,
-            )
+            node = message.metadata.dst_node_id
+            reply = self.pending[message.metadata.message_id].reply
             self.down.append((node - 1000, packed_in(message.content)))
             self.up.append((node - 1000, packed_in(reply.content) if reply.has_content() else None))
         return ids

@@ -2,6 +2,8 @@
 
 import gc
 import os
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -10,14 +12,42 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # each worker has one core
 settings.register_profile("no-clock", deadline=None)
 settings.load_profile("no-clock")
 
-LONG = ("e2e", "studies", "report", "fleet", "slices")
-"""Folders of long files: the first to run, so that no worker is left with one at the end."""
+TESTS = Path(__file__).parent
+LONG = (
+    *("e2e", "client", "conformance", "studies", "slices", "server", "attacks", "mercury"),
+    *("fleet", "test_reference.py", "test_readme.py"),
+)
+"""Folders and files of the longest tests, in the order in which they run.
+
+A worker runs whole files, so that a long one at the end would leave the others idle.
+"""
+NIGHTLY_FILE = re.compile(r"^pytestmark = (?:\[[^\]]*)?pytest\.mark\.nightly", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Skip helpers, which hold no doctests, and by day the files whose tests are all nightly.
+
+    Both would be imported for nothing, in each worker.
+    """
+    name = collection_path.name
+    if collection_path.suffix != ".py" or name == "conftest.py":
+        return None
+    if not name.startswith("test_"):
+        return True
+    is_by_day = "not nightly" in config.option.markexpr
+    if is_by_day and NIGHTLY_FILE.search(collection_path.read_text(encoding="utf-8")):
+        return True
+    return None
 
 
 def pytest_collection_modifyitems(items):
-    """Run the folders of long files first, in this order."""
-    order = {name: place for place, name in enumerate(LONG)}
-    items.sort(key=lambda item: min((order.get(p, 99) for p in item.path.parts), default=99))
+    """Run the longest tests first, and the package's doctests last."""
+
+    def place(item):
+        parts = item.path.relative_to(TESTS).parts if TESTS in item.path.parents else ()
+        return min((LONG.index(part) for part in parts if part in LONG), default=len(LONG))
+
+    items.sort(key=place)
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,8 @@ from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import hetero, load_state
 
-NUM, BATCH = 24, 4
+NUM = 24
+BATCH = 4
 FULL = NUM // BATCH
 DATA = TensorDataset(torch.randn(NUM, 3, generator=torch.manual_seed(0)), torch.arange(NUM) % 2)
 
@@ -30,7 +31,8 @@ class Node:
     """A node that answers with a function of message and context, and notes what it returns."""
 
     def __init__(self, function, *, mods=(hetero,), profile=None, seed=0, **run_config):
-        self.function, self.results = function, []
+        self.function = function
+        self.results = []
         app = ClientApp(mods=list(mods))
         for kind in ("train", "evaluate", "query"):
             getattr(app, kind)()(self.answer)

@@ -12,7 +12,8 @@ class Client(NumPyClient):
     """Pull the model halfway to the node's target."""
 
     def __init__(self, partition, seen):
-        self.partition, self.seen = partition, seen
+        self.partition = partition
+        self.seen = seen
 
     def fit(self, parameters, config):
         w, *rest = parameters

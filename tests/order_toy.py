@@ -14,7 +14,8 @@ from flwr_hetero.mod import restore, save_state, timing
 from flwr_hetero.sampler import OrderedSampler
 from flwr_hetero_studies.papers.cd_grab.herding import HERDING, HerdingProbe
 
-DIM, BATCH = 5, 2
+DIM = 5
+BATCH = 2
 
 
 def examples(partition: int, size: int, outlier: int = -1) -> tuple[np.ndarray, np.ndarray]:

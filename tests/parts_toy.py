@@ -1,19 +1,9 @@
 """A model of which nodes return a part: what they leave out must keep its value to the bit."""
 
-import random
-from contextlib import nullcontext
-from copy import deepcopy
-from pathlib import Path
-from tempfile import TemporaryDirectory
-
+import attacker
 import numpy as np
-from attacker import FLEET, LyingGrid
 from composition_toy import composition_app
 from flwr.app import Array, ArrayRecord
-from recording import History
-
-from flwr_hetero import strategy as ours
-from flwr_hetero._flwr import only_errors
 
 SIZE = 300  # enough to be packed
 
@@ -53,19 +43,14 @@ def seen_by(found):
     return mod
 
 
-def run(strategy, *, arrays=None, lies=None, rounds=4, mods=(), logs=False):
-    """Run among liars; return the records after the first, and all models."""
-    random.seed(3)
-    history = strategy if isinstance(strategy, ours.Recorded) else History(strategy)
-    models = []
-
-    def watch(number, arrays):
-        models.append(ArrayRecord(deepcopy(dict(arrays))))
-
-    grid = LyingGrid(composition_app(mods), FLEET, lies or {})
-    with nullcontext() if logs else only_errors(), TemporaryDirectory() as folder:
-        if isinstance(history, ours.Recorded):
-            history.run_dir.checkpoint_dir = Path(folder)
-        result = history.start(grid, arrays or whole_model(), rounds, evaluate_fn=watch)
-    records = history.run_dir.records if isinstance(history, ours.Recorded) else history.records
-    return records[1:], [*models, result.arrays]
+def run(strategy, *, arrays=None, lies=None, mods=(), rounds=4, logs=False):
+    """Run among liars; return the records after the first, and all models with the result."""
+    records, models, result = attacker.run(
+        strategy,
+        lies or {},
+        app=composition_app(mods),
+        arrays=arrays or whole_model(),
+        rounds=rounds,
+        logs=logs,
+    )
+    return records, [*models, result.arrays]

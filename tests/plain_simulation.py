@@ -30,9 +30,13 @@ class InMemoryGrid:
     """
 
     def __init__(self, grid, workers, monkeypatch, handover_s=0.0):
-        self.hidden, self.handover_s, self.clock = grid, handover_s, Time()
-        self.free_at_s, self.replies = [0.0] * workers, {}
-        self.answered, self.at_once = [], []
+        self.hidden = grid
+        self.handover_s = handover_s
+        self.clock = Time()
+        self.free_at_s = [0.0] * workers
+        self.replies = {}
+        self.answered = []
+        self.at_once = []
         monkeypatch.setattr(queue, "time", self.clock)
 
     def __getattr__(self, name):

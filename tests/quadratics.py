@@ -30,7 +30,8 @@ def app(goals, examples, lr, claims=None, mods=(), curvatures=None):
     def train(message, context):
         partition = partition_of(context)
         steps = int(message.content["config"].get("num-steps", STEPS))
-        x, goal = message.content["arrays"]["x"].numpy(), goals[partition]
+        x = message.content["arrays"]["x"].numpy()
+        goal = goals[partition]
         metrics = {
             "num-examples": examples[partition],
             "num-steps": steps,
@@ -68,15 +69,19 @@ class Watched(LocalGrid):
         examples = examples or [100] * len(goals)
         devices = [DeviceProfile(s, jitter=jitter, seconds_per_example=1.0) for s in speeds]
         super().__init__(app(goals, examples, lr, claims, (), curvatures), devices, **more)
-        self.sent, self.received, self.at_work = [], [], {}
-        self.training, self.most = set(), 0
+        self.sent = []
+        self.received = []
+        self.at_work = {}
+        self.training = set()
+        self.most = 0
 
     def push_messages(self, messages):
         messages = list(messages)
         for message in messages:
             node_id = message.metadata.dst_node_id
             assert not self.strict or node_id not in self.at_work.values(), "the node is at work"
-            number, kind = message.content["config"]["server-round"], message.metadata.message_type
+            number = message.content["config"]["server-round"]
+            kind = message.metadata.message_type
             self.sent.append((self.virtual_time_s, node_id - 1000, kind, int(number)))
         ids = list(super().push_messages(messages))
         for message_id, message in zip(ids, messages, strict=True):

@@ -47,7 +47,8 @@ class Folder:
         if path is not None:
             path.mkdir(exist_ok=True)
             self.checkpoint_dir = path
-        self.records, self.model = [], None
+        self.records = []
+        self.model = None
 
     def append_round(self, record):
         self.records.append(json.loads(json.dumps(record)))
@@ -91,7 +92,8 @@ def killed_and_resumed(go, tmp_path: Path, killed_in: int, same=timeless) -> Non
     ``go(folder, evaluate_fn, resume)`` starts it; ``same`` takes out of a round's record what
     must be the same.
     """
-    whole, broken = Folder(tmp_path / "whole"), Folder(tmp_path / "broken")
+    whole = Folder(tmp_path / "whole")
+    broken = Folder(tmp_path / "broken")
     random.seed(5)
     expected = go(whole, evaluate(), resume=False)
     random.seed(5)

@@ -5,7 +5,8 @@ from flwr.app import Array, ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
 from toy import app_of, partition_of, reply_with
 
-LR, BATCH = 0.25, 8
+LR = 0.25
+BATCH = 8
 
 
 def goal(partition: int) -> float:
@@ -28,11 +29,13 @@ def steps_app(claims=None, num_examples=None, seen=None, mods=(), silent=()) -> 
 
     def train(message: Message, context: Context) -> Message:
         partition = partition_of(context)
-        arrays, config = message.content["arrays"], message.content["config"]
+        arrays = message.content["arrays"]
+        config = message.content["config"]
         steps = int(config.get("num-steps", 4))
         if seen is not None:
             seen.append((int(config["server-round"]), partition, dict(config)))
-        w, count = local_model(arrays["w"].numpy(), partition, steps), arrays["n"].numpy()
+        w = local_model(arrays["w"].numpy(), partition, steps)
+        count = arrays["n"].numpy()
         metrics = {
             "num-examples": (num_examples or {}).get(partition, 100),
             "examples-processed": steps * BATCH,

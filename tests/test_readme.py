@@ -52,17 +52,23 @@ def test_strategies_and_imports_of_a_method_page_run(page, monkeypatch):
         exec(compile("\n".join(lines), page.parent.name, "exec"), names)
 
 
-def test_notebook_runs_and_is_small(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("num_rounds", [5, pytest.param(20, marks=pytest.mark.nightly)])
+def test_notebook_runs_and_is_small(num_rounds, tmp_path, monkeypatch, capsys):
+    """By day with fewer rounds than it shows: the tutorial runs much the same code in full."""
     pyplot = pytest.importorskip("matplotlib.pyplot")
     pyplot.switch_backend("agg")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert NOTEBOOK.stat().st_size < 60_000
     names: dict = {}
+    whole = "".join(cells("code"))
+    assert whole.count(", 20, seed)") == 2
     with only_errors():  # puts the level back that the notebook sets
         for number, text in enumerate(cells("code")):
+            text = text.replace(", 20, seed)", f", {num_rounds}, seed)")
             exec(compile(text, f"cell {number + 1}", "exec"), names)
     pyplot.close("all")
-    assert re.search(r"FedSlice reaches accuracy .* [\d.]+x faster than", capsys.readouterr().out)
+    faster = r"FedSlice reaches accuracy .* [\d.]+x faster than"
+    assert re.search(faster if num_rounds == 20 else "FedSlice", capsys.readouterr().out)
     assert list(tmp_path.glob("*/compare.html"))
 
 
@@ -91,7 +97,8 @@ def test_settings_of_an_app_are_its_defaults(path):
     shown = set()
     for row in filter(None, table.splitlines()[2:]):
         names, defaults = row.split("|")[1:3]
-        names, defaults = re.findall(r"`([^`]+)`", names), defaults.split(",")
+        names = re.findall(r"`([^`]+)`", names)
+        defaults = defaults.split(",")
         for name, default in zip(names, defaults, strict=True):
             kind = float if isinstance(config[name], float) else str
             assert kind(default.strip(" `")) == kind(str(config[name]).lower())

@@ -22,10 +22,10 @@ def public_names():
             yield module, name
     for paper in PAPERS:
         module = importlib.import_module(f"flwr_hetero.{paper}.algorithm")
-        own = [
-            n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__
-        ]
-        yield from ((module, name) for name in own if not name.startswith(("_", "check_")))
+        for name, value in vars(module).items():
+            is_its_own = getattr(value, "__module__", "") == module.__name__
+            if is_its_own and not name.startswith(("_", "check_")):
+                yield module, name
 
 
 NAMES = [pytest.param(m, n, id=f"{m.__name__[12:]}.{n}") for m, n in public_names()]

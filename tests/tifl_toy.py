@@ -41,13 +41,15 @@ class Answers(LocalGrid):
     def __init__(self, num_nodes, away=lambda partition, message: False, app=None, **settings):
         profiles = [DeviceProfile(1 + i) for i in range(num_nodes)]
         super().__init__(app or toy_app(), profiles, **settings)
-        self.away, self.asked = away, []
+        self.away = away
+        self.asked = []
 
     def push_messages(self, messages):
         return [message_id for m in messages for message_id in self._push_one(m)]
 
     def _push_one(self, message):
-        node_id, kind = message.metadata.dst_node_id, message.metadata.message_type
+        node_id = message.metadata.dst_node_id
+        kind = message.metadata.message_type
         self.asked.append((node_id - 1000, kind))
         online = dict(self._online)
         if self.away(node_id - 1000, message):

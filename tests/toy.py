@@ -88,7 +88,8 @@ def toy_app(*, profile: bool = True, mods=(timing,)) -> ClientApp:
     """Make a ClientApp whose node i pulls the model halfway to ``target(i)``."""
 
     def train(message: Message, context: Context) -> Message:
-        arrays, goal = message.content["arrays"], target(partition_of(context))
+        arrays = message.content["arrays"]
+        goal = target(partition_of(context))
         w = arrays["w"].numpy()
         new = dict(arrays) | {"w": Array((w + (goal - w) / 2).astype(np.float32))}
         loss = float(np.mean((w - goal) ** 2))
@@ -101,7 +102,8 @@ class InMemoryGrid:
     """Flower's simulation, as a strategy sees it; nodes report their time, or do not."""
 
     def __init__(self, grid, report=True):
-        self.grid, self.report = grid, report
+        self.grid = grid
+        self.report = report
 
     def __getattr__(self, name):
         if name == "virtual_time_s":

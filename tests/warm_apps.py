@@ -19,7 +19,10 @@ from flwr_hetero.fleet import forks
 
 # imported by a search for examples it has no argument
 FOLDER = Path(*sys.argv[1:2])
-SEEN, LOADS, CALLS, TEMPORARY = [], [], [], []
+SEEN = []
+LOADS = []
+CALLS = []
+TEMPORARY = []
 
 
 # --- apps: what is done when they are imported ------------------------------------------------

@@ -1,4 +1,4 @@
-"""Votes by node, not by pace: what a node gains that answers a hundred times sooner."""
+"""Votes by node, not by pace: what a node gains that replies a hundred times faster."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,6 @@ from flwr.serverapp.strategy import FedMedian
 from quadratics import Watched, fedavg, models
 from recording import History
 
-from flwr_hetero.fleet import Fault
 from flwr_hetero.strategy import FedBuff, FedSlice
 
 NODES = 8
@@ -15,16 +14,15 @@ SPEEDS = [100.0, *np.linspace(1.0, 2.0, NODES - 1)]
 EVEN = 1 / NODES
 
 
-def run(inner=None, updates=60, limited=True, goals=GOALS, faults=(), lr=0.1, **settings):
+def run(inner=None, updates=60, limited=True, goals=GOALS, lr=0.1, **settings):
     """Return the models and the nodes of each server update; node 0 is the quick one."""
     strategy = FedBuff(inner or fedavg(), **settings)
     # the limit of updates is another defence
     strategy.update_limit = None
     strategy.node_limit = strategy.node_limit if limited else None
     history = History(strategy)
-    grid = Watched(goals, SPEEDS, lr=lr, faults=list(faults))
-    found, _ = models(history, grid, updates)
-    return found, [record["fedbuff"]["nodes"] for record in history.records[1:]]
+    values, _ = models(history, Watched(goals, SPEEDS, lr=lr), updates)
+    return values, [record["fedbuff"]["nodes"] for record in history.records[1:]]
 
 
 def share(nodes):
@@ -34,29 +32,29 @@ def share(nodes):
 
 
 def test_a_median_inside_holds_against_a_quick_node():
-    found, nodes = run(FedMedian(fraction_evaluate=0.0), weighting="equal")
-    assert np.abs(found).max() < 1
+    values, nodes = run(FedMedian(fraction_evaluate=0.0), weighting="equal")
+    assert np.abs(values).max() < 1
     assert all(len(set(update)) == len(update) == 4 for update in nodes)
-    found, _ = run(FedMedian(fraction_evaluate=0.0), weighting="equal", limited=False)
-    assert found[-1] > 90
+    values, _ = run(FedMedian(fraction_evaluate=0.0), weighting="equal", limited=False)
+    assert values[-1] > 90
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_a_quick_nodes_share_has_a_limit(size):
-    how = {"weighting": "equal", "staleness": "none", "buffer_size": size, "lr": 0.01}
-    how["updates"] = 400 // size
-    found, nodes = run(**how)
+    settings = {"weighting": "equal", "staleness": "none", "buffer_size": size, "lr": 0.01}
+    settings["updates"] = 240 // size
+    values, nodes = run(**settings)
     assert share(nodes) == pytest.approx(FedBuff.node_limit * EVEN, rel=0.1)
-    assert found[len(found) // 4 :].mean() < 30
-    found, nodes = run(**how, limited=False)
+    assert values[len(values) // 4 :].mean() < 30
+    values, nodes = run(**settings, limited=False)
     assert share(nodes) > 0.8
-    assert found[len(found) // 4 :].mean() > 80
+    assert values[len(values) // 4 :].mean() > 80
 
 
 def test_a_quick_node_moves_the_model_no_further_at_first():
     """Before its rests are known, its rate is what the limit allows."""
-    found, _ = run(goals=[1.0] * NODES, updates=3)
-    assert np.abs(found).max() < 1.5
+    values, _ = run(goals=[1.0] * NODES, updates=3)
+    assert np.abs(values).max() < 1.5
 
 
 def test_no_update_waits_for_the_last_node():
@@ -72,12 +70,6 @@ def test_equal_nodes_never_rest():
     counts = np.bincount([node for _, node, _, _ in grid.sent], minlength=6)
     assert counts.min() >= 0.8 * counts.mean()
     assert grid.most == 6
-
-
-def test_an_update_is_made_though_most_nodes_fail():
-    failing = [Fault(i, "errs", 2) for i in range(2, NODES)]
-    _, nodes = run(goals=[0.0] * NODES, updates=12, faults=failing)
-    assert {node for update in nodes[-3:] for node in update} == {"node-0", "node-1"}
 
 
 @pytest.mark.parametrize("kind", [FedBuff, FedSlice])

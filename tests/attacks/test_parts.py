@@ -14,7 +14,8 @@ from flwr_hetero.errors import HINTS
 from flwr_hetero.server.aggregate import check_arrays
 from flwr_hetero.server.client_support import NoProgressError
 
-LIAR, ALL = 4, range(6)
+LIAR = 4
+ALL = range(6)
 
 
 def returning(*more, less=(), value=1000.0):
@@ -61,7 +62,8 @@ def test_one_that_leaves_out_what_most_return(nest):
 def test_the_first_to_answer_set_nothing(name):
     """Two of six are the first: what they change is undone when most have a vote."""
     how = {"FedSlice": {"slice_steps": 4}, "FedBuff": {"buffer_size": 2}}[name]
-    lies, sent = dict.fromkeys((0, 1), returning("a.base", value=0.5)), []
+    lies = dict.fromkeys((0, 1), returning("a.base", value=0.5))
+    sent = []
     _, models = run(getattr(ours, name)(leaf(), **how), lies=lies, mods=[seen_by(sent)])
     assert any(map(changed, sent))
     assert not changed(models[-1])
@@ -84,7 +86,8 @@ def test_most_return_other_arrays_from_a_round_on(nest, caplog):
     caplog.set_level(logging.INFO, "flwr")
 
     def lie(message, reply):
-        number, arrays = message.content["config"]["server-round"], reply.content["arrays"]
+        number = message.content["config"]["server-round"]
+        arrays = reply.content["arrays"]
         if number < 3:
             like = whole_model()["a.base"].numpy()
             arrays["a.base"] = Array(np.full(like.shape, 0.1 * number, like.dtype))

@@ -49,7 +49,8 @@ def update_in(content, like=START):
 
 
 def test_the_update_is_packed_and_its_error_is_kept_and_added():
-    context, sent = new_context(), np.zeros_like(START)
+    context = new_context()
+    sent = np.zeros_like(START)
     for number in range(1, 21):
         reply = ask(context)
         assert packed_in(reply) == ["x"]
@@ -96,7 +97,8 @@ STATES = {
 
 @pytest.mark.parametrize("state", STATES)
 def test_a_lost_or_damaged_state_is_as_none(state):
-    context, expected = new_context(), update_in(ask(new_context()))
+    context = new_context()
+    expected = update_in(ask(new_context()))
     if STATES[state] is not None:
         context.state[keys.RESIDUAL] = STATES[state]
     np.testing.assert_array_equal(update_in(ask(context)), expected)

@@ -18,7 +18,7 @@ from toy import app_of, reply_with, rewriting
 
 from flwr_hetero import keys
 from flwr_hetero.compression.algorithm import encode
-from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
+from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import hetero
 from flwr_hetero.strategy import Compressed, FedBuff, FedSlice, RandomSelection, Recorded
 
@@ -34,15 +34,16 @@ def traffic(records):
     return sum(record["bytes_up"] + record["bytes_down"] for record in records)
 
 
-@pytest.mark.parametrize(("build", "most"), [(fedavg, 0.2), (lambda: FedSlice(fedavg()), 0.25)])
-def test_bytes_and_fixed_point_of_20000_values_at_4_bits(build, most):
-    size, speeds = 20_000, [1.0, 1.0, 2.0, 4.0]
+@pytest.mark.parametrize(("build", "most"), [(fedavg, 0.25), (lambda: FedSlice(fedavg()), 0.25)])
+def test_bytes_and_fixed_point_at_4_bits(build, most):
+    size = 5_000
+    speeds = [1.0, 1.0, 2.0, 4.0]
     goals = goals_of(4, size)
-    whole, before = run(build(), Wire(goals, speeds), 10, size)
-    found, after = run(Compressed(build()), Wire(goals, speeds), 10, size)
+    whole, before = run(build(), Wire(goals, speeds), 5, size)
+    values, after = run(Compressed(build()), Wire(goals, speeds), 5, size)
     assert traffic(after) <= most * traffic(before)
-    assert np.linalg.norm(found - whole) <= 0.15 * np.linalg.norm(whole)
-    assert len(after) == len(before) == 11
+    assert np.linalg.norm(values - whole) <= 0.15 * np.linalg.norm(whole)
+    assert len(after) == len(before) == 6
 
 
 @pytest.mark.parametrize(("up", "down"), [(4, None), (None, 4), (None, None), (8, 2)])
@@ -67,17 +68,17 @@ def uneven():
 
 @pytest.mark.parametrize("bits_down", [None, 2])
 def test_stale_updates_are_added_to_what_was_sent_and_known_exactly(bits_down):
-    found = []
+    values = []
     for wrap in (lambda s: s, lambda s: Compressed(s, 4, bits_down)):
         profiles = [DeviceProfile(s, seconds_per_example=1.0) for s in (1.0, 1.3, 9.0)]
         grid = LocalGrid(app_of(steady, (hetero,)), profiles)
         history = History(wrap(FedBuff(fedavg(), buffer_size=1)))
         result = history.start(grid, uneven(), 20)
-        found.append(result.arrays["x"].numpy())
+        values.append(result.arrays["x"].numpy())
         stale = [max(record["fedbuff"]["staleness"]) for record in history.records[1:]]
         assert max(stale) >= 5
     # what 8 bits of a scale lose, and feedback keeps from adding up; another start is off by 1
-    np.testing.assert_allclose(found[1], found[0], atol=0.1)
+    np.testing.assert_allclose(values[1], values[0], atol=0.1)
 
 
 def packed_like(data, name="x", shape=(300,), bits=4):
@@ -107,27 +108,17 @@ def test_a_strange_reply_costs_that_reply(lie):
             reply.content["arrays"] = LIES[lie](reply.content["arrays"])
 
     goals = goals_of(3)
-    found, records = run(Compressed(fedavg()), Wire(goals, mods=(rewriting(change), hetero)))
+    values, records = run(Compressed(fedavg()), Wire(goals, mods=(rewriting(change), hetero)))
     failed = [[failure["node"] for failure in record["failures"]] for record in records[1:]]
     assert failed == [[], ["node-0"], []]
-    assert np.abs(found - goals.mean(axis=0)).max() < 1.0
-
-
-@pytest.mark.parametrize("how", ["nan", "shape", "bytes", "missing-array", "no-arrays"])
-def test_garbage_of_an_emulated_fleet_costs_that_reply(how):
-    fault = Fault(1, "garbage", first_round=2, last_round=2, corrupt=how, message_type="train")
-    _, records = run(Compressed(fedavg()), Wire(goals_of(3), faults=[fault]))
-    failed = [[failure["node"] for failure in record["failures"]] for record in records[1:]]
-    assert failed == [[], ["node-1"], []]
-    if how == "nan":
-        assert "packed array 'x' holds a scale of NaN" in records[2]["failures"][0]["reason"]
+    assert np.abs(values - goals.mean(axis=0)).max() < 1.0
 
 
 def test_nodes_without_the_mod_are_taken_as_they_are_and_named_once(caplog):
     goals = goals_of(3)
     grid = Wire(goals, mods=[only_on({1, 2})])
-    found, records = run(Compressed(fedavg()), grid, 5)
-    assert np.abs(found - goals.mean(axis=0)).max() < 0.8
+    values, records = run(Compressed(fedavg()), grid, 5)
+    assert np.abs(values - goals.mean(axis=0)).max() < 0.8
     assert all(names == [] for node, names in (*grid.down, *grid.up) if node == 0)
     assert all(names == ["x"] for node, names in grid.up if node != 0)
     assert [record["compressed"] for record in records[1:]] == [{"without_mod": 1}] * 5
@@ -153,10 +144,6 @@ def test_refusals():
     for trees in (FedXgbBagging(), FedXgbCyclic(), RandomSelection(FedXgbBagging(), 2)):
         with pytest.raises(ValueError, match="trees have no values to round"):
             Compressed(trees)
-    with pytest.raises(ValueError, match=r"write Compressed\(FedBuff"):
-        FedBuff(Compressed(fedavg()))
-    with pytest.raises(ValueError, match=r"write Compressed\(FedSlice"):
-        FedSlice(Compressed(fedavg()))
     for bad in (0, 1, 5, 16, True, "4", 4.5):
         for name in ("bits_up", "bits_down"):
             with pytest.raises(ValueError, match=name):
@@ -196,11 +183,11 @@ def test_mods_that_need_whole_models_end_the_run_with_their_cure(strategy, mods,
 def test_mods_inside_of_ours_see_whole_models():
     clipping = DifferentialPrivacyClientSideFixedClipping(fedavg(), 1e-6, 0.1, 3)
     grid = Wire(goals_of(3), mods=(hetero, fixedclipping_mod))
-    found, records = run(Compressed(clipping, error_feedback=False), grid)
+    values, records = run(Compressed(clipping, error_feedback=False), grid)
     assert not any(record["failures"] for record in records)
     assert all(names == ["x"] for _, names in grid.up)
     # three rounds of at most the norm that updates are clipped to
-    assert 0.0 < np.linalg.norm(found) <= 0.3 + 1e-4
+    assert 0.0 < np.linalg.norm(values) <= 0.3 + 1e-4
 
 
 def test_a_resumed_run_is_the_same_without_feedback(tmp_path):

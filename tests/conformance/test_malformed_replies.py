@@ -22,12 +22,15 @@ from flwr_hetero import strategy as ours
 from flwr_hetero.biased_local_sgd.shared_data import read_samples, samples_record
 from flwr_hetero_studies.papers.cd_grab.herding import HERDING
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "12"))
-NUM_NODES, HOSTILE, ROUNDS = 6, (0, 3), 3
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "4"))
+NUM_NODES = 6
+HOSTILE = (0, 3)
+ROUNDS = 3
 
 # --- what a hostile node may write --------------------------------------------------------
 
-NAN, INF = float("nan"), float("inf")
+NAN = float("nan")
+INF = float("inf")
 WHOLE = [0, 1, -1, 2, 7, 255, 2**20, 2**31, -(2**63), 2**63 - 1, 2**64 - 1]
 SMALL = [-1, 0, 1, 2, 3, 4, 5, *WHOLE]
 REAL = [0.0, -0.0, 0.5, -1.0, 1e-320, 1e38, 1e308, NAN, INF]

@@ -14,8 +14,6 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
 from recording import Folder, History
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import LogisticRegression
 
 from flwr_hetero import keys
 from flwr_hetero import strategy as ours
@@ -160,8 +158,13 @@ def test_what_is_no_forest_costs_the_reply(kind, bad):
 
 def fit(message, partition, helps):
     """Continue a logistic regression on a node's own data."""
+    # imported here, as collecting tests need not wait for it
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+
     rng = np.random.default_rng(partition)
-    inputs, targets = rng.standard_normal((20, 3)), np.arange(20) % 2
+    inputs = rng.standard_normal((20, 3))
+    targets = np.arange(20) % 2
     inputs[:, 0] += targets + partition
     steps = int(message.content["config"].get(keys.NUM_STEPS, 1)) if helps else 1
     model = LogisticRegression(max_iter=steps, warm_start=True)
@@ -192,7 +195,8 @@ def run(wrapper, kind, helps):
     empty = [np.zeros(0, np.uint8)]
     arrays = ArrayRecord([np.zeros((1, 3)), np.zeros(1)] if kind == "scikit-learn" else empty)
     make = WRAPPERS.get(wrapper, ALL[wrapper])
-    whole, records = make(strategy(fraction_evaluate=evaluates)), []
+    whole = make(strategy(fraction_evaluate=evaluates))
+    records = []
     end = whole.on_round_end
     whole.on_round_end = lambda run, record: records.append(record) or end(run, record)
     random.seed(0)

@@ -43,7 +43,8 @@ FURTHER = [
 EXAMPLES = np.array([50, 150, 100, 100, 150, 50, 100, 100])
 SPEED = np.array([2.0, 1.71, 1.33, 1.13, 0.61, 0.557, 0.503, 0.457])
 CURVATURE = np.array([1.2, 0.8, 0.9, 1.3, 0.7, 1.0, 1.1, 1.25])
-NODES, TIER = len(SPEED), np.arange(len(SPEED)) // 2
+NODES = len(SPEED)
+TIER = np.arange(len(SPEED)) // 2
 SETTINGS = {
     "steps": {"fast_steps": 10, "budget": "deadline"},
     "slices": {"fast_steps": 10, "budget": "slice"},
@@ -51,8 +52,10 @@ SETTINGS = {
     "chances": (0.4, 0.3, 0.2, 0.1),
 }
 """What the page calls so."""
-MERGES, ROUNDS = 240, 8
+MERGES, ROUNDS = 240, 5
 """Server updates; rounds of FedSlice, of 30 and more each."""
+LONG_BY_DAY = ("FedSlice()", "FedBuff()", "FedBuff(LocalSteps(**slices))")
+"""Rows without rounds that CI runs with messages: the others take minutes together."""
 
 
 def build(code):
@@ -95,7 +98,8 @@ def spread(ratio):
 
 def shares(code, share, strategy, records, speed=SPEED):
     """Return the nodes' shares by a row's expression, in the names that the page gives."""
-    p, tiers = EXAMPLES / EXAMPLES.sum(), [record.get("tifl", {}).get("tier") for record in records]
+    p = EXAMPLES / EXAMPLES.sum()
+    tiers = [record.get("tifl", {}).get("tier") for record in records]
     names = {"p": p, "q": of_tier(p), "P": np.array(SETTINGS["chances"])[TIER]}
     names |= {"rate": speed, "speed": speed}
     if getattr(strategy, "node_limit", None) and len(records) > NODES:
@@ -109,22 +113,22 @@ def shares(code, share, strategy, records, speed=SPEED):
         names["tau"] = np.array([steps[f"node-{i}"] for i in range(NODES)])
     if hasattr(strategy, "num_steps"):
         names["tau"] = strategy.num_steps([f"node-{i}" for i in range(NODES)])
-    found = eval(share, names)
-    return found / found.sum()
+    values = eval(share, names)
+    return values / values.sum()
 
 
 # --- where it stays ------------------------------------------------------------------------------
 
 
 def run(strategy, rounds, lr, x=None, speed=SPEED):
-    """Return the models, the records and the strategy's history of a run."""
+    """Return the models and the records of a run."""
     history = History(strategy)
-    how = {"examples": EXAMPLES.tolist(), "curvatures": CURVATURE}
-    grid = Watched(np.eye(NODES), speed, lr=lr, **how)
-    # the slowest of 400 may evaluate when its tier is asked the next time
+    grid = Watched(np.eye(NODES), speed, lr=lr, examples=EXAMPLES.tolist(), curvatures=CURVATURE)
+    # the slowest of 400 may still evaluate when its tier is asked again
     grid.strict = speed is SPEED
-    found, _ = models(history, grid, rounds, x=np.full(NODES, 1 / NODES) if x is None else x)
-    return found, history.records[1:]
+    start = np.full(NODES, 1 / NODES) if x is None else x
+    values, _ = models(history, grid, rounds, x=start)
+    return values, history.records[1:]
 
 
 def chance(strategy, records, t):
@@ -138,45 +142,59 @@ def chance(strategy, records, t):
     return np.mean([record["tifl"]["tier"] == tier for record in records])
 
 
-def stays_at(strategy, found, records):
+def stays_at(strategy, values, records):
     """Solve for the x that the mean over all draws does not move.
 
-    Given which nodes train, a round is a linear map of x, which two such rounds tell.
+    For given nodes a round is a linear map of x, which two such rounds determine.
     """
     rounds_of = {}
     for t in range(len(records) // 4, len(records)):  # steps are measured by then
         rounds_of.setdefault(tuple(sorted(records[t]["weights"])), []).append(t)
-    moves = slopes = 0.0
+    moves = 0.0
+    slopes = 0.0
     for rounds in rounds_of.values():
-        first, last = rounds[0], rounds[-1]
-        pulls = [chance(strategy, records, t) * (found[t + 1] - found[t]) for t in (first, last)]
-        apart = found[first] - found[last]
+        first = rounds[0]
+        last = rounds[-1]
+        pulls = [chance(strategy, records, t) * (values[t + 1] - values[t]) for t in (first, last)]
+        apart = values[first] - values[last]
         slope = (pulls[0] - pulls[1]) @ apart / (apart @ apart)
-        moves, slopes = moves + pulls[0] - slope * found[first], slopes + slope
+        moves = moves + pulls[0] - slope * values[first]
+        slopes = slopes + slope
     return -moves / slopes
 
 
 def stays(strategy, code, share, rounds, speed=SPEED):
     """Return where a strategy that works in rounds stays, and where the row says."""
-    models_of, records = run(strategy, rounds, 1e-4, speed=speed)
+    values, records = run(strategy, rounds, 1e-4, speed=speed)
     goal = CURVATURE * shares(code, share, strategy, records, speed)
-    return stays_at(strategy, models_of, records), goal / goal.sum()
+    return stays_at(strategy, values, records), goal / goal.sum()
 
 
-@pytest.mark.parametrize(("code", "share", "most"), OWN, ids=[code for code, *_ in OWN])
+def own_case(code, share, most):
+    """Make a parameter: by day rows of rounds, and a few of the long ones."""
+    strategy = build(code)
+    is_long = isinstance(strategy, Rule | ours.FedSlice) and code not in LONG_BY_DAY
+    marks = [pytest.mark.nightly] if is_long else []
+    return pytest.param(code, share, most, id=code, marks=marks)
+
+
+@pytest.mark.parametrize(("code", "share", "most"), [own_case(*row) for row in OWN])
 def test_point_where_a_strategy_stays(code, share, most):
     strategy = build(code)
     if isinstance(strategy, Rule | ours.FedSlice):
         is_in_rounds = isinstance(strategy, ours.FedSlice)
-        lr = 2e-4 if is_in_rounds else 6e-4 if "concurrency" in code else 8e-4
         count = ROUNDS if is_in_rounds else MERGES
-        first = count if "rate" in share else count // 12 + 2
-        goal = CURVATURE * shares(code, share, strategy, run(strategy, first, 0.0)[1])
+        # enough to know all nodes' steps, or their rates
+        num_known = count if "rate" in share else count // 12 + 2
+        _, records = run(strategy, num_known, 0.0)
+        goal = CURVATURE * shares(code, share, strategy, records)
         goal /= goal.sum()
-        found = run(build(code), count, lr, goal)[0][count // 4 :].mean(axis=0)
+        lr = 2e-4 if is_in_rounds else 6e-4 if "concurrency" in code else 8e-4
+        values, _ = run(build(code), count, lr, goal)
+        point = values[count // 4 :].mean(axis=0)
     else:
-        found, goal = stays(strategy, code, share, rounds_of(strategy))
-    assert np.abs(found - goal).sum() <= most / 100, (found.round(4), goal.round(4))
+        point, goal = stays(strategy, code, share, rounds_of(strategy))
+    assert np.abs(point - goal).sum() <= most / 100, (point.round(4), goal.round(4))
 
 
 def rounds_of(strategy):
@@ -188,8 +206,13 @@ def rounds_of(strategy):
 
 def flow(strategy, speed, merges):
     """Return what nodes add to the model by a rule alone, without messages, and their rates."""
-    strategy.identity, in_flight, waiting = str, [], []
-    added, count, version, now = np.zeros(NODES), np.zeros(NODES), 0, 0.0
+    strategy.identity = str
+    in_flight = []
+    waiting = []
+    added = np.zeros(NODES)
+    count = np.zeros(NODES)
+    version = 0
+    now = 0.0
     while version < merges:
         busy = {node for _, node, *_ in in_flight}
         idle = [node for node in range(NODES) if node not in busy]
@@ -200,7 +223,8 @@ def flow(strategy, speed, merges):
         asked = Pending(SimpleNamespace(metadata=metadata), sent_s, 0.0, started)
         waiting.append(Update(asked, None, now))
         if due := strategy.due(waiting, len(in_flight) + 1):
-            nodes, waiting = [update.pending.node_id for update in due], waiting[len(due) :]
+            nodes = [update.pending.node_id for update in due]
+            waiting = waiting[len(due) :]
             strategy.begin(due, version)
             shares = strategy.weigh(due, EXAMPLES[nodes].tolist())
             factors = 1 / EXAMPLES[nodes] if shares.factors is None else shares.factors
@@ -213,47 +237,52 @@ def flow(strategy, speed, merges):
     return added, count
 
 
-def mark(code, share, most, ratio):
-    is_long = code.startswith("FedSlice") or (ratio == 400 and "slices" in code)
-    is_long |= code.startswith("FedBuff") and "step_correction=1" in code
+def further_case(code, share, most, ratio):
+    """Make a parameter: by day rows at 40 that need no messages, or rounds."""
+    is_long = ratio == 400 or code.startswith("FedSlice") or "slices" in code
     marks = [pytest.mark.nightly] if is_long else []
     return pytest.param(code, share, most, ratio, id=f"{code}, {ratio}", marks=marks)
 
 
-@pytest.mark.parametrize(("code", "share", "most", "ratio"), [mark(*row) for row in FURTHER])
+@pytest.mark.parametrize(("code", "share", "most", "ratio"), [further_case(*r) for r in FURTHER])
 def test_rows_hold_at_speeds_further_apart(code, share, most, ratio):
-    strategy, speed = build(code), spread(ratio)
+    strategy = build(code)
+    speed = spread(ratio)
     if "slices" in code or isinstance(strategy, ours.FedSlice):
         # so little that the model stays: what was added is c_i h_i
         is_sliced = isinstance(strategy, ours.FedSlice)
         count = 30 if ratio == 400 else 12 if is_sliced else 6
         count *= 1 if is_sliced else 25
-        found, records = run(strategy, count, 1e-7, np.zeros(NODES), speed)
-        found = found[-1] - found[count // 4]
+        values, records = run(strategy, count, 1e-7, np.zeros(NODES), speed)
+        point = values[-1] - values[count // 4]
         goal = CURVATURE * shares(code, share, strategy, records, speed)
     elif isinstance(strategy, Rule):
         times = 24 if ratio == 40 else 6
         merges = 4000 if "concurrency" in code else int(times * speed.sum() / speed[-1])
-        found, rate = flow(strategy, speed, merges)
+        point, rate = flow(strategy, speed, merges)
         # the quickest wait when they have sent half of a buffer
         goal = shares(code, share, strategy, [{}], rate)
     else:
-        found, goal = stays(strategy, code, share, rounds_of(strategy), speed)
-    found, goal = found / found.sum(), goal / goal.sum()
-    assert np.abs(found - goal).sum() <= most / 100, (found.round(4), goal.round(4))
+        point, goal = stays(strategy, code, share, rounds_of(strategy), speed)
+    point /= point.sum()
+    goal = goal / goal.sum()
+    assert np.abs(point - goal).sum() <= most / 100, (point.round(4), goal.round(4))
 
 
-def shared_app(num_samples, lr=1e-3, batch=4):
+def shared_app(num_samples):
     """Make nodes that descend on the samples they are assigned, |x - e_k|^2 / 2 of sample k."""
+    lr = 1e-3
+    batch = 4
     app = ClientApp()
 
     @app.train()
     def train(message, context):
-        x, steps = message.content["arrays"]["x"].numpy(), message.content["config"]["num-steps"]
+        x = message.content["arrays"]["x"].numpy()
+        steps = message.content["config"]["num-steps"]
         record = message.content.config_records.get(keys.SAMPLES)
         chosen = np.arange(steps * batch) if record is None else read_samples(record)[0]
-        for own in chosen.reshape(steps, batch) % num_samples:
-            x = x - lr * (x - np.eye(num_samples)[own].mean(axis=0))
+        for samples in chosen.reshape(steps, batch) % num_samples:
+            x = x - lr * (x - np.eye(num_samples)[samples].mean(axis=0))
         metrics = {"num-examples": num_samples, "num-steps": steps, "examples-processed": steps}
         content = {"arrays": ArrayRecord({"x": Array(x)}), "metrics": MetricRecord(metrics)}
         return Message(RecordDict(content), reply_to=message)
@@ -263,13 +292,14 @@ def shared_app(num_samples, lr=1e-3, batch=4):
 
 @pytest.mark.parametrize(("code", "most"), SHARED)
 def test_samples_of_shared_data_count_alike(code, most):
-    strategy, num_samples = build(code), 40
+    strategy = build(code)
+    num_samples = 40
     devices = [DeviceProfile(speed, seconds_per_example=1.0) for speed in SPEED]
     start = np.full(num_samples, 1 / num_samples)
-    found, _ = models(strategy, LocalGrid(shared_app(num_samples), devices), 150, x=start)
+    values, _ = models(strategy, LocalGrid(shared_app(num_samples), devices), 150, x=start)
     steps = strategy.num_steps([f"node-{i}" for i in range(NODES)])
     assert steps.max() >= 4 * steps.min()
-    assert np.abs(found[30:].mean(axis=0) - start).sum() <= most / 100
+    assert np.abs(values[30:].mean(axis=0) - start).sum() <= most / 100
 
 
 def test_page_has_all_rows():

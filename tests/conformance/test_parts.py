@@ -24,11 +24,12 @@ def alone():
 
 def check(build, *, packs=False, exactly=True, kinds="fib"):
     """See that arrays which are not returned keep their value, and change nothing else."""
-    sent, first = [], whole_model(kinds)
-    records, models = run(build(), arrays=first, mods=[seen_by(sent)])
-    _, expected = run(build(), arrays=alone())
+    sent = []
+    first = whole_model(kinds)
+    records, models = run(build(), arrays=first, mods=[seen_by(sent)], rounds=3)
+    _, expected = run(build(), arrays=alone(), rounds=3)
     assert not any(record["failures"] for record in records)
-    assert len(models) == len(expected) == 6
+    assert len(models) == len(expected) == 5
     for model, other in zip(models, expected, strict=True):
         assert list(model) == list(first)
         assert not changed(model)
@@ -50,10 +51,10 @@ def test_part_of_packed_models(name):
     check(lambda: ours.Compressed(WRAPPERS[name](flower.FedAvg())), packs=True)
 
 
-@pytest.mark.parametrize("outer", ["Wrapper", "ModelAverage", "FedBuff", "Compressed"])
+@pytest.mark.parametrize("outer", ["FedBuff", "Compressed"])
 @pytest.mark.parametrize("name", FLOWER_STRATEGIES)
 def test_part_around_every_strategy(name, outer):
-    make = (WRAPPERS | {"Wrapper": ours.Wrapper})[outer]
+    make = WRAPPERS[outer]
     kinds = "f" if name == "QFedAvg" else "fib"  # it cannot have integers
     check(lambda: make(FLOWER_STRATEGIES[name]()), packs=outer == "Compressed", kinds=kinds)
 
@@ -68,8 +69,8 @@ def test_part_with_noise_for_privacy():
 
 def test_part_of_many_rounds():
     strategy = ours.Compressed(ours.FedSlice(flower.FedAdam(fraction_evaluate=0.0)))
-    records, models = run(strategy, rounds=40)
-    assert len(records) == 40
+    records, models = run(strategy, rounds=8)
+    assert len(records) == 8
     assert not any(map(changed, models))
 
 
@@ -83,7 +84,7 @@ def recorded_run(name, folder, evaluate_fn, resume, rounds=4):
     return result
 
 
-@pytest.mark.parametrize("name", ["RandomSelection", "ModelAverage", "TiFL"])
+@pytest.mark.parametrize("name", ["ModelAverage", "TiFL"])
 def test_part_of_a_killed_run(name, tmp_path):
     def go(folder, evaluate_fn, resume):
         return recorded_run(name, folder, evaluate_fn, resume)
@@ -91,17 +92,19 @@ def test_part_of_a_killed_run(name, tmp_path):
     killed_and_resumed(go, tmp_path, killed_in=2)
 
 
-@pytest.mark.parametrize("name", ["FedSlice", "FedBuff", "FedAT"])
+@pytest.mark.parametrize("name", ["FedSlice", "FedBuff"])
 def test_part_of_a_resumed_run_without_rounds(name, tmp_path):
-    folder, inner = Folder(tmp_path), WRAPPERS[name](leaf())
+    folder = Folder(tmp_path)
+    inner = WRAPPERS[name](leaf())
     strategy = ours.Recorded(inner, run_dir=folder)
     strategy.start(LocalGrid(composition_app(), FLEET), whole_model(), 2)
-    recorded_run(name, folder, None, resume=True, rounds=20)
+    recorded_run(name, folder, None, resume=True, rounds=10)
 
 
 def test_votes_outlast_a_resume(tmp_path):
     """The first to answer after it may be one that returns other arrays than most."""
-    folder, found = Folder(tmp_path), []
+    folder = Folder(tmp_path)
+    found = []
     for resume in (False, True):
         inner = ours.Wrapper(leaf())
         inner.on_start = lambda run: found.append(dict(run.fleet.votes.by_node))

@@ -21,7 +21,8 @@ from flwr_hetero.sampler import (
     UniformSampler,
 )
 
-NUM, BATCH = 23, 5
+NUM = 23
+BATCH = 5
 SIGNED = {
     "nan": ([0, 1], [1.0, np.nan], "scores must be finite, got .nan.: the model has diverged"),
     "infinite": ([0, 1], [1.0, np.inf], "scores must be finite"),
@@ -134,7 +135,8 @@ def test_batch_has_indices_and_weights(name):
 
 @every
 def test_data_loader_takes_it_as_batch_sampler(name):
-    sampler, twin = CASES[name].make(NUM, 0), CASES[name].make(NUM, 0)
+    sampler = CASES[name].make(NUM, 0)
+    twin = CASES[name].make(NUM, 0)
     data = TensorDataset(torch.arange(NUM))
     loader = DataLoader(data, batch_sampler=sampler)
     assert len(loader) == len(sampler) >= 1
@@ -161,7 +163,8 @@ def test_seed_determines_all_draws(name):
     ("name", "bad"), [(name, bad) for name, case in LEARNERS.items() for bad in case.refuses]
 )
 def test_bad_scores_are_refused(name, bad):
-    sampler, twin = CASES[name].make(NUM, 0), CASES[name].make(NUM, 0)
+    sampler = CASES[name].make(NUM, 0)
+    twin = CASES[name].make(NUM, 0)
     play(sampler, 7), play(twin, 7)
     indices, scores, match = CASES[name].refuses[bad]
     with pytest.raises(ValueError, match=match):
@@ -183,7 +186,9 @@ def test_scores_are_ignored(name):
 @pytest.mark.parametrize("stop", [0, 1, 4, 11])
 def test_stop_save_load_continue(name, stop):
     make = CASES[name].make
-    whole, first, second = make(NUM, 0), make(NUM, 0), make(NUM, 99)
+    whole = make(NUM, 0)
+    first = make(NUM, 0)
+    second = make(NUM, 99)
     if isinstance(first, OrderedSampler):
         second = make(NUM, 0)  # its seed is a setting: the units are drawn from it
     expected = play(whole, 20)
@@ -211,7 +216,9 @@ def test_state_between_batch_and_scores_continues(name):
 @every
 def test_state_of_other_data_is_refused(name):
     make = CASES[name].make
-    other, sampler, twin = make(NUM + 1, 0), make(NUM, 0), make(NUM, 0)
+    other = make(NUM + 1, 0)
+    sampler = make(NUM, 0)
+    twin = make(NUM, 0)
     for one in (other, sampler, twin):
         play(one, 7)
     for state in (other.state_dict(), {}):
@@ -223,7 +230,8 @@ def test_state_of_other_data_is_refused(name):
 @every
 def test_damaged_state_is_refused(name):
     make = CASES[name].make
-    sampler, twin = make(NUM, 0), make(NUM, 0)
+    sampler = make(NUM, 0)
+    twin = make(NUM, 0)
     play(sampler, 7), play(twin, 7)
     state = copied(sampler.state_dict())
     play(sampler, 2), play(twin, 2)

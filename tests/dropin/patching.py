@@ -11,7 +11,8 @@ def changed_lines(diff: str, *, server: bool = True) -> int:
 
 def changes(diff: str) -> dict[str, list[str]]:
     """Return by file the lines with a plus or a minus, without their indentation."""
-    files, name = {}, ""
+    files = {}
+    name = ""
     for line in diff.splitlines():
         if line.startswith(("--- ", "+++ ")):
             name = line[4:].partition("/")[2]

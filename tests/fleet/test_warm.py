@@ -18,7 +18,7 @@ from flwr.supercore.run import Run
 from flwr_hetero import cli
 from flwr_hetero.fleet import _flwr, supernode
 
-PULLED_BYTES = 1 << 26
+PULLED_BYTES = 1 << 24
 SCRIPT = Path(__file__).with_name("warm_node.py")
 COLD = {
     "threads": "it starts threads or processes when",
@@ -66,51 +66,41 @@ def test_app_is_imported_once_and_its_parent_has_all_messages(node):
     assert len(set(values_of(node, "several:plain", "pid"))) == 4
     assert not any(values_of(node, "several:plain", "first"))
     assert node[0]["several:plain"]["imports"] == ["plain"]
+    # a message sees nothing of the one before
+    result = values_of(node, "several:plain")
+    assert result == [[0, None, result[0][2], False]] * 4
 
 
-def test_first_message_hands_over_what_it_has_pulled(node):
+def test_messages_while_the_app_is_imported(node):
     result = result_of(node, "handed_over")
     first, second = result["replies"]
+    # the first hands over what it has pulled
     assert first["given"] == result["first"]
     assert first["parent"] == second["parent"] == result["parent"]
     assert result["away"]
-
-
-def test_second_message_waits_before_it_pulls(node):
-    # until then it would have the state that the first began with
-    result = result_of(node, "handed_over")
-    _, second = result["replies"]
+    # the second pulls after that, or it would have the state that the first began with
     assert (second["warm"], second["given"]) == (True, None)
     assert len(result["pulled"]) == 2
     assert result["pulled"][1] == str(result["other"]["given"])
-
-
-def test_parents_wait_for_nobody_and_keep_nothing_that_was_pulled(node):
-    # the other run's message was answered while the first app was imported
-    result = result_of(node, "handed_over")
+    # the other run's message did not wait, and no parent keeps what was pulled
     assert result["other"]["warm"]
     assert result["more"] < PULLED_BYTES // 2
-    first, second = result_of(node, "weighed")
-    assert first - second < PULLED_BYTES // 2
+    heavy, light = result_of(node, "weighed")
+    assert heavy - light < PULLED_BYTES // 2
 
 
-def test_first_message_that_is_killed_costs_itself(node):
-    result = result_of(node, "killed_first")
-    assert result["warm"]
-    assert result["parent"] == result["loaded"]
+def test_what_is_killed_while_the_app_is_imported_costs_itself(node):
+    next_message = result_of(node, "killed_first")
+    assert next_message["warm"]
+    assert next_message["parent"] == next_message["loaded"]
     assert node[0]["killed_first"]["imports"] == ["gated"]
-
-
-def test_first_message_goes_on_without_the_apps_parent(node):
+    # without the app's parent, and without the first one, a message goes on by itself
     first, second = result_of(node, "killed_loading")
     assert first["pid"] == first["waited"]
     assert [first["warm"], second["warm"]] == [False, False]
-
-
-def test_first_message_goes_on_without_the_first_parent(node):
-    result = result_of(node, "ends_loading")
-    assert (result["code"], result["gone"]) == (0, True)
-    assert result["reply"]["pid"] == result["reply"]["waited"]
+    ended = result_of(node, "ends_loading")
+    assert (ended["code"], ended["gone"]) == (0, True)
+    assert ended["reply"]["pid"] == ended["reply"]["waited"]
 
 
 def test_messages_of_a_cold_app_are_answered_in_turn(node):
@@ -120,15 +110,10 @@ def test_messages_of_a_cold_app_are_answered_in_turn(node):
     assert second["found"] == [str(first["pid"]), str(second["pid"])]
 
 
-def test_nothing_of_a_message_is_seen_by_the_next(node):
-    result = values_of(node, "several:plain")
-    assert result == [[0, None, result[0][2], False]] * 4
-
-
 def test_random_numbers_are_those_of_new_processes(node):
     drawn = values_of(node, "several:plain,draw")
-    for each in zip(*drawn, strict=True):
-        assert len(set(each)) == 4
+    for numbers in zip(*drawn, strict=True):
+        assert len(set(numbers)) == 4
     # an app that sets the generators when it is imported begins each message with them
     assert len(set(map(tuple, values_of(node, "several:seeds,draw")))) == 1
 
@@ -154,28 +139,23 @@ def test_oldest_of_too_many_runs_is_forgotten(node):
     assert result["again"][0]["given"]
 
 
-def test_killed_parent_is_started_again(node):
+def test_parents_that_are_killed_or_slow(node):
     assert values_of(node, "killed_parent", "warm") == [True] * 4
     assert len(set(values_of(node, "killed_parent", "parent"))) == 2
-
-
-def test_first_message_waits_for_a_parent_that_loads_but_not_for_ever(node):
     assert not result_of(node, "too_slow")["warm"]
+    # the launcher goes on cold without its first parent
+    assert result_of(node, "launcher") == {"woken": True, "slept": True, "refused": True}
+    assert node[2].count("the first parent has ended") == 1
 
 
-def test_processes_that_an_app_leaves_hold_nothing_up(node):
+def test_processes_threads_and_exit_functions_of_an_app_or_a_message(node):
     assert values_of(node, "leaves", "warm") == [True, True]
-
-
-def test_threads_of_a_message_end_with_it(node):
     assert result_of(node, "threads")[1]
-
-
-def test_exit_functions_are_done_once_and_at_the_end(node):
-    result = result_of(node, "ended")
-    assert result["gone"]
-    for each in result["found"]:
-        assert len(each["found"]) == 2  # its own, and the parent's, which the first has not removed
+    ended = result_of(node, "ended")
+    assert ended["gone"]
+    for message in ended["found"]:
+        # its own folder, and the parent's, which the first message has not removed
+        assert len(message["found"]) == 2
 
 
 @pytest.mark.parametrize("app", COLD)
@@ -188,11 +168,6 @@ def test_app_that_cannot_be_forked_has_processes_of_its_own(node, app):
 
 def test_where_there_is_no_gpu_looking_for_one_does_no_harm(node):
     assert values_of(node, "several:no-gpu", "warm") == [True] * 4
-
-
-def test_launcher_goes_on_cold_without_its_first_parent(node):
-    assert result_of(node, "launcher") == {"woken": True, "slept": True, "refused": True}
-    assert node[2].count("the first parent has ended") == 1
 
 
 def test_text_is_written_once(node):

@@ -18,7 +18,7 @@ from warm_apps import BODIES, FOLDER, await_notes, import_app, memory_bytes, not
 from flwr_hetero.fleet import _flwr, forks, warm
 from flwr_hetero.fleet.throttle import children
 
-PULLED_BYTES = 1 << 26
+PULLED_BYTES = 1 << 24
 """Size of what a first message has pulled: no pipe takes as much."""
 
 

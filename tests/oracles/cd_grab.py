@@ -13,8 +13,10 @@ class TwoPointers:
         self.orders = [list(map(int, order)) for order in orders]
 
     def epoch(self):
-        nodes, units = range(len(self.orders)), len(self.orders[0])
-        total, slots = [0.0] * len(self.vectors[0][0]), [[None] * units for _ in nodes]
+        nodes = range(len(self.orders))
+        units = len(self.orders[0])
+        total = [0.0] * len(self.vectors[0][0])
+        slots = [[None] * units for _ in nodes]
         for left in range(units // 2):
             for i in nodes:
                 first, second = self.orders[i][2 * left : 2 * left + 2]
@@ -33,11 +35,14 @@ class TwoPointers:
 
 def parallel_sgd(gradients, num_units, num_params, epochs, lr, dtype):
     """Algorithms 3 and 4: one shared w; ``gradients[i](unit, w)``. Returns w and all orders."""
-    w, orders, n = np.zeros(num_params, dtype), [], num_units
+    w = np.zeros(num_params, dtype)
+    orders = []
+    n = num_units
     order = [list(range(n)) for _ in gradients]
     for _ in range(epochs):
         orders.append([list(o) for o in order])
-        total, slots = np.zeros(num_params, dtype), [[None] * n for _ in gradients]
+        total = np.zeros(num_params, dtype)
+        slots = [[None] * n for _ in gradients]
         before = []
         for j in range(n):
             now = [g(order[i][j], w).astype(dtype) for i, g in enumerate(gradients)]

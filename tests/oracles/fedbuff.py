@@ -9,8 +9,13 @@ def fedbuff(x, train, latency, starts, concurrency, buffer_size, merges):
     ``train(node, x)`` gives a node's model, ``starts`` the nodes in the order in which they are
     drawn. Return all server models, and who was merged with which staleness.
     """
-    starts, now, version = iter(starts), 0.0, 0
-    at_work, buffer, found, merged = [], [], [x], []
+    starts = iter(starts)
+    now = 0.0
+    version = 0
+    at_work = []
+    buffer = []
+    found = [x]
+    merged = []
     while version < merges:
         while len(at_work) < concurrency:
             node = next(starts)

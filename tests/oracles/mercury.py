@@ -15,7 +15,8 @@ def successive(probs, chosen):
     """Probability that successive draws without replacement give this set."""
     total = 0.0
     for path in permutations(chosen):
-        left, product = 1.0, 1.0
+        left = 1.0
+        product = 1.0
         for group in path:
             product *= probs[group] / left
             left -= probs[group]
@@ -25,7 +26,8 @@ def successive(probs, chosen):
 
 def flat_probs(importance, mixing):
     """Eq. 7 over all samples with a share of uniform draws, sample by sample."""
-    total, num = sum(importance), len(importance)
+    total = sum(importance)
+    num = len(importance)
     if total == 0:
         return np.full(num, 1 / num)
     return np.array([(1 - mixing) * x / total + mixing / num for x in importance])

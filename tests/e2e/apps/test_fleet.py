@@ -1,7 +1,9 @@
-"""The fleet app on emulated nodes in this process: each part alone, and parts together."""
+"""The fleet app on emulated nodes in this process: its parts, and what its settings refuse."""
+
+import tomllib
 
 import pytest
-from app_run import AppRun, settings_of
+from app_run import FLEET_APP, AppRun, settings_of
 
 from flwr_hetero import keys
 
@@ -18,55 +20,72 @@ def start(num_nodes=5, **settings):
     return AppRun("fleet", num_nodes, **PLAIN | settings)
 
 
+def parts_of(**settings):
+    """Name the parts of the strategy that some settings make."""
+    strategy = settings_of("fleet")(**PLAIN | settings).strategy(5)
+    return [type(part).__name__ for part in strategy.chain()]
+
+
 @pytest.mark.parametrize(
-    ("settings", "rounds", "left"),
+    ("settings", "parts"),
     [
-        ({"selection": "tifl", "clients_per_round": 1}, 4, 0.8),
-        ({"selection": "random", "clients_per_round": 2}, 4, 0.8),
-        ({"selection": "over-select", "clients_per_round": 2, "spare_clients": 1}, 4, 0.8),
-        ({"selection": "oort", "sync_rounds": 1}, 4, 0.8),
-        ({"selection": "power-of-choice"}, 4, 0.8),
-        ({"selection": "deadline"}, 4, 0.8),
-        (STEPPED, 4, 0.8),
-        ({**STEPPED, "steps": "by-speed", "weighting": "steps"}, 4, 0.8),
-        ({**STEPPED, "steps": "deadline", "weighting": "fednova"}, 4, 0.8),
-        ({**STEPPED, "steps": "slice", "weighting": "normalised"}, 4, 0.8),
-        ({"order": "cd-grab", "num_units": 6}, 4, 0.8),
-        ({"order": "id-grab"}, 4, 0.8),
-        ({"sampler": "mercury"}, 4, 0.8),
-        ({"sampler": "pgd"}, 4, 0.8),
-        ({**STEPPED, "sampler": "top-loss"}, 4, 0.8),
-        ({"inner": "fedavgm"}, 4, 0.8),
-        ({"inner": "fedprox"}, 4, 0.8),
-        ({"engine": "fedat", "num_server_rounds": 12}, 12, 0.8),
-        ({"engine": "fedasync", "num_server_rounds": 12}, 12, 0.8),
-        ({"engine": "fedcompass", "num_server_rounds": 12}, 12, 0.8),
-        ({**TEXTS, "order": "cd-grab", "num_units": 6}, 12, 0.95),
-        ({**TEXTS, "engine": "buffered", "sampler": "mercury"}, 12, 0.95),
+        ({"selection": "tifl"}, ["TiFL", "FedAvg"]),
+        ({"selection": "random"}, ["RandomSelection", "FedAvg"]),
+        ({"selection": "over-select"}, ["OverSelect", "RandomSelection", "FedAvg"]),
+        ({"selection": "oort", "sync_rounds": 1}, ["Oort", "FedAvg"]),
+        ({"selection": "power-of-choice"}, ["PowerOfChoice", "FedAvg"]),
+        ({"selection": "deadline"}, ["DeadlineSelection", "FedAvg"]),
+        (STEPPED, ["RandomSelection", "BiasedLocalSGD", "FedAvg"]),
+        (STEPPED | {"weighting": "fednova"}, ["RandomSelection", "FedNova", "FedAvg"]),
+        ({"order": "cd-grab"}, ["RandomSelection", "CDGraB", "FedAvg"]),
+        ({"order": "id-grab"}, ["RandomSelection", "FedAvg"]),
+        ({"inner": "fedavgm"}, ["RandomSelection", "FedAvgM"]),
+        ({"inner": "fedprox"}, ["RandomSelection", "FedProx"]),
+        ({"engine": "fedat"}, ["FedAT", "FedAvg"]),
+        ({"engine": "fedasync"}, ["FedAsync", "FedAvg"]),
+        ({"engine": "fedcompass"}, ["FedCompass", "FedAvg"]),
+        ({"bits_up": 4}, ["Compressed", "RandomSelection", "FedAvg"]),
+        ({"average_rounds": 3}, ["ModelAverage", "RandomSelection", "FedAvg"]),
     ],
 )
-def test_every_part_alone_learns(settings, rounds, left):
-    assert start(**settings).loss_ratio(rounds) < left
+def test_parts_of_the_strategy_follow_the_settings(settings, parts):
+    assert parts_of(**settings) == ["SamplerMetrics", *parts]
 
 
 @pytest.mark.parametrize(
-    ("settings", "weighted"),
+    ("settings", "weighting"),
     [
         ({}, "fair"),
         ({"steps": "epochs", "weighting": "examples"}, "sqrt"),
         ({"weighting": "steps"}, "examples"),
         ({"weighting": "sqrt"}, "sqrt"),
         ({"weighting": "fednova", "steps": "deadline"}, "fair"),
-        ({"order": "id-grab"}, "fair"),
-        ({"selection": "random", "concurrency": 3, "buffer_size": 2}, "fair"),
     ],
 )
-def test_buffered_engine_learns_with_every_part(settings, weighted):
-    run = start(**BUFFERED | settings)
+def test_weighting_of_the_buffered_engine(settings, weighting):
+    strategy = settings_of("fleet")(**PLAIN | BUFFERED | settings).strategy(5)
+    assert strategy.inner.weighting == weighting
+
+
+@pytest.mark.parametrize(
+    ("settings", "rounds", "left"),
+    [
+        (STEPPED | {"steps": "by-speed", "weighting": "steps"}, 4, 0.8),
+        ({"order": "cd-grab", "num_units": 6}, 4, 0.8),
+        ({"order": "id-grab"}, 4, 0.8),
+        (STEPPED | {"sampler": "top-loss"}, 4, 0.8),
+        ({**TEXTS, "order": "cd-grab", "num_units": 6}, 6, 0.97),
+    ],
+)
+def test_nodes_learn_with_every_part_of_theirs(settings, rounds, left):
+    assert start(**settings).loss_ratio(rounds) < left
+
+
+def test_buffered_engine_learns():
+    run = start(**BUFFERED, selection="random", concurrency=3, buffer_size=2)
     assert run.loss_ratio(12) < 0.8
-    assert run.history.chain()[2].weighting == weighted  # History > SamplerMetrics > FedBuff
     sizes = [len(record["fedbuff"]["nodes"]) for record in run.history.records[1:]]
-    assert sizes == [settings.get("buffer_size", 3)] * 12
+    assert sizes == [2] * 12
 
 
 def chain(run):
@@ -94,7 +113,7 @@ def test_settings_reach_the_strategy():
     assert settings_of("fleet")(**PLAIN | {"weighting": "auto"}).steps == "epochs"
 
 
-def test_all_parts_together_say_what_they_do():
+def test_all_parts_together_report():
     parts = {"engine": "rounds", "selection": "tifl", "order": "cd-grab", "clients_per_round": 2}
     run = AppRun("fleet", 10, model="softmax", **parts)
     assert chain(run)[1:] == ["TiFL", "BiasedLocalSGD", "CDGraB", "FedAvg"]
@@ -105,8 +124,10 @@ def test_all_parts_together_say_what_they_do():
 
 
 @pytest.mark.parametrize("sampler", ["mercury", "pgd"])
-def test_samplers_say_what_they_do(sampler):
-    record = start(sampler=sampler, fraction_evaluate=1.0).go_on(2)[-1]
+def test_samplers_learn_and_report(sampler):
+    run = start(sampler=sampler, fraction_evaluate=1.0)
+    assert run.loss_ratio(4) < 0.8
+    record = run.history.records[-1]
     assert record["evaluate"]["eval-acc"] > 0
     assert {f"{sampler}-coverage", f"{sampler}-mean-age"} <= set(record["sampler"])
 
@@ -122,10 +143,9 @@ def test_lost_state_costs_no_reply():
     run.go_on(2)
 
 
-@pytest.mark.parametrize("selection", ["random", "tifl"])
-def test_same_seed_same_run(selection):
+def test_same_seed_same_run():
     def outcome():
-        run = start(sampler="mercury", clients_per_round=1, selection=selection)
+        run = start(sampler="mercury", clients_per_round=1, selection="tifl")
         return [record["virtual_s"] for record in run.go_on(3)], run.evaluate()
 
     assert outcome() == outcome()
@@ -137,3 +157,42 @@ def test_reading_gradients_costs_time():
         ends = [record["virtual_s"] for record in start(order=order, partition="iid").go_on(4)]
         seconds.append(ends[3] - ends[2])
     assert seconds[1] / seconds[0] == pytest.approx(1 + 5 / 48, rel=0.02)
+
+
+# --- settings --------------------------------------------------------------------------------
+
+REFUSALS = [
+    ({"sampler": "pgd", "order": "id-grab"}, "sampler must be uniform with order=id-grab"),
+    ({"fraction-evaluate": 1.5}, "fraction-evaluate must be a number in"),
+    ({"rate-correction": 2.0}, "rate-correction must be a number in"),
+    ({"selection": "tifl"}, "selection must be random or all with engine=fedslice"),
+    ({"order": "cd-grab"}, "order .*id-grab is the same"),
+    ({"sampler": "top-loss"}, "sampler must be without top-loss with engine=fedslice"),
+    ({"steps": "epochs"}, "steps must be auto with engine=fedslice.*fast-steps"),
+    ({"weighting": "sqrt"}, "weighting must be auto with engine=fedslice.*rate-correction"),
+    ({"buffer-size": 2}, "buffer-size must be 0 with engine=fedslice.*engine=buffered"),
+]
+"""Beside what tests/cli/test_run_config tries of every key: a negative number, nonsense."""
+ENGINES = [
+    ("rounds", {"steps": "epochs", "weighting": "steps"}, "the server must know the steps"),
+    ("rounds", {"sampler": "top-loss", "weighting": "fednova"}, "sampler must be without top-loss"),
+    ("rounds", {"concurrency": 3}, "concurrency must be 0 with engine=rounds"),
+    ("rounds", {"buffer-size": 3}, "buffer-size must be 0 with engine=rounds"),
+    ("rounds", {"rate-correction": 0.5}, "rate-correction must be 1.0 with .*weighting"),
+    ("buffered", {"rate-correction": 0.5}, "rate-correction must be 1.0 with .*weighting"),
+    ("buffered", {"concurrency": 3}, "concurrency must be 0 with selection=all"),
+    ("fedcompass", {"steps": "slice"}, "steps must be epochs with engine=fedcompass"),
+]
+REFUSALS += [({"engine": engine, **more}, words) for engine, more, words in ENGINES]
+
+
+def test_settings_refusals():
+    for config, words in REFUSALS:
+        with pytest.raises(ValueError, match=words):
+            settings_of("fleet").from_run_config(config)
+
+
+def test_defaults_are_those_of_the_pyproject():
+    text = (FLEET_APP / "pyproject.toml").read_text()
+    config = tomllib.loads(text)["tool"]["flwr"]["app"]["config"]
+    assert settings_of("fleet").from_run_config(config) == settings_of("fleet")()

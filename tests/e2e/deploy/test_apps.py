@@ -23,23 +23,11 @@ def test_superlink_is_like_local_grid_but_for_two_answers(small_fleet, tmp_path,
     assert json.loads(path.read_text()) == SUPERLINK
 
 
-def four_rounds(fleet, folder, app, **config):
-    run = FleetRun(fleet, folder, APPS / app, fleet="real", num_server_rounds=4, **config)
+def test_orders_are_kept_by_processes_that_end(small_fleet, tmp_path):
+    config = {"fleet": "real", "num_server_rounds": 4}
+    run = FleetRun(small_fleet, tmp_path / "run", APPS / "cd-grab", **config)
     history = run.start().finish()
     assert [record["round"] for record in history] == list(range(5)), run.tail()
     assert not any(record["failures"] for record in history)
-    return history
-
-
-def test_mercury_forecasts(small_fleet, tmp_path):
-    config = {"dataset": "series", "model": "auto", "learning_rate": 0.2, "alpha": 1.0}
-    config |= {"engine": "rounds", "steps": "equal", "fast_steps": 40, "weighting": "examples"}
-    history = four_rounds(small_fleet, tmp_path / "run", "fleet", sampler="mercury", **config)
-    assert history[-1]["global"]["accuracy"] > 0.87
-    assert history[-1]["global"]["smape"] < history[0]["global"]["smape"] / 2
-
-
-def test_orders_are_learnt_by_processes_that_end(small_fleet, tmp_path):
-    history = four_rounds(small_fleet, tmp_path / "run", "cd-grab")
     assert all(record["cd_grab"]["pairs"] > 0 for record in history[1:])
     assert history[-1]["global"]["accuracy"] > history[0]["global"]["accuracy"]

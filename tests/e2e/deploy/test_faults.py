@@ -4,7 +4,6 @@ import signal
 
 import pytest
 
-from flwr_hetero.fleet import DeviceProfile, RealFleet
 from flwr_hetero.fleet.throttle import descendants, send
 from flwr_hetero_studies.faults import scenarios
 from flwr_hetero_studies.faults.fleet_run import TOY_APP, FleetRun
@@ -15,6 +14,13 @@ pytestmark = [pytest.mark.deploy, pytest.mark.nightly]
 def reasons(result, number):
     """Return node to reason of the failures of a round."""
     return {f["node"]: f["reason"] for f in result["history"][number]["failures"]}
+
+
+def assert_all_are_back(result):
+    assert result["rounds_lost"] == 0
+    last = result["history"][-1]
+    assert sorted(last["selected"]) == ["node-0", "node-1", "node-2", "node-3"]
+    assert not last["failures"]
 
 
 def test_bad_replies_cost_themselves(fleet, tmp_path, monkeypatch):
@@ -47,10 +53,7 @@ def test_frozen_and_stopped_nodes_cost_their_round(fleet, tmp_path):
     assert set(reasons(result, 2)) == {"node-1", "node-2"}
     assert reasons(result, 2)["node-1"] == "no reply within 30 s"
     assert "error 5" in reasons(result, 2)["node-2"]
-    assert result["rounds_lost"] == 0
-    last = result["history"][-1]
-    assert sorted(last["selected"]) == ["node-0", "node-1", "node-2", "node-3"]
-    assert not last["failures"]
+    assert_all_are_back(result)
 
 
 def test_killed_nodes_come_back_and_newcomers_join(fleet, tmp_path):
@@ -60,33 +63,15 @@ def test_killed_nodes_come_back_and_newcomers_join(fleet, tmp_path):
     assert set(reasons(result, 2)) == {"node-1", "node-2"}
     assert "error 5" in reasons(result, 2)["node-1"]  # no heartbeat
     assert "error 8" in reasons(result, 2)["node-2"]  # no sign of life of its ClientApp
-    assert result["rounds_lost"] == 0
-    last = result["history"][-1]
-    assert sorted(last["selected"]) == ["node-0", "node-1", "node-2", "node-3"]
-    assert not last["failures"]
+    assert_all_are_back(result)
 
 
-SPEEDS = [1.0, 1.0, 0.5, 0.25]
-CPU = 0.4  # share of the fastest node
-WORK = 1.0  # CPU seconds that a node burns per message
-
-
-@pytest.fixture
-def four_nodes(tmp_path):
-    """SuperNodes of three speeds."""
-    fleet = RealFleet(tmp_path / "fleet", scenarios.QUICK)
-    fleet.up([DeviceProfile(speed) for speed in SPEEDS], cpu=CPU)
-    yield fleet
-    fleet.down(keep=True)
-
-
-def test_without_rounds_a_node_is_killed_and_one_freezes(four_nodes, tmp_path):
-    sizes = {"clients_per_round": 4, "num_server_rounds": 8}
-    config = sizes | {"engine": "buffered", "work": WORK, "timeout": 40.0}
-    run = FleetRun(four_nodes, tmp_path / "run", TOY_APP, **config)
+def test_without_rounds_a_node_is_killed_and_one_freezes(fleet, tmp_path):
+    config = {"engine": "buffered", "clients_per_round": 4, "num_server_rounds": 8}
+    run = FleetRun(fleet, tmp_path / "run", TOY_APP, work=1.0, timeout=40.0, **config)
     run.start().wait_round(2)
-    four_nodes.end_process(four_nodes.file.node("node-1").pid)
-    frozen = four_nodes.file.node("node-0").pid
+    fleet.end_process(fleet.file.node("node-1").pid)
+    frozen = fleet.file.node("node-0").pid
     pids = [frozen, *descendants(frozen)]
     send(pids, signal.SIGSTOP)
     try:

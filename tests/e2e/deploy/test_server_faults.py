@@ -45,6 +45,6 @@ def test_restarted_superlink_resumes_the_run(fleet, tmp_path, monkeypatch):
 
 
 def test_run_goes_on_after_an_expired_certificate(tmp_path):
-    result = scenarios.certificate_expires(tmp_path)
+    result = scenarios.certificate_expires(tmp_path, warm=True)
     assert result["survived"]
     assert result["said"]

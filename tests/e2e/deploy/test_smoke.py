@@ -20,18 +20,18 @@ def run_rows(fleet, folder, table, rounds, **config):
     rows = " ".join(f"{name}:{count}" for name, count in rounds.items())
     run = FleetRun(fleet, folder, GRID_APP, rows=rows, **config)
     run.start().wait("the end of the run", run.is_over, 3600)
-    found = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
-    assert found.keys() == rounds.keys(), run.tail()
+    outcomes = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
+    assert outcomes.keys() == rounds.keys(), run.tail()
     for name, count in rounds.items():
-        check(name, table[name], found[name], count, by_speed=False, **config)
-    return found
+        check(name, table[name], outcomes[name], count, by_speed=False, **config)
+    return outcomes
 
 
 def check_nodes(fleet, folder, table, name):
-    found = run_rows(fleet, folder, table, {name: 1}, on_nodes=False)
-    nodes = {node for line in found[name]["records"] for node in line["selected"]}
+    outcomes = run_rows(fleet, folder, table, {name: 1}, on_nodes=False)
+    nodes = {node for line in outcomes[name]["records"] for node in line["selected"]}
     assert nodes == {"node-0", "node-1"}
-    parts = {part for line in found[name]["records"] for part in line.get("seconds", ())}
+    parts = {part for line in outcomes[name]["records"] for part in line.get("seconds", ())}
     assert parts >= {"wait", "start", "receive", "train"}
 
 
@@ -67,8 +67,8 @@ def test_a_strategy_on_flowers_own_nodes(tmp_path, grid_app):
 @pytest.mark.nightly
 def test_steps_follow_the_nodes_own_clocks(small_fleet, tmp_path, grid_app):
     rounds = {"FedBuff": 1, "BiasedLocalSGD": 2}
-    found = run_rows(small_fleet, tmp_path / "run", grid_app[1].ROWS, rounds, on_nodes=False)
-    steps = found["BiasedLocalSGD"]["records"][-1]["biased_local_sgd"]["num_steps"]
+    outcomes = run_rows(small_fleet, tmp_path / "run", grid_app[1].ROWS, rounds, on_nodes=False)
+    steps = outcomes["BiasedLocalSGD"]["records"][-1]["biased_local_sgd"]["num_steps"]
     assert steps["node-0"] > steps["node-1"]
 
 

@@ -9,7 +9,8 @@ from e2e.examples.running import APPS, Seen
 
 from flwr_hetero.server.client_support import MissingClientSupportError
 
-FAST_NODES, SLOW_NODES = ("node-0", "node-2"), ("node-1", "node-3")
+FAST_NODES = ("node-0", "node-2")
+SLOW_NODES = ("node-1", "node-3")
 ALL_NODES = range(4)
 
 

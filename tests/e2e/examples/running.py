@@ -12,8 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import sklearn.datasets
-import sklearn.utils
+import pytest
 from dropin.patching import apply, changed_lines
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -25,7 +24,8 @@ from flwr_hetero.strategy import Wrapper
 
 HERE = Path(__file__).parent
 DROPIN = HERE.parents[1] / "dropin"
-FAST, SLOW = DeviceProfile(4.0), DeviceProfile(1.0)
+FAST = DeviceProfile(4.0)
+SLOW = DeviceProfile(1.0)
 FLEET = [FAST, SLOW, FAST, SLOW]
 
 
@@ -40,10 +40,10 @@ class App(NamedTuple):
     """The model of the first round, in Python; without one the app has a server's half."""
     strategy: str = "FedAvg"
     taken: str = "import numpy as np"
-    grid: str = "grid"
 
 
-TORCH, LIGHTNING = ("torch",), ("pytorch_lightning", "torch")
+TORCH = ("torch",)
+LIGHTNING = ("pytorch_lightning", "torch")
 TRAINER = ("transformers", "accelerate", "torch")
 OF_TASK = "from {package} import task"
 APPS = {
@@ -75,7 +75,7 @@ app = ServerApp()
 def main(grid, context):
     rounds = context.run_config["num-server-rounds"]
     strategy = {strategy}()
-    result = strategy.start({grid}, ArrayRecord({initial}), num_rounds=rounds)
+    result = strategy.start(grid, ArrayRecord({initial}), num_rounds=rounds)
     print("accuracy", result.evaluate_metrics_clientapp[rounds])
 """
 PROJECT = """
@@ -131,7 +131,8 @@ def node_half(app: App, half: str) -> str | None:
 
 def server_half(app: App, wrapped: str) -> str:
     """Return the diff of the server's half: two lines, alike in all apps."""
-    name, strategy = wrapped.partition("(")[0], f"{app.strategy}()"
+    name = wrapped.partition("(")[0]
+    strategy = f"{app.strategy}()"
     taken = f"from flwr.serverapp.strategy import {app.strategy}\n"
     path = f"{app.package}/server_app.py"
     place = "flwr_hetero.strategy" if name in ours.__all__ else "flwr_hetero_studies.rivals"
@@ -149,25 +150,29 @@ def line_counts(app: App, wrapped: str | None, half: str | None) -> tuple[int, i
 
 # --- less data ----------------------------------------------------------------------------
 
-LOAD_DIGITS = cache(sklearn.datasets.load_digits)
+
+@cache
+def all_digits() -> dict[str, Any]:
+    """Read the digits once: scikit-learn reads a file of text each time."""
+    from sklearn.datasets import load_digits
+
+    return load_digits()
 
 
 @contextmanager
 def few_digits(count: int) -> Iterator[None]:
-    """Put fewer digits in place of load_digits, which reads a file of text each time."""
-    found = sklearn.utils.Bunch(
-        **{key: LOAD_DIGITS()[key][:count] for key in ("data", "target", "images")}
-    )
-    usual = sklearn.datasets.load_digits
+    """Put fewer digits in place of load_digits."""
+    from sklearn import datasets
+    from sklearn.utils import Bunch
+
+    few = Bunch(**{key: all_digits()[key][:count] for key in ("data", "target", "images")})
 
     def load(return_X_y: bool = False) -> Any:
-        return (found.data, found.target) if return_X_y else found
+        return (few.data, few.target) if return_X_y else few
 
-    sklearn.datasets.load_digits = load
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets, "load_digits", load)
         yield
-    finally:
-        sklearn.datasets.load_digits = usual
 
 
 # --- a run ----------------------------------------------------------------------------------
@@ -185,10 +190,6 @@ class Seen:
     def state(self, node: int, kind: str = "scalars") -> Any:
         """Return what is kept of a node's sampler."""
         return self.grid.context(1000 + node).state[f"flwr-hetero.sampler.{kind}"]
-
-    def last(self, name: str) -> Any:
-        """Return what the last line of the history says of a wrapper."""
-        return self.records[-1][name]
 
 
 @contextmanager
@@ -226,7 +227,8 @@ def run(
         client = importlib.import_module(f"{app.package}.client_app").app
         server = importlib.import_module(f"{app.package}.server_app").app
         config |= {"num-server-rounds": rounds}
-        evaluating, records = [0.0], []
+        evaluating = [0.0]
+        records = []
         grid = LocalGrid(timed(client, evaluating), fleet, run_config=config)
         with watched(records):
             began_s = time.process_time()
@@ -270,8 +272,6 @@ def watched(records: list[dict[str, Any]]) -> Iterator[None]:
             self.records = records
         return start(self, *args, **kwargs)
 
-    Wrapper.start = start_watched
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Wrapper, "start", start_watched)
         yield
-    finally:
-        Wrapper.start = start

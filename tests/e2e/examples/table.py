@@ -9,10 +9,8 @@ from e2e.examples.running import APPS, line_counts
 NOISE = 0.15
 """Overheads below this change from run to run."""
 PAGE = Path(__file__).parents[3] / "docs" / "apps.md"
-BEGIN, END = (
-    "<!-- flwr_hetero_studies/cost/apps.py writes this -->\n\n",
-    "\n<!-- so far -->",
-)
+BEGIN = "<!-- flwr_hetero_studies/cost/apps.py writes this -->\n\n"
+END = "\n<!-- so far -->"
 
 
 def made(overhead: Mapping[str, Mapping[str, float]]) -> str:

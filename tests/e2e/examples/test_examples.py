@@ -1,6 +1,8 @@
 """Each method in apps of five kinds: its effect, or its error."""
 
 import re
+from functools import cache
+from itertools import product
 
 import numpy as np
 import pytest
@@ -11,11 +13,6 @@ from flwr.app import ArrayRecord
 
 from flwr_hetero_studies.cost.apps import overheads
 
-THEIRS = pytest.mark.filterwarnings("ignore")
-KINDS = [
-    pytest.param(kind, marks=[THEIRS] if kind in ("lightning", "hugging-face") else [])
-    for kind in APPS
-]
 MODELS = {
     "scikit-learn": [np.zeros((10, 64)), np.zeros(10)],
     "xgboost": [np.frombuffer(b"", np.uint8)],
@@ -25,15 +22,21 @@ MODELS = {
 @pytest.fixture(scope="module")
 def plain_s(tmp_path_factory):
     """Give a function that says how long an app runs under FedAvg, on the fleet's clock."""
-    known = {}
 
+    @cache
     def seconds(kind, rounds):
-        if (kind, rounds) not in known:
-            seen = run(APPS[kind], tmp_path_factory.mktemp("plain"), rounds=rounds)
-            known[kind, rounds] = seen.grid.virtual_time_s
-        return known[kind, rounds]
+        return run(APPS[kind], tmp_path_factory.mktemp("plain"), rounds=rounds).grid.virtual_time_s
 
     return seconds
+
+
+def case(kind, name):
+    """Make a parameter: by day one method for each node's half, but in the torch app all."""
+    is_repeated = name != "LocalSteps" and METHODS[name].half in (None, "steps")
+    marks = [pytest.mark.nightly] if is_repeated and kind != "torch" else []
+    if kind in ("lightning", "hugging-face"):
+        marks.append(pytest.mark.filterwarnings("ignore"))
+    return pytest.param(kind, name, marks=marks)
 
 
 def open_app(kind):
@@ -42,10 +45,10 @@ def open_app(kind):
     return APPS[kind]
 
 
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "name"), [case(*both) for both in product(APPS, METHODS)])
 def test_effect_or_error(kind, name, tmp_path, plain_s):
-    app, method = open_app(kind), METHODS[name]
+    app = open_app(kind)
+    method = METHODS[name]
     if (refusal := REFUSED.get((kind, name))) is None:
         seen = run(app, tmp_path, method.wrapped, method.half, method.rounds)
         method.check(seen, plain_s(kind, method.rounds))
@@ -57,10 +60,10 @@ def test_effect_or_error(kind, name, tmp_path, plain_s):
         assert f"{refusal.error.__name__}: {refusal.text}" in reply.error.reason
 
 
-@pytest.mark.parametrize("name", MISSING)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "name"), [case(*both) for both in product(APPS, MISSING)])
 def test_error_without_the_nodes_half(kind, name, tmp_path):
-    app, refusal = open_app(kind), REFUSED.get((kind, name), MISSING[name])
+    app = open_app(kind)
+    refusal = REFUSED.get((kind, name), MISSING[name])
     with pytest.raises(refusal.error, match=re.escape(refusal.text)):
         run(app, tmp_path, METHODS[name].wrapped, rounds=1)
 

@@ -6,7 +6,7 @@ QUICK = tuple(f"node-{i}" for i in range(0, 8, 2))
 """Every second node takes its time."""
 
 
-def check(name, row, found, rounds=None, *, on_nodes=True, by_speed=True):
+def check(name, row, outcome, rounds=None, *, on_nodes=True, by_speed=True):
     """Compare what came of a row with what it promises.
 
     ``on_nodes``: whether nodes evaluate; ``by_speed``: whether half of eight nodes are slower, by
@@ -14,20 +14,21 @@ def check(name, row, found, rounds=None, *, on_nodes=True, by_speed=True):
     """
     rounds = rounds or row.rounds
     if row.error:
-        assert found["error"].startswith(f"MissingClientSupportError: {row.error}"), found
+        assert outcome["error"].startswith(f"MissingClientSupportError: {row.error}"), outcome
         return
-    assert not found["error"], found["error"]
-    records = found["records"]
+    assert not outcome["error"], outcome["error"]
+    records = outcome["records"]
     assert [record["round"] for record in records] == [*range(rounds + 1)]
-    assert found["central"] == [*range(rounds + 1)]
+    assert outcome["central"] == [*range(rounds + 1)]
     assert not any(record["failures"] for record in records)
-    assert isfinite(found["w"])
+    assert isfinite(outcome["w"])
     # towards where all goals are; the first two updates count little, for others are not known yet
-    assert found["w"] > 0.03
+    assert outcome["w"] > 0.03
     if on_nodes:
         # one a round, or one of the last model at least
-        each = [*range(1, rounds + 1)] if row.evaluates_each_round else found["evaluated"]
-        assert (found["evaluated"], found["evaluated"][-1]) == (each, rounds)
+        evaluated = outcome["evaluated"]
+        assert evaluated[-1] == rounds
+        assert not row.evaluates_each_round or evaluated == [*range(1, rounds + 1)]
         assert records[-1]["evaluate"]["eval-loss"] > 0
     for record in records[1:]:
         assert record["train"]["taken"] == record["train"]["asked"], record
@@ -35,8 +36,8 @@ def check(name, row, found, rounds=None, *, on_nodes=True, by_speed=True):
         return
     asked = {round(record["train"]["asked"], 6) for record in records[2:]}
     assert row.asks_steps == (asked != {8.0}), asked
-    if own := CHECKS.get(name):
-        own(records)
+    if name in CHECKS:
+        CHECKS[name](records)
 
 
 def two_tiers(records):

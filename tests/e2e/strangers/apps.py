@@ -152,7 +152,8 @@ def read() -> tuple[dict[str, App], dict[tuple[str, str], str]]:
     """Read the apps, and the reasons why some methods do not work in them."""
     table = tomllib.loads(Path(__file__).with_name("apps.toml").read_text(encoding="utf-8"))
     sources = {name: Source(name, **entries) for name, entries in table["sources"].items()}
-    apps, known = {}, {}
+    apps = {}
+    known = {}
     for name, entries in table["apps"].items():
         for method, why in entries.pop("known", {}).items():
             known[name, method] = why

@@ -9,6 +9,7 @@ from e2e.strangers.apps import APPS, KNOWN, METHODS
 HERE = Path(__file__).parent
 PAGE = HERE.parents[2] / "docs" / "strangers.md"
 RESULTS = HERE / "results.json"
+KEPT = ("app", "method", "lines", "trained", "in_flight", "scores", "error")
 BEGIN, END = "<!-- tests/e2e/strangers/page.py writes this -->\n\n", "\n<!-- so far -->"
 """Around the table."""
 
@@ -53,13 +54,10 @@ def main() -> None:
     """Read lines of results, the newest of a run last, and write both files."""
     lines = [json.loads(line) for line in Path(sys.argv[1]).read_text("utf-8").splitlines()]
     newest = {(each["app"], each["method"]): each for each in lines}
-    order = {name: i for i, name in enumerate(APPS)}, {name: i for i, name in enumerate(METHODS)}
-    kept = ("app", "method", "lines", "trained", "in_flight", "scores", "warnings", "error")
-    results = [
-        {name: newest[key][name] for name in kept}
-        for key in sorted(newest, key=lambda key: (order[0][key[0]], order[1][key[1]]))
-    ]
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    in_order = [(app, method) for app in APPS for method in METHODS if (app, method) in newest]
+    results = [{name: newest[key][name] for name in KEPT} for key in in_order]
+    rows = ",\n".join(json.dumps(result) for result in results)
+    RESULTS.write_text(f"[\n{rows}\n]\n", encoding="utf-8")
     before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
     after = rest.split(END)[1]
     PAGE.write_text(before + BEGIN + made(results) + END + after, encoding="utf-8")

@@ -16,21 +16,20 @@ from flwr_hetero.fleet import processes
 HERE = Path(__file__).parent
 FOLDER = "FLWR_HETERO_STRANGERS"
 """Environment variable: the folder that ``fetch`` filled."""
-NODES, ROUNDS, WORKERS = 4, 3, 2
-WEIGHT = "num-examples"
+NODES = 4
+ROUNDS = 3
+WORKERS = 2
 
 
 @dataclass
 class Outcome:
-    """What a run did: examples, steps, metrics, warnings, its score."""
+    """What a run did: examples, metrics, warnings, its score."""
 
     log: str
     error: str = ""
     # until the last update of the model, and after it: by nodes that were still in flight
     trained: int = 0
     in_flight: int = 0
-    steps: int = 0
-    jobs: int = 0
     # of messages that report examples: those reported, and those trained
     reported: int = 0
     trained_and_reported: int = 0
@@ -48,9 +47,12 @@ class Outcome:
 
 def changed(text: str, diff: str, wrapped: str) -> str:
     """Apply lines of a diff, each found by its text alone, in its order; ``{}`` is the strategy."""
-    lines, at, indent = text.splitlines(), -1, ""
+    lines = text.splitlines()
+    at = -1
+    indent = ""
     for line in diff.strip("\n").splitlines():
-        sign, wanted = line[:1], line[1:].strip().format(wrapped)
+        sign = line[:1]
+        wanted = line[1:].strip().format(wrapped)
         if sign == "+":
             at += 1
             lines.insert(at, indent + wanted)
@@ -92,7 +94,9 @@ def write(app: App, method: str, folder: Path) -> None:
 
 def run(app: App, method: str, tmp: Path, timeout_s: float = 600) -> Outcome:
     """Run an app with a method in it, in a SuperLink of its own."""
-    folder, home, records = tmp / "app", tmp / "home", tmp / "records"
+    folder = tmp / "app"
+    home = tmp / "home"
+    records = tmp / "records"
     home.mkdir()
     records.mkdir()
     write(app, method, folder)
@@ -154,8 +158,6 @@ def seen(app: App, records: Path, log: str) -> Outcome:
             outcome.in_flight += each["examples"]
         else:
             outcome.trained += each["examples"]
-            outcome.steps += each["steps"]
-            outcome.jobs += 1
             if (reported := each["work"].get("examples-processed")) is not None:
                 outcome.reported += reported
                 outcome.trained_and_reported += each["examples"]

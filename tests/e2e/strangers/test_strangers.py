@@ -78,7 +78,8 @@ def is_there(package: str) -> bool:
 @pytest.mark.parametrize(("name", "method"), CASES)
 def test_public_app(name: str, method: str, outcome: Callable[[str, str], Outcome]):
     open_app(name)
-    usual, mine = outcome(name, "FedAvg"), outcome(name, method)
+    usual = outcome(name, "FedAvg")
+    mine = outcome(name, method)
     assert not usual.error, usual.error
     assert not mine.error, mine.error
     assert not mine.failures
@@ -88,7 +89,8 @@ def test_public_app(name: str, method: str, outcome: Callable[[str, str], Outcom
     true = "|".join([*TRUE_WARNINGS, *APPS[name].true_warnings])
     assert not [text for text in mine.warnings if not re.fullmatch(true, text)]
     assert mine.scores, "no score was reported"
-    last, first = usual.scores[-1], usual.scores[0]
+    last = usual.scores[-1]
+    first = usual.scores[0]
     if "loss" in APPS[name].score:
         assert mine.scores[-1] <= last + POINTS * first
     else:

@@ -32,10 +32,13 @@ def note(kind, **facts):
 class Count:
     """Examples that went through a backward pass and then an optimizer step."""
 
-    size = pending = examples = steps = 0
+    def __init__(self):
+        self.reset()
 
     def reset(self):
-        self.size = self.pending = self.examples = self.steps = 0
+        self.size = 0
+        self.pending = 0
+        self.examples = 0
 
     def saw(self, size):
         """Note the size of the last batch that the model saw with gradients."""
@@ -45,14 +48,8 @@ class Count:
         self.pending += self.size
 
     def stepped(self, *_):
-        self.steps += self.pending > 0
         self.examples += self.pending
         self.pending = 0
-
-    def trained(self, size):
-        """Note a step of a framework without an optimizer that can be watched."""
-        self.steps += 1
-        self.examples += size
 
     def dropped(self):
         """Forget gradients that were deleted before a step."""
@@ -109,7 +106,6 @@ def count_sklearn():
     def counted(model, inputs, *args, **kwargs):
         result = fit(model, inputs, *args, **kwargs)
         COUNT.examples += len(inputs) * int(max(model.n_iter_))
-        COUNT.steps += int(max(model.n_iter_))
         return result
 
     LogisticRegression.fit = counted
@@ -143,7 +139,7 @@ def counted(call):
             facts["error"] = f"{type(error).__name__}: {error}"
             raise
         finally:
-            note("message", **facts, examples=COUNT.examples, steps=COUNT.steps)
+            note("message", **facts, examples=COUNT.examples)
 
     return answered
 

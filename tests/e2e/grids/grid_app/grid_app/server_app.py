@@ -19,5 +19,7 @@ def main(grid: Grid, context: Context) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for word in str(config["rows"]).split() or ROWS:
         name, _, rounds = word.partition(":")
-        found = run(name, grid, int(rounds or ROWS[name].rounds), on_nodes=bool(config["on-nodes"]))
-        (folder / f"{name}.json").write_text(json.dumps(found))
+        outcome = run(
+            name, grid, int(rounds or ROWS[name].rounds), on_nodes=bool(config["on-nodes"])
+        )
+        (folder / f"{name}.json").write_text(json.dumps(outcome))

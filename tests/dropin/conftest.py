@@ -1,1 +1,0 @@
-collect_ignore = ["quickstart"]  # a Flower app, with imports of its own

@@ -1,1 +1,0 @@
-collect_ignore = ["scikit_learn", "xgboost", "lightning", "hugging_face", "lora"]  # Flower apps

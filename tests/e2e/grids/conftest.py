@@ -1,1 +1,0 @@
-collect_ignore = ["simulate.py", "grid_app"]  # programs that tests run
