@@ -3,7 +3,7 @@
 from flwr.app import ConfigRecord
 
 from flwr_hetero import keys
-from flwr_hetero.server import queue
+from flwr_hetero.exchange import queue
 
 TICK_S = 0.1
 """Seconds between two looks of the simulation for messages that wait."""

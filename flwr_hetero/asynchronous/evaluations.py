@@ -8,11 +8,11 @@ from typing import Any
 
 from flwr.app import Message
 
-from flwr_hetero.server.arrivals import late_after_s
-from flwr_hetero.server.context import Exchange
+from flwr_hetero.exchange.arrivals import late_after_s
+from flwr_hetero.exchange.context import Exchange
+from flwr_hetero.exchange.nodes import is_simulated
+from flwr_hetero.exchange.queue import Pending, on_clock
 from flwr_hetero.server.loop import Run
-from flwr_hetero.server.nodes import is_simulated
-from flwr_hetero.server.queue import Pending, on_clock
 
 EVALUATION_SHARE = 0.1
 """Part of the time in which nodes are asked to evaluate; of each node's if it is every round."""

@@ -9,8 +9,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero.errors import check_count, invalid
+from flwr_hetero.exchange.context import Exchange, Messages
 from flwr_hetero.server.composition import check_enough_updates
-from flwr_hetero.server.context import Exchange, Messages
 from flwr_hetero.server.loop import showing
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict

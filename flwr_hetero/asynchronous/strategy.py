@@ -15,12 +15,12 @@ from flwr_hetero.asynchronous.algorithm import Shares
 from flwr_hetero.asynchronous.engine import AsynchronousRounds, Update
 from flwr_hetero.asynchronous.rates import Conditions, RateCorrection
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
+from flwr_hetero.exchange.aggregate import with_update
+from flwr_hetero.exchange.context import Exchange
+from flwr_hetero.exchange.nodes import GridView, online_nodes
 from flwr_hetero.records import arrays_in
-from flwr_hetero.server.aggregate import with_update
 from flwr_hetero.server.composition import check_enough_updates, check_unscaled
-from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.loop import Rounds, Run
-from flwr_hetero.server.nodes import GridView, online_nodes
 from flwr_hetero.server.selection import Selection
 from flwr_hetero.state_dict import StateDict, rng_from_str, rng_to_str
 

@@ -15,12 +15,12 @@ from flwr_hetero import keys
 from flwr_hetero.biased_local_sgd import algorithm
 from flwr_hetero.biased_local_sgd.algorithm import SAME_CLASS_RATIO, Floats, Indices
 from flwr_hetero.errors import check_number
+from flwr_hetero.exchange.aggregate import with_update
+from flwr_hetero.exchange.context import Exchange, Messages
 from flwr_hetero.figures import Figure
 from flwr_hetero.records import Latency, config_of, configs_in, metrics_in, read_number
-from flwr_hetero.server.aggregate import with_update
 from flwr_hetero.server.client_support import STEPS
 from flwr_hetero.server.composition import check_unscaled
-from flwr_hetero.server.context import Exchange, Messages
 from flwr_hetero.server.loop import Run
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.wrapper import Wrapper

@@ -10,8 +10,8 @@ from flwr_hetero import keys
 from flwr_hetero.biased_local_sgd import algorithm
 from flwr_hetero.biased_local_sgd.algorithm import Indices, epoch_sizes
 from flwr_hetero.errors import check_count
+from flwr_hetero.exchange.context import Messages
 from flwr_hetero.records import configs_in
-from flwr_hetero.server.context import Messages
 from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_str
 
 NONE: Indices = np.empty(0, np.int64)

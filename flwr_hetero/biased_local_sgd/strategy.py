@@ -15,9 +15,9 @@ from flwr_hetero.biased_local_sgd.algorithm import Floats, Indices
 from flwr_hetero.biased_local_sgd.node_speeds import MeasuredSteps, assigned_steps
 from flwr_hetero.biased_local_sgd.shared_data import SharedSamples
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
+from flwr_hetero.exchange.aggregate import normalised
+from flwr_hetero.exchange.context import Exchange, Messages
 from flwr_hetero.records import config_of
-from flwr_hetero.server.aggregate import normalised
-from flwr_hetero.server.context import Exchange, Messages
 from flwr_hetero.state_dict import StateDict, entries_below
 
 TRAFFIC = 0.5

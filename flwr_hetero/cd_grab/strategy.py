@@ -16,9 +16,9 @@ from flwr_hetero.cd_grab import algorithm, wire
 from flwr_hetero.cd_grab.algorithm import Signs, Vectors
 from flwr_hetero.cd_grab.wire import Answer, Report, Terms
 from flwr_hetero.errors import check_choice, check_count
+from flwr_hetero.exchange.context import Exchange, Messages
 from flwr_hetero.records import config_of, configs_in
 from flwr_hetero.server.client_support import STEPS, ClientSupport
-from flwr_hetero.server.context import Exchange, Messages
 from flwr_hetero.server.loop import Run
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.wrapper import Wrapper

@@ -13,10 +13,10 @@ from flwr_hetero._flwr import CLIENT_APP_RAISED, clips_on_nodes, log, trains_tre
 from flwr_hetero.compression import wire
 from flwr_hetero.compression.algorithm import BITS
 from flwr_hetero.errors import check_choice, invalid
+from flwr_hetero.exchange.nodes import TranslatingGrid
 from flwr_hetero.records import arrays_in, payload_bytes
 from flwr_hetero.server.client_support import MAX_NAMES, MOD_LINES
 from flwr_hetero.server.loop import Rounds, Run
-from flwr_hetero.server.nodes import TranslatingGrid
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict
 

@@ -13,10 +13,10 @@ from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero import keys
 from flwr_hetero.errors import check_count, check_number
+from flwr_hetero.exchange.context import Exchange
 from flwr_hetero.mercury.resharding import MAX_SLOTS, Delivery, bytes_in, ints_in
 from flwr_hetero.records import configs_in, read_number
 from flwr_hetero.server.client_support import ClientSupport
-from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.loop import Run
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.wrapper import Wrapper

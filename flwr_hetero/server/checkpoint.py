@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from flwr_hetero._flwr import log, trains_trees
 from flwr_hetero.errors import check_count, check_number, clean, invalid
+from flwr_hetero.exchange.nodes import online_nodes
+from flwr_hetero.exchange.votes import Votes
 from flwr_hetero.files import GrowingFile, drafted
 from flwr_hetero.report.trackers import Trackers, check_trackers
 from flwr_hetero.server.loop import Run
-from flwr_hetero.server.nodes import online_nodes
-from flwr_hetero.server.votes import Votes
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import UnsavedState, entries_below, three_numbers
 

@@ -14,9 +14,9 @@ from flwr.app import Message, MessageType
 from flwr_hetero import keys
 from flwr_hetero._flwr import NODE_UNAVAILABLE, log
 from flwr_hetero.errors import with_hint
+from flwr_hetero.exchange.context import Exchange, Standstill
 from flwr_hetero.records import metrics_in
 from flwr_hetero.server.composition import name_of
-from flwr_hetero.server.context import Exchange, Standstill
 
 MOD_LINES = """\
     from flwr_hetero.mod import hetero

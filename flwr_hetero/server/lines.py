@@ -12,9 +12,9 @@ import numpy as np
 from flwr.app import Message
 
 from flwr_hetero._flwr import log
+from flwr_hetero.exchange.context import Exchange
+from flwr_hetero.exchange.nodes import is_simulated
 from flwr_hetero.records import Latency, metrics_in, read_number
-from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.nodes import is_simulated
 
 MAX_NODES = 100
 """Nodes in the table of an evaluation: those on which the model is worst."""

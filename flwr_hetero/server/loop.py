@@ -14,11 +14,11 @@ from flwr.serverapp.strategy import Result
 
 from flwr_hetero._flwr import log, quiet_strategies
 from flwr_hetero.errors import check_count, check_number, invalid
-from flwr_hetero.server.aggregate import replaced, why_no_model
+from flwr_hetero.exchange.aggregate import replaced, why_no_model
+from flwr_hetero.exchange.context import Exchange, Fleet
+from flwr_hetero.exchange.nodes import MINIMA, GridView, online_nodes
 from flwr_hetero.server.composition import check_first_update, name_of
-from flwr_hetero.server.context import Exchange, Fleet
 from flwr_hetero.server.lines import Record, complete, finish_round, keep_infos, new_record
-from flwr_hetero.server.nodes import MINIMA, GridView, online_nodes
 
 
 @dataclass

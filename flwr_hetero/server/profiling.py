@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from flwr_hetero import keys
 from flwr_hetero._flwr import CLIENT_APP_RAISED, log
 from flwr_hetero.errors import hint_for, with_hint
+from flwr_hetero.exchange.checks import Expected, Verdicts, accept, reported_partition
+from flwr_hetero.exchange.context import Exchange, Fleet
 from flwr_hetero.records import configs_in, read_number
-from flwr_hetero.server.checks import Expected, Verdicts, accept, reported_partition
-from flwr_hetero.server.context import Exchange, Fleet
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict
 

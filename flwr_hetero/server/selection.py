@@ -11,10 +11,10 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 
 from flwr_hetero._flwr import chooses_one_node
 from flwr_hetero.errors import check_count, invalid
+from flwr_hetero.exchange.context import Exchange
+from flwr_hetero.exchange.nodes import MINIMA, GridView, online_nodes, wait_for_nodes
 from flwr_hetero.records import metrics_in
 from flwr_hetero.server.composition import check_enough_updates, name_of
-from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.nodes import MINIMA, GridView, online_nodes, wait_for_nodes
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict, check_state
 

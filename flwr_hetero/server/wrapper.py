@@ -10,10 +10,12 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
 from flwr_hetero._flwr import copy_of, pull_quickly
 from flwr_hetero.errors import invalid
+from flwr_hetero.exchange.aggregate import keep_dtypes, settle_evaluations, weight_of
+from flwr_hetero.exchange.arrivals import check_late_limit
+from flwr_hetero.exchange.checks import accept, count, judge_of
+from flwr_hetero.exchange.context import Exchange, Fleet
+from flwr_hetero.exchange.limits import aggregate_parts, check_limit
 from flwr_hetero.records import own_records
-from flwr_hetero.server.aggregate import keep_dtypes, settle_evaluations, weight_of
-from flwr_hetero.server.arrivals import check_late_limit
-from flwr_hetero.server.checks import accept, count, judge_of
 from flwr_hetero.server.client_support import (
     ClientSupport,
     check_client_support,
@@ -21,8 +23,6 @@ from flwr_hetero.server.client_support import (
     holds,
 )
 from flwr_hetero.server.composition import check_composition, name_of
-from flwr_hetero.server.context import Exchange, Fleet
-from flwr_hetero.server.limits import aggregate_parts, check_limit
 from flwr_hetero.server.lines import by_node
 from flwr_hetero.server.loop import Rounds, Run, SynchronousRounds, run_all
 from flwr_hetero.settings import FixedSettings, FleetSetting
@@ -54,7 +54,7 @@ class Wrapper(FixedSettings, Strategy):
     be set until ``start``.
 
     An update is shortened if its norm exceeds :attr:`update_limit` (4) times the median norm of the
-    nodes' last updates, and dropped at 100 times the limit (``flwr_hetero/server/limits.py``).
+    nodes' last updates, and dropped at 100 times the limit (``flwr_hetero/exchange/limits.py``).
     Until three nodes are known, the norm of the model, or 1, replaces the median. Integers, trees,
     fleets of two nodes and strategies with differential privacy have no limit.
 

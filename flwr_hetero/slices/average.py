@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from flwr_hetero._flwr import trains_trees
 from flwr_hetero.errors import check_count, invalid
+from flwr_hetero.exchange.aggregate import keep_dtypes
+from flwr_hetero.exchange.context import Exchange, Messages
 from flwr_hetero.records import BUFFERS
-from flwr_hetero.server.aggregate import keep_dtypes
-from flwr_hetero.server.context import Exchange, Messages
 from flwr_hetero.server.loop import Run
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.slices.algorithm import TOWARDS, new_part

@@ -13,13 +13,13 @@ from flwr_hetero.asynchronous.algorithm import Shares
 from flwr_hetero.asynchronous.engine import Update
 from flwr_hetero.asynchronous.rates import Conditions
 from flwr_hetero.asynchronous.strategy import FedBuff
+from flwr_hetero.exchange.aggregate import replaced, with_update
+from flwr_hetero.exchange.context import Exchange
+from flwr_hetero.exchange.queue import on_clock
 from flwr_hetero.figures import Figure
 from flwr_hetero.records import arrays_in, metrics_in, read_number
-from flwr_hetero.server.aggregate import replaced, with_update
 from flwr_hetero.server.composition import check_enough_updates
-from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.loop import Run
-from flwr_hetero.server.queue import on_clock
 from flwr_hetero.slices.algorithm import (
     ALIKE,
     ALIKE_SHARED,

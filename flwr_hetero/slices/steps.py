@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from flwr_hetero import keys
 from flwr_hetero.biased_local_sgd.node_speeds import MeasuredSteps
+from flwr_hetero.exchange.context import Exchange, Messages
 from flwr_hetero.figures import Figure
 from flwr_hetero.records import config_of
-from flwr_hetero.server.context import Exchange, Messages
 from flwr_hetero.slices.algorithm import (
     FIXED_SHARE,
     Ending,

@@ -16,9 +16,9 @@ from flwr.serverapp import Grid
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import log
-from flwr_hetero.server.checks import Expected, is_good, reported_partition
-from flwr_hetero.server.context import TRUSTED, Exchange
-from flwr_hetero.server.nodes import identity_key, is_simulated
+from flwr_hetero.exchange.checks import Expected, is_good, reported_partition
+from flwr_hetero.exchange.context import TRUSTED, Exchange
+from flwr_hetero.exchange.nodes import identity_key, is_simulated
 from flwr_hetero.server.profiling import profile_message, profile_nodes
 from flwr_hetero.server.selection import Selection
 from flwr_hetero.state_dict import StateDict

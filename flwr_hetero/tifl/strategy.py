@@ -12,11 +12,11 @@ from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero._flwr import log
 from flwr_hetero.errors import check_choice, check_count, invalid
+from flwr_hetero.exchange.context import Exchange, Messages
+from flwr_hetero.exchange.nodes import WAIT_S, online_nodes, wait_for_nodes
 from flwr_hetero.records import metrics_in
 from flwr_hetero.server.client_support import TIMES, ClientSupport
-from flwr_hetero.server.context import Exchange, Messages
 from flwr_hetero.server.loop import Run
-from flwr_hetero.server.nodes import WAIT_S, online_nodes, wait_for_nodes
 from flwr_hetero.server.profiling import identify_nodes
 from flwr_hetero.server.selection import Outcome, Selection
 from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_str

@@ -14,8 +14,8 @@ from flwr.app import MetricRecord
 from numpy.typing import ArrayLike, NDArray
 
 from flwr_hetero._flwr import log
+from flwr_hetero.exchange.context import EQUAL_S
 from flwr_hetero.records import read_number
-from flwr_hetero.server.context import EQUAL_S
 from flwr_hetero.tifl.algorithm import Available, Floats
 
 T_MAX = 600.0

@@ -10,9 +10,9 @@ from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero import keys
 from flwr_hetero.errors import check_count, check_number
+from flwr_hetero.exchange.context import Exchange
 from flwr_hetero.records import config_of
 from flwr_hetero.server.client_support import STEPS
-from flwr_hetero.server.context import Exchange
 from flwr_hetero.state_dict import StateDict, check_state
 from flwr_hetero_studies.rivals.node_memory import NeedsLoss, loss_of, loss_support
 

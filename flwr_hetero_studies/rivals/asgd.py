@@ -7,10 +7,10 @@ from flwr.serverapp.strategy import Strategy
 from flwr_hetero import keys
 from flwr_hetero.asynchronous.strategy import Rule
 from flwr_hetero.errors import check_count, check_number
+from flwr_hetero.exchange.context import Exchange
 from flwr_hetero.records import config_of
 from flwr_hetero.server.client_support import STEPS
 from flwr_hetero.server.composition import check_enough_updates
-from flwr_hetero.server.context import Exchange
 
 
 class LocalASGD(Rule):

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero.errors import check_number
-from flwr_hetero.server.context import Exchange
+from flwr_hetero.exchange.context import Exchange
 from flwr_hetero.server.selection import Outcome
 from flwr_hetero_studies.rivals.node_memory import TimedSelection
 

@@ -7,9 +7,9 @@ from flwr_hetero.asynchronous.algorithm import Shares, staleness_exponent, stale
 from flwr_hetero.asynchronous.engine import Update
 from flwr_hetero.asynchronous.strategy import Rule
 from flwr_hetero.errors import check_number
-from flwr_hetero.server.aggregate import with_update
+from flwr_hetero.exchange.aggregate import with_update
+from flwr_hetero.exchange.context import Exchange
 from flwr_hetero.server.composition import check_enough_updates
-from flwr_hetero.server.context import Exchange
 
 
 class FedAsync(Rule):

@@ -16,10 +16,10 @@ from flwr_hetero.asynchronous.engine import Update
 from flwr_hetero.asynchronous.strategy import Rule
 from flwr_hetero.biased_local_sgd.node_speeds import assigned_steps
 from flwr_hetero.errors import check_count
+from flwr_hetero.exchange.context import Exchange
+from flwr_hetero.exchange.queue import on_clock
 from flwr_hetero.records import config_of
 from flwr_hetero.server.client_support import STEPS
-from flwr_hetero.server.context import Exchange
-from flwr_hetero.server.queue import on_clock
 from flwr_hetero_studies.rivals.node_memory import NodeMemory
 
 SMOOTHING = 0.1

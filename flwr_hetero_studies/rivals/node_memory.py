@@ -12,9 +12,9 @@ from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero import keys
 from flwr_hetero.errors import check_count
+from flwr_hetero.exchange.context import Exchange
 from flwr_hetero.records import read_number
 from flwr_hetero.server.client_support import ClientSupport
-from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.loop import Run
 from flwr_hetero.server.profiling import identify_nodes, profile_nodes
 from flwr_hetero.server.selection import Selection

@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from flwr_hetero import keys
 from flwr_hetero.errors import check_count, check_number
+from flwr_hetero.exchange.context import Exchange
 from flwr_hetero.records import read_number
-from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.selection import Outcome, Selection
 from flwr_hetero_studies.rivals import node_memory
 

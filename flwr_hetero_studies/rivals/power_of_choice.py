@@ -9,8 +9,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero.errors import check_count
+from flwr_hetero.exchange.context import Exchange
 from flwr_hetero.records import read_number
-from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.selection import Outcome, Selection
 from flwr_hetero_studies.rivals import node_memory
 

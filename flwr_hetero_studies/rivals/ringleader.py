@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from flwr_hetero.asynchronous.algorithm import Shares
 from flwr_hetero.asynchronous.engine import Update
+from flwr_hetero.exchange.aggregate import step_between, view_array
+from flwr_hetero.exchange.context import Exchange
 from flwr_hetero.records import BUFFERS, arrays_in
-from flwr_hetero.server.aggregate import step_between, view_array
-from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.loop import Run
 from flwr_hetero_studies.rivals.asgd import LocalASGD
 

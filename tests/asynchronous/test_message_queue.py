@@ -10,10 +10,10 @@ from recording import History
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import unavailable
+from flwr_hetero.exchange import queue as queues
+from flwr_hetero.exchange.clock import Clock, Costs
+from flwr_hetero.exchange.queue import MessageQueue
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
-from flwr_hetero.server import queue as queues
-from flwr_hetero.server.clock import Clock, Costs
-from flwr_hetero.server.queue import MessageQueue
 from flwr_hetero.strategy import FedBuff
 from flwr_hetero_studies.rivals import FedAsync, FedAT, FedCompass
 

@@ -16,10 +16,10 @@ from toy import toy_app, toy_arrays
 
 from flwr_hetero import strategy as ours
 from flwr_hetero._flwr import only_errors
+from flwr_hetero.exchange.nodes import MOST_KINDS, NodeBook
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.records import honest_range
 from flwr_hetero.report import RunDirectory
-from flwr_hetero.server.nodes import MOST_KINDS, NodeBook
 from flwr_hetero_studies import rivals
 
 TWENTY = [DeviceProfile(1.0 + 0.01 * i) for i in range(20)]

@@ -9,8 +9,8 @@ from recording import History
 from steps_toy import BATCH, local_model, steps_app, steps_arrays
 
 from flwr_hetero.biased_local_sgd import node_speeds
+from flwr_hetero.exchange.context import Exchange, Latency
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
-from flwr_hetero.server.context import Exchange, Latency
 from flwr_hetero.strategy import BiasedLocalSGD, LocalSteps
 
 TRAIN_ONLY = {"fraction_evaluate": 0.0}

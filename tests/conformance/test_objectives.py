@@ -22,8 +22,8 @@ from flwr_hetero import strategy as ours
 from flwr_hetero.asynchronous.engine import Update
 from flwr_hetero.asynchronous.strategy import Rule
 from flwr_hetero.biased_local_sgd.shared_data import read_samples
+from flwr_hetero.exchange.queue import Pending
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
-from flwr_hetero.server.queue import Pending
 from flwr_hetero.slices.algorithm import Ending
 from flwr_hetero_studies import rivals
 

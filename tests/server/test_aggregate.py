@@ -8,7 +8,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 
-from flwr_hetero.server.aggregate import (
+from flwr_hetero.exchange.aggregate import (
     check_arrays,
     keep_dtypes,
     mean_arrays,

@@ -8,9 +8,9 @@ from toy import InMemoryGrid, altered, toy_app, toy_arrays
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import be_server_task, set_message_id
+from flwr_hetero.exchange.checks import Expected, check_form, judge_latency
+from flwr_hetero.exchange.context import Exchange, Fleet
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid, named_fleet
-from flwr_hetero.server.checks import Expected, check_form, judge_latency
-from flwr_hetero.server.context import Exchange, Fleet
 from flwr_hetero.server.lines import MAX_NODES, by_node
 from flwr_hetero.strategy import Wrapper
 

@@ -14,11 +14,11 @@ from toy import reply_with, rewriting
 
 from flwr_hetero import keys
 from flwr_hetero import strategy as ours
+from flwr_hetero.exchange.context import Exchange, Fleet
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mercury.strategy import SAMPLES
 from flwr_hetero.mod import hetero
 from flwr_hetero.server.client_support import STEP_LINES, MissingClientSupportError, step_lines
-from flwr_hetero.server.context import Exchange, Fleet
 from flwr_hetero_studies.rivals import AdaComm
 
 NEEDS = [  # wrapper, what it needs, and a line that brings it

@@ -2,9 +2,9 @@ import pytest
 from toy import toy_app
 
 from flwr_hetero.client.device import DeviceProfile
+from flwr_hetero.exchange import nodes as waiting
+from flwr_hetero.exchange.nodes import NodeBook, settled_nodes, wait_for_nodes
 from flwr_hetero.fleet import LocalGrid
-from flwr_hetero.server import nodes as waiting
-from flwr_hetero.server.nodes import NodeBook, settled_nodes, wait_for_nodes
 
 
 class Coming:

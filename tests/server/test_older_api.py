@@ -15,12 +15,12 @@ from toy import FLOWER_STRATEGIES, target, toy_app, toy_arrays
 from flwr_hetero import keys
 from flwr_hetero import strategy as ours
 from flwr_hetero._flwr import is_simulation_grid
+from flwr_hetero.exchange.nodes import GridView, is_simulated, whole_grid
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
 from flwr_hetero.mod import hetero
 from flwr_hetero.older import OlderClients
 from flwr_hetero.records import payload_bytes
 from flwr_hetero.server.client_support import MissingClientSupportError
-from flwr_hetero.server.nodes import GridView, is_simulated, whole_grid
 from flwr_hetero_studies import rivals
 
 FLEET = [DeviceProfile(speed) for speed in (1.0, 1.1, 0.5, 0.25, 0.2)]

@@ -9,12 +9,12 @@ from toy import InMemoryGrid
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import be_server_task, set_message_id
+from flwr_hetero.exchange.checks import judge_latency
+from flwr_hetero.exchange.context import Exchange, Fleet
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import timing
 from flwr_hetero.records import Latency
 from flwr_hetero.server import lines
-from flwr_hetero.server.checks import judge_latency
-from flwr_hetero.server.context import Exchange, Fleet
 from flwr_hetero.strategy import FedBuff, FedSlice, TiFL, Wrapper
 
 CLAIM = {keys.START_TIME: 2.0, keys.RECEIVE_TIME: 0.5, keys.TRAIN_TIME: 1.25, keys.SEND_TIME: 0.25}

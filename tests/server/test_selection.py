@@ -6,8 +6,8 @@ from flwr.serverapp import strategy as flower
 from recording import History
 from toy import toy_app, toy_arrays
 
+from flwr_hetero.exchange.nodes import GridView
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
-from flwr_hetero.server.nodes import GridView
 from flwr_hetero.strategy import RandomSelection, Selection, Wrapper
 
 

@@ -21,9 +21,9 @@ from toy import rewriting
 
 from flwr_hetero import keys
 from flwr_hetero.asynchronous.engine import Update
+from flwr_hetero.exchange import limits
 from flwr_hetero.fleet import DeviceProfile, LocalGrid, named_fleet
 from flwr_hetero.mod import timing
-from flwr_hetero.server import limits
 from flwr_hetero.strategy import FedSlice, ModelAverage, TiFL, Wrapper
 from flwr_hetero_studies.advise.task import run_config, small_task
 

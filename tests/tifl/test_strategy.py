@@ -11,8 +11,8 @@ from tifl_toy import PROFILE, Answers, make_tifl, paper_grid, records_of
 from toy import toy_app, toy_arrays
 
 from flwr_hetero import keys
+from flwr_hetero.exchange.context import Exchange
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
-from flwr_hetero.server.context import Exchange
 from flwr_hetero.strategy import BiasedLocalSGD, TiFL, Wrapper
 
 TRAIN_ONLY = {"fraction_evaluate": 0.0}

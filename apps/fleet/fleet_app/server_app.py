@@ -4,7 +4,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fleet_app.task import FleetSettings
-from flwr_hetero.server.nodes import settled_nodes
+from flwr_hetero.exchange.nodes import settled_nodes
 from flwr_hetero_studies.tasks.run import run_app
 
 app = ServerApp()

@@ -11,10 +11,10 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
+from flwr_hetero.exchange.nodes import is_simulated, settled_nodes
 from flwr_hetero.report import RunDirectory
 from flwr_hetero.report.compare import compare, read_runs
 from flwr_hetero.report.compare.page import write_page
-from flwr_hetero.server.nodes import is_simulated, settled_nodes
 from flwr_hetero.strategy import Recorded, TiFL
 from tifl_app import task
 

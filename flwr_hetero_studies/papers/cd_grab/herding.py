@@ -13,8 +13,8 @@ from flwr_hetero import keys
 from flwr_hetero.cd_grab.algorithm import Vectors
 from flwr_hetero.cd_grab.wire import pack_vectors, read_vectors
 from flwr_hetero.errors import check_count, invalid
+from flwr_hetero.exchange.context import Exchange
 from flwr_hetero.server.client_support import ClientSupport
-from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.wrapper import Wrapper
 
 HERDING = keys.PREFIX + "herding"

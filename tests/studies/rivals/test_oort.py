@@ -4,8 +4,8 @@ from quadratics import fedavg
 from recording import History
 from toy import toy_app, toy_arrays
 
+from flwr_hetero.exchange.context import Exchange
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
-from flwr_hetero.server.context import Exchange
 from flwr_hetero.server.selection import Outcome
 from flwr_hetero_studies.rivals import Oort
 from flwr_hetero_studies.rivals.oort import WINDOW, scores

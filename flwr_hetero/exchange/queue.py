@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from flwr_hetero.exchange.clock import Clock, Costs
+from flwr_hetero.exchange.nodes import is_simulated, online_nodes, whole_grid
 from flwr_hetero.records import reported_latency
-from flwr_hetero.server.clock import Clock, Costs
-from flwr_hetero.server.nodes import is_simulated, online_nodes, whole_grid
 
 POLL_S = 0.1
 """Pause between two polls of a real fleet, in seconds."""

@@ -12,6 +12,10 @@ from flwr.app import ArrayRecord, Message, MessageType
 from flwr_hetero import keys
 from flwr_hetero._flwr import format_of_trees, is_private
 from flwr_hetero.errors import hint_for, last_line
+from flwr_hetero.exchange.aggregate import check_arrays, holds_trees, weight_of
+from flwr_hetero.exchange.arrivals import is_enough
+from flwr_hetero.exchange.context import QUORUM, Exchange
+from flwr_hetero.exchange.limits import keep_common, limit_updates, measure_updates
 from flwr_hetero.records import (
     Latency,
     arrays_in,
@@ -25,10 +29,6 @@ from flwr_hetero.records import (
     read_number,
     reported_latency,
 )
-from flwr_hetero.server.aggregate import check_arrays, holds_trees, weight_of
-from flwr_hetero.server.arrivals import is_enough
-from flwr_hetero.server.context import QUORUM, Exchange
-from flwr_hetero.server.limits import keep_common, limit_updates, measure_updates
 
 MAX_WEIGHT = 2.0**53
 """Weights above this are nonsense, and sums of them could be infinite."""

@@ -13,7 +13,7 @@ from flwr_hetero.records import payload_bytes, reported_latency
 class Clock:
     """Time of the run, on the clock of the devices if these are emulated.
 
-    Only a :class:`~flwr_hetero.server.queue.MessageQueue` moves it on.
+    Only a :class:`~flwr_hetero.exchange.queue.MessageQueue` moves it on.
     """
 
     virtual_s: float = 0.0

@@ -12,13 +12,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType
 from flwr.serverapp import Grid
 
 from flwr_hetero.errors import clean
+from flwr_hetero.exchange.arrivals import LATE_LIMIT, Arrivals, Judge, device_s
+from flwr_hetero.exchange.clock import Clock, Costs
+from flwr_hetero.exchange.nodes import NodeBook, is_simulated, whole_grid
+from flwr_hetero.exchange.queue import MessageQueue, on_clock
+from flwr_hetero.exchange.votes import Votes
 from flwr_hetero.figures import Figure, usual_of
 from flwr_hetero.records import Latency
-from flwr_hetero.server.arrivals import LATE_LIMIT, Arrivals, Judge, device_s
-from flwr_hetero.server.clock import Clock, Costs
-from flwr_hetero.server.nodes import NodeBook, is_simulated, whole_grid
-from flwr_hetero.server.queue import MessageQueue, on_clock
-from flwr_hetero.server.votes import Votes
 
 Messages: TypeAlias = list[Message]
 QUORUM = 3

@@ -17,8 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 from flwr_hetero import keys
 from flwr_hetero._flwr import NUMPY, log
 from flwr_hetero.errors import invalid, last_line
+from flwr_hetero.exchange.context import QUORUM, Exchange
 from flwr_hetero.records import BUFFERS, arrays_in, limit_metrics, metrics_in, read_number
-from flwr_hetero.server.context import QUORUM, Exchange
 
 LINEAR = (FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi)
 """Strategies of which we know that replies enter by their weighted mean and by nothing else."""

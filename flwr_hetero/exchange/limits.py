@@ -30,10 +30,10 @@ from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero._flwr import log
 from flwr_hetero.errors import check_number, clean
+from flwr_hetero.exchange.aggregate import Norms, aggregate, model_norms, with_update
+from flwr_hetero.exchange.context import QUORUM, Exchange
 from flwr_hetero.figures import usual_of
 from flwr_hetero.records import arrays_in, steps_that_count
-from flwr_hetero.server.aggregate import Norms, aggregate, model_norms, with_update
-from flwr_hetero.server.context import QUORUM, Exchange
 
 RECENT_NODES, RECENT_UPDATES = 50, 4
 """Nodes whose last norms count: so many, or so many times those of a server update if more."""

@@ -1,0 +1,1 @@
+"""Messages to nodes and their replies: one queue, what counts of replies, and who the nodes are."""
