@@ -152,7 +152,7 @@ class Turns:
 def largest_rate(rates: ArrayLike, largest_share: float) -> float:
     """Return the rate to which rates, (num_nodes,), are cut: a node has this share of their sum.
 
-    >>> largest_rate([1.0, 1.0, 1.0, 1000.0], largest_share=0.4)
+    >>> round(largest_rate([1.0, 1.0, 1.0, 1000.0], largest_share=0.4), 9)
     2.0
     """
     rising = np.sort(np.asarray(rates, np.float64))

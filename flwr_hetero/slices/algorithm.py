@@ -270,7 +270,11 @@ def believed_jobs(
 def usual_job(
     passes: ArrayLike, steps: ArrayLike, examples: ArrayLike, *, early: bool = False
 ) -> UsualJob:
-    """Return what is usual of the jobs of all nodes, as :func:`believed_jobs` needs it."""
+    """Return what is usual of the jobs of all nodes, as :func:`believed_jobs` needs it.
+
+    >>> usual_job([1, 1, 1, 9], [4, 4, 4, 1], [32, 32, 32, 288])
+    UsualJob(passes=1.0, batch=8.0)
+    """
     said, whole, size = (np.asarray(each, np.float64) for each in (passes, steps, examples))
     usual_passes = _usual(said, early)
     counted = np.minimum(said, MOST_PASSES * usual_passes)

@@ -17,6 +17,7 @@ from flwr.supercore.run import Run
 
 from flwr_hetero import cli
 from flwr_hetero.fleet import _flwr, supernode
+from flwr_hetero.fleet.forks import NVML
 
 PULLED_BYTES = 1 << 24
 SCRIPT = Path(__file__).with_name("warm_node.py")
@@ -42,6 +43,8 @@ def node(tmp_path_factory):
     folder = tmp_path_factory.mktemp("node")
     command = [sys.executable, SCRIPT, folder, *SCENARIOS]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    # Another test in this process may have set it.
+    environment.pop(NVML, None)
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=300, check=False, env=environment
     )

@@ -30,6 +30,15 @@ NEEDS = [  # wrapper, what it needs, and a line that brings it
     (ours.CDGraB, keys.ORDER, "sampler=OrderedSampler, model=model)"),
     (ours.Resharding, keys.RESHARDING, "shard.close(reply, context"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def only_torch(monkeypatch):
+    """Let other frameworks, which another test may have imported, be away."""
+    for name in ("transformers", "lightning", "pytorch_lightning"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
 ALONE = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
 
 
