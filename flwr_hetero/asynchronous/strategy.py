@@ -26,10 +26,12 @@ from flwr_hetero.state_dict import StateDict, rng_from_str, rng_to_str
 
 POWERS = {"fair": (1.0, 1.0), "sqrt": (0.5, 0.5), "examples": (1.0, 0.0), "equal": (0.0, 0.0)}
 """By weighting: the powers of the wrapped strategy's weight and of the interval between replies."""
-CANDIDATES = 200
-"""Largest number of idle nodes that are looked at for each reply."""
+MANY_IDLE = 200
+"""Idle nodes of which all are looked at for each reply; of more, only some are."""
+CANDIDATES = 50
+"""Number of idle nodes that are looked at then."""
 CANDIDATES_FOR_EACH = 20
-"""The same, where more nodes are to be drawn than one: for each of them."""
+"""The same for each node that is to be drawn, if these are more."""
 KNOWN = 3
 """Replies after which a node's rate is known: the first replies depend on the start of the run."""
 
@@ -88,7 +90,7 @@ class Rule(Selection):
         self.turns.cost = num_nodes / (self.node_limit or inf)
         # In a large fleet, the nodes are drawn among some idle ones, which are drawn first.
         num_candidates = max(CANDIDATES, CANDIDATES_FOR_EACH * room)
-        if num_idle > num_candidates:
+        if num_idle > max(MANY_IDLE, num_candidates):
             places = self.rng.choice(num_idle, num_candidates, replace=False)
             idle = [idle[place] for place in sorted(places.tolist())]
         # If no other node is in flight, none of these has to rest.

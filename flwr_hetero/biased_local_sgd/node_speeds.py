@@ -66,9 +66,11 @@ class NodeSpeeds:
     def learn(self, context: Exchange, reply: Message, metrics: MetricRecord, steps: int) -> None:
         """Learn a node's job, and its times of a step and of a message, from a good reply."""
         identity = context.identity(reply.metadata.src_node_id)
-        self.changes += 1
         self.jobs[identity] = job_of(metrics, work_in(reply), steps, self.weight_key)
-        if (latency := context.latency_of(reply)) is not None:
+        latency = context.latency_of(reply)
+        if latency is None:
+            self.changes += 1
+        else:
             seen_s = context.round_trip_s.get(reply.metadata.reply_to_message_id, 0.0)
             times = divided(reply, latency, steps, seen_s if context.same_clock else 0.0)
             # A worker of Flower's simulation loads the app once, for all of its nodes.
