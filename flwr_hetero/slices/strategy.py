@@ -67,7 +67,9 @@ class FedSlice(Wrapper):
     time and are about equally fast, a server update takes all replies that arrive at about the same
     time. A node that has spent a tenth of the time on evaluation evaluates only the last model.
     ``start`` continues with the messages in flight if it gets the arrays that the last ``start``
-    returned, and the same grid.
+    returned, and the same grid. It then trains on while its last model is evaluated. Once half of
+    the nodes have been asked, nodes that train for longer than 0.3 of a round are left out of that
+    evaluation, so that its figures are mostly those of fast nodes.
     """
 
     name: ClassVar[str] = "fedslice"
