@@ -5,7 +5,7 @@ from math import inf
 from statistics import median_low
 from typing import Generic, TypeVar
 
-RENEW_SHARE = 100
+RENEW_SHARE = 50
 """A figure is computed again when one node in so many has changed."""
 
 _Value = TypeVar("_Value")
@@ -15,7 +15,7 @@ class Figure(Generic[_Value]):
     """A value that depends on all nodes, such as a median of their speeds.
 
     The server's work for a reply must not grow with the number of nodes that it knows. The value
-    is computed again when one per cent of the nodes have changed, so with fewer than 200 nodes
+    is computed again when two per cent of the nodes have changed, so with fewer than 100 nodes
     after each change.
 
     >>> largest = Figure[int]()
@@ -23,7 +23,7 @@ class Figure(Generic[_Value]):
     >>> largest.of(lambda: max(speeds), changes=3, nodes=3)
     3
     >>> speeds.append(9)
-    >>> largest.of(lambda: max(speeds), changes=4, nodes=1000), largest.of(lambda: 5, 13, 1000)
+    >>> largest.of(lambda: max(speeds), changes=4, nodes=1000), largest.of(lambda: 5, 23, 1000)
     (3, 5)
     """
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from flwr_hetero.server import checkpoint
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # each worker has one core
 settings.register_profile("no-clock", deadline=None)
 settings.load_profile("no-clock")
@@ -48,6 +50,12 @@ def pytest_collection_modifyitems(items):
         return min((LONG.index(part) for part in parts if part in LONG), default=len(LONG))
 
     items.sort(key=place)
+
+
+@pytest.fixture(autouse=True)
+def a_checkpoint_each_round(monkeypatch):
+    """Let no round go without a checkpoint because the machine is busy."""
+    monkeypatch.setattr(checkpoint, "ALWAYS_S", float("inf"))
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,7 @@
 """How often each node replies, and weights that undo it: not in FedBuff's paper."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from math import inf
 from typing import NamedTuple
@@ -59,7 +59,7 @@ USUAL_CONDITIONS = Conditions()
 class ReplyMeans:
     """Running means of a node's last replies, and of more idle times.
 
-    >>> ReplyMeans(age_s=5.0).interval_s(idle_s=1.0)
+    >>> ReplyMeans(age_s=5.0).interval_s(usual_idle_s=1.0)
     6.0
     """
 
@@ -84,10 +84,31 @@ class ReplyMeans:
             longest_s = IDLE_OUTLIER * (self.age_s + self.idle_s) if self.starts > MEMORY else inf
             self.idle_s += (min(idle_s, longest_s) - self.idle_s) / min(self.starts, IDLE_MEMORY)
 
-    def interval_s(self, idle_s: float) -> float:
-        """Return the time from reply to reply; ``idle_s`` is that of a node without any reply."""
+    def interval_s(self, usual_idle_s: float) -> float:
+        """Return the time from reply to reply; a node without any reply rests the usual time."""
+        return float(MeansOfNodes.of([self]).intervals_s(usual_idle_s)[0])
+
+
+class MeansOfNodes(NamedTuple):
+    """The running means of several nodes; each of shape (num_nodes,)."""
+
+    weight: Floats
+    age_s: Floats
+    discount: Floats
+    idle_s: Floats
+    starts: Floats
+
+    @classmethod
+    def of(cls, means: Collection[ReplyMeans]) -> "MeansOfNodes":
+        """Put the means of some nodes into arrays."""
+        rows = [(m.weight, m.age_s, m.discount, m.idle_s, m.starts) for m in means]
+        return cls(*np.array(rows, np.float64).T)
+
+    def intervals_s(self, usual_idle_s: float) -> Floats:
+        """Return the times from reply to reply; a node without any reply rests the usual time."""
         # Idle nodes are drawn uniformly, so that a few of a node's own idle times are only noise.
-        return self.age_s + (PRIOR * idle_s + self.starts * self.idle_s) / (PRIOR + self.starts)
+        rested_s = PRIOR * usual_idle_s + self.starts * self.idle_s
+        return self.age_s + rested_s / (PRIOR + self.starts)
 
 
 class AllReplies(NamedTuple):
@@ -114,14 +135,14 @@ class AllReplies(NamedTuple):
     bounded_weight: float = 1.0
     """The mean weight of a reply where long updates count less."""
 
-    def interval_s(self, means: ReplyMeans) -> float:
-        """Return the mean time between a node's replies."""
+    def intervals_s(self, means: MeansOfNodes) -> Floats:
+        """Return the mean times between the replies of some nodes; shape (num_nodes,)."""
         if self.in_turn:
-            return 1.0
-        interval_s = means.interval_s(self.idle_s)
+            return np.ones(len(means.age_s))
+        intervals_s = means.intervals_s(self.idle_s)
         if self.largest_rate < inf:
-            return 1 / min(1 / interval_s, self.largest_rate)
-        return interval_s
+            return np.asarray(1 / np.minimum(1 / intervals_s, self.largest_rate))
+        return intervals_s
 
     def weights_by_length(self, lengths: Sequence[float]) -> Floats:
         """Return the largest weights of updates of these lengths; shape (len(lengths),)."""
@@ -173,12 +194,12 @@ class RateCorrection:
             len(self.means),
             key=(conditions, bool(self.lengths)),
         )
+        means = MeansOfNodes.of([self.means[node] for node in nodes])
         if self.undoes_rate:
             # Only what is staler than usual for its node is weighed down, or slow ones count less.
-            own = np.array([self.means[node].discount for node in nodes])
-            discounts = np.asarray(of_all.discount * discounts / own)
+            discounts = np.asarray(of_all.discount * discounts / means.discount)
         weight_power, interval_power = self.powers
-        intervals_s = [of_all.interval_s(self.means[node]) for node in nodes]
+        intervals_s = of_all.intervals_s(means)
         raw = np.power(weights, weight_power) * np.power(intervals_s, interval_power)
         counted, step, clipped_share = update_weights(raw, of_all.weight, of_all.most)
         cut_share = clipped_share
@@ -192,24 +213,23 @@ class RateCorrection:
 
     def _look_at_all(self, conditions: Conditions) -> "AllReplies":
         """Return what is usual of the replies of all nodes."""
-        means = list(self.means.values())
+        means = MeansOfNodes.of(self.means.values())
         # Fast nodes rest longer than others, which tells nothing of a node with few replies.
-        idle_s = [each.idle_s for each in means if each.starts]
-        usual_idle_s = float(np.quantile(idle_s, USUAL_IDLE)) if idle_s else 0.0
+        idle_s = means.idle_s[means.starts > 0]
+        usual_idle_s = float(np.quantile(idle_s, USUAL_IDLE)) if len(idle_s) else 0.0
         of_all = AllReplies(usual_idle_s, in_turn=conditions.in_turn)
         if conditions.largest_share is not None and not conditions.in_turn:
             # A node that has just begun may seem faster than it can be.
-            share = max(conditions.largest_share, NODE_LIMIT / len(means))
-            possible = [1 / each.interval_s(usual_idle_s) for each in means]
+            share = max(conditions.largest_share, NODE_LIMIT / len(self.means))
+            possible = 1 / means.intervals_s(usual_idle_s)
             of_all = of_all._replace(largest_rate=largest_rate(possible, share))
         weight_power, interval_power = self.powers
-        intervals_s = np.array([of_all.interval_s(each) for each in means])
+        intervals_s = of_all.intervals_s(means)
         rates = 1 / intervals_s
-        weights = np.array([each.weight for each in means])
-        weights = weights**weight_power * intervals_s**interval_power
+        weights = means.weight**weight_power * intervals_s**interval_power
         most = largest_weight(weights) if self.undoes_rate else inf
         of_all = of_all._replace(
-            discount=float(np.average([each.discount for each in means], weights=rates)),
+            discount=float(np.average(means.discount, weights=rates)),
             most=most,
             weight=mean_weight(weights, rates, most),
         )

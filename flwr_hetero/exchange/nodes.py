@@ -213,7 +213,8 @@ class NodeBook:
 
     def identity(self, node_id: int) -> str:
         """Return a node's stable identity."""
-        return self._identity.get(node_id, f"id-{node_id}")
+        identity = self._identity.get(node_id)
+        return f"id-{node_id}" if identity is None else identity
 
     def knows(self, node_id: int) -> bool:
         """Return whether a node has an identity better than its node id."""

@@ -4,6 +4,7 @@ import json
 import random
 import signal
 import threading
+import time
 from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from logging import INFO, WARNING
@@ -27,13 +28,20 @@ from flwr_hetero.state_dict import UnsavedState, entries_below, three_numbers
 
 FILE, PREVIOUS, METRICS = "state.npz", "previous.npz", "metrics.jsonl"
 RESULTS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
+SHARE = 0.05
+"""The most of a run's time that checkpoints take."""
+ALWAYS_S = 2.0
+"""Seconds of a run that checkpoints may take whatever their share of its time is."""
 MAX_WHY = 500
 """Largest number of characters of the reason why a checkpoint is refused."""
 HINT = "resume the run as it was started, or start another one in a folder of its own"
 
 
 class Checkpoints:
-    """The state of a run after each round, and beside it the metrics of all rounds."""
+    """The state of a run after its rounds, and beside it the metrics of all rounds.
+
+    Where a checkpoint takes long, because of the fleet or the model, some rounds have none.
+    """
 
     def __init__(self, folder: Path, run: Run) -> None:
         self.folder = folder
@@ -42,6 +50,26 @@ class Checkpoints:
         self.written = dict.fromkeys(RESULTS, 0)
         self.initial = [settings_of(strategy) for strategy in run.strategy.chain()]
         self.unsaved = UnsavedState()
+        # Seconds that the last checkpoint took, and all of this process.
+        self._last_s = 0.0
+        self._spent_s = 0.0
+        self._has_said = False
+
+    def save_if_due(self, run: Run) -> None:
+        """Save the last round, and others as long as checkpoints keep to their share of time."""
+        is_last = run.round >= run.num_rounds or run.fleet.stop_reason is not None
+        began_s = time.monotonic()
+        most_s = ALWAYS_S + SHARE * (began_s - run.started_s)
+        if not is_last and self._spent_s + self._last_s > most_s:
+            if not self._has_said:
+                self._has_said = True
+                lost_s = self._last_s / SHARE
+                text = "A checkpoint takes %.1f s: some %ss have none, and a resume may repeat %.0f s"
+                log(INFO, text, self._last_s, run.unit, lost_s)
+            return
+        self.save(run)
+        self._last_s = time.monotonic() - began_s
+        self._spent_s += self._last_s
 
     def save(self, run: Run) -> None:
         """Add the metrics that are new, then replace the state."""
@@ -262,7 +290,8 @@ def _are_arrays(values: Collection[object]) -> bool:
 class Recorded(Wrapper):
     """Record every round in a run directory; put it around all other wrappers.
 
-    A run that was killed continues from the last whole checkpoint. Nodes with other ids than before
+    A run that was killed continues from the last whole checkpoint. There is one for each round, but
+    fewer if they would take more than 5 % of the run's time. Nodes with other ids than before
     are asked for their names. SIGTERM ends a run as Ctrl-C does, with a report and exit code 143.
     ValueError for a ``run_dir`` that cannot be used, or from ``start`` for a checkpoint that does
     not fit.
@@ -327,7 +356,7 @@ class Recorded(Wrapper):
         self.run_dir.append_round(record)
         self._trackers.log(record)
         if self.checkpoints:
-            self.checkpoints.save(run)
+            self.checkpoints.save_if_due(run)
 
     def on_finish(self, run: Run) -> None:
         """Save the model and build the report, if the run has begun."""

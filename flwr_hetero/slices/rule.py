@@ -312,8 +312,9 @@ class SliceRule(FedBuff):
     def _look_at_jobs(self, early: bool) -> tuple[UsualJob, float]:
         every = self.steps.speeds.jobs
         # Right after a resume, no node may have been identified yet.
-        there = set(map(self.identity, self._online()))
-        said = [job for name, job in every.items() if name in there] or list(every.values())
+        online = self._online()
+        find = self.fleet.nodes.find
+        said = [job for name, job in every.items() if find(name) in online] or list(every.values())
         if not said:
             return UsualJob(1.0, 1.0), 0.0
         passes = [job.passes for job in said]

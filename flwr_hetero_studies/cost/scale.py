@@ -1,73 +1,115 @@
-"""CPU time and memory per round of LocalGrid and strategies at 100, 1,000 and 10,000 nodes.
+"""CPU time of the server for a reply, by the number of nodes that it knows.
 
-The model is a vector of 20 numbers, so that the figures show what the package itself costs.
+The model is a vector of 20 numbers and nodes reply at once, so that the figures show what the
+package itself costs. What the grid and the nodes do is not counted.
 """
 
-import os
 import random
+import tempfile
 import time
-from collections.abc import Callable, Iterator
-from itertools import product
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Strategy
 
 from flwr_hetero import keys
+from flwr_hetero._flwr import NodeInfo, only_errors, set_message_id
 from flwr_hetero.fleet import LocalGrid, named_fleet
-from flwr_hetero.mod import timing
+from flwr_hetero.mod import hetero
 from flwr_hetero.sampler import OrderedSampler
-from flwr_hetero.strategy import BiasedLocalSGD, CDGraB, FedBuff, TiFL
+from flwr_hetero.strategy import (
+    BiasedLocalSGD,
+    CDGraB,
+    Compressed,
+    FedBuff,
+    FedSlice,
+    Recorded,
+    TiFL,
+)
+from flwr_hetero_studies.core.emulate import ENDLESS, Enough
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case
 
 DIM = 20
 UNITS = 4
-COHORT = 50
-ALL_ROUNDS = 3
-SIZES = (100, 1000, 10_000)
-SELECTED = ("FedAvg", "FedBuff", "TiFL", "TiFL(BiasedLocalSGD(CDGraB))")
-EVERYBODY = ("FedAvg", "BiasedLocalSGD(CDGraB)")
+SIZES = (100, 1_000, 10_000, 100_000)
+TRAINING = (100, 1_000)
+"""Nodes that train at the same time, beside the 20 of most runs."""
+WIDE = 10_000
+"""Nodes of the fleets in which more than 20 train at the same time."""
+LEAST_REPLIES = 1_000
+LEAST_ROUNDS = 5
+"""What is measured, at least, once all nodes are known."""
 PHASE: dict[str, Any] = {"profiling": "phase", "sync_rounds": 1, "warmup_rounds": 0}
 
 
-def fedavg(share: float = 1.0) -> FedAvg:
-    return FedAvg(fraction_train=share, fraction_evaluate=0.0)
+class AllFirst(FedAvg):
+    """FedAvg whose first round has all nodes, so that all are known after it."""
+
+    def __init__(self, share: float, evaluates: bool) -> None:
+        super().__init__(fraction_train=share, fraction_evaluate=float(evaluates))
+        self.share = share
+
+    def configure_train(self, server_round: int, *rest: Any) -> Iterable[Message]:
+        """Draw the nodes of a round."""
+        self.fraction_train = 1.0 if server_round == 1 else self.share
+        return super().configure_train(server_round, *rest)
 
 
-def stepped() -> BiasedLocalSGD:
-    return BiasedLocalSGD(CDGraB(fedavg(), sketch_size=16), fast_steps=8)
+class Size(NamedTuple):
+    """A fleet, and how many of its nodes train at the same time."""
+
+    nodes: int
+    training: int
+    evaluates: bool
+    """Whether all nodes evaluate each model."""
+
+    def fedavg(self) -> FedAvg:
+        return AllFirst(self.training / self.nodes, self.evaluates)
+
+    def plain(self) -> FedAvg:
+        return FedAvg(fraction_evaluate=float(self.evaluates))
 
 
-STRATEGIES: dict[str, Callable[[int, float], Strategy]] = {
-    "FedAvg": lambda cohort, share: fedavg(share),
-    "FedBuff": lambda cohort, share: FedBuff(fedavg(), buffer_size=cohort),
-    "TiFL": lambda cohort, share: TiFL(fedavg(), cohort, **PHASE),
-    "BiasedLocalSGD(CDGraB)": lambda cohort, share: stepped(),
-    "TiFL(BiasedLocalSGD(CDGraB))": lambda cohort, share: TiFL(stepped(), cohort, **PHASE),
+STRATEGIES: dict[str, Callable[[Size, Path], Strategy]] = {
+    "FedAvg": lambda size, folder: size.fedavg(),
+    "FedSlice": lambda size, folder: FedSlice(size.plain(), concurrency=size.training),
+    "FedBuff": lambda size, folder: FedBuff(size.plain(), buffer_size=5, concurrency=size.training),
+    "TiFL": lambda size, folder: TiFL(size.plain(), size.training, **PHASE),
+    "BiasedLocalSGD": lambda size, folder: BiasedLocalSGD(size.fedavg(), fast_steps=8),
+    "CDGraB": lambda size, folder: CDGraB(size.fedavg(), sketch_size=16),
+    "Compressed": lambda size, folder: Compressed(size.fedavg()),
+    "Recorded": lambda size, folder: Recorded(size.fedavg(), run_dir=folder / "run"),
 }
+ASYNCHRONOUS = ("FedSlice", "FedBuff")
 
 
 def plan(options: Options) -> Iterator[Trial]:
-    jobs = [(name, COHORT, options.settings["rounds"]) for name in SELECTED]
-    jobs += [(name, 0, ALL_ROUNDS) for name in EVERYBODY]
-    for nodes, (strategy, cohort, number) in product(SIZES, jobs):
-        name = f"{strategy}, {cohort or 'all'} of {nodes} nodes"
-        case = {"experiment": "scale", "name": name, "strategy": strategy, "nodes": nodes}
-        yield Trial(case | {"rounds": number, "cohort": cohort or nodes}, alone=True)
+    fleets = [("emulated", name, nodes, 20) for name in STRATEGIES for nodes in SIZES]
+    fleets += [("emulated", name, WIDE, training) for name in STRATEGIES for training in TRAINING]
+    some = ("FedAvg", "FedSlice", "FedBuff", "BiasedLocalSGD")
+    fleets += [("real", name, nodes, 20) for name in some for nodes in SIZES]
+    fleets += [("all evaluate", name, nodes, 20) for name in some for nodes in SIZES[:2]]
+    for kind, strategy, nodes, training in fleets:
+        case = {"experiment": "scale", "name": f"{strategy}, {training} of {nodes} nodes, {kind}"}
+        case |= {"kind": kind, "strategy": strategy, "nodes": nodes, "training": training}
+        yield Trial(case, alone=True)
 
 
 class EchoFleet:
-    """What the nodes do: a step towards a goal, and orders of four units. It times this work."""
+    """What the nodes do: a step towards a goal, and orders of four units."""
 
     def __init__(self) -> None:
-        self.cpu_s = 0.0
         self.samplers: dict[int, OrderedSampler] = {}
-        self.app = ClientApp(mods=[timing])
+        self.app = ClientApp(mods=[hetero])
         self.app.train()(self.train)
         self.app.train("profile")(self.report)
         self.app.evaluate()(self.report)
@@ -82,7 +124,6 @@ class EchoFleet:
 
     def train(self, message: Message, context: Context) -> Message:
         """Take a step, and visit the units in the order that the server asks for."""
-        start_s = time.process_time()
         partition = int(context.node_config[keys.PARTITION_ID])
         w = message.content["arrays"]["w"].numpy()
         metrics = {"num-examples": 10, "train-loss": float(np.mean((w - partition) ** 2))}
@@ -94,7 +135,6 @@ class EchoFleet:
         order = message.content.config_records.get(keys.ORDER)
         if order:
             content[keys.ORDER] = self.visit(order, partition)
-        self.cpu_s += time.process_time() - start_s
         return Message(content, reply_to=message)
 
     def visit(self, order: ConfigRecord, partition: int) -> ConfigRecord:
@@ -110,40 +150,146 @@ class EchoFleet:
         return ConfigRecord(sampler.report())
 
 
-def resident_mb() -> float:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+class Meter:
+    """CPU time of this process, less what grid and nodes took, and the replies that they sent."""
+
+    def __init__(self) -> None:
+        self.replies = 0
+        self._apart_s = 0.0
+        self._depth = 0
+
+    @property
+    def server_s(self) -> float:
+        return time.process_time() - self._apart_s
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        start_s = time.process_time()
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            # One method of a grid may call another.
+            if not self._depth:
+                self._apart_s += time.process_time() - start_s
+
+
+class MeteredGrid(LocalGrid):
+    """An emulated fleet whose own time is not counted."""
+
+    def __init__(self, app: ClientApp, num_nodes: int, meter: Meter) -> None:
+        super().__init__(app, named_fleet("paper-5", num_nodes))
+        self.meter = meter
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        listed = list(messages)
+        self.meter.replies += len(listed)
+        with self.meter.apart():
+            return super().push_messages(listed)
+
+    def send_and_receive(self, *args: Any, **options: Any) -> Iterable[Message]:
+        with self.meter.apart():
+            return super().send_and_receive(*args, **options)
+
+    def wait_for_next(self, *args: Any, **options: Any) -> list[Message]:
+        with self.meter.apart():
+            return super().wait_for_next(*args, **options)
+
+
+class ReadyGrid(Grid):
+    """Real nodes, as far as a strategy can see, which reply at once."""
+
+    def __init__(self, app: ClientApp, num_nodes: int, meter: Meter) -> None:
+        self.app = app
+        self.meter = meter
+        self.nodes = {1_000 + i: NodeInfo(node_id=1_000 + i, name=str(i)) for i in range(num_nodes)}
+        self.local = LocalGrid(app, named_fleet("paper-5", 1))
+        self.replies: dict[str, Message] = {}
+        self.numbers = count()
+
+    @property
+    def run(self) -> Any:
+        return self.local.run
+
+    def set_run(self, run: Any) -> None:
+        self.local.set_run(run)
+
+    def create_message(self, *args: Any, **options: Any) -> Message:
+        return self.local.create_message(*args, **options)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.nodes)
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        return list(self.nodes.values())
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        listed = list(messages)
+        self.meter.replies += len(listed)
+        with self.meter.apart():
+            return [self._answer(message) for message in listed]
+
+    def _answer(self, message: Message) -> str:
+        message_id = f"{next(self.numbers)}"
+        set_message_id(message, message_id)
+        node_id = message.metadata.dst_node_id
+        config = {keys.PARTITION_ID: node_id - 1_000}
+        context = Context(1, node_id, config, RecordDict(), {})
+        self.replies[message_id] = self.app(message, context)
+        return message_id
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        with self.meter.apart():
+            return [self.replies.pop(i) for i in message_ids if i in self.replies]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        return self.pull_messages(self.push_messages(messages))
+
+
+class Mark(NamedTuple):
+    """What was spent until the end of a round."""
+
+    round: int
+    server_s: float
+    replies: int
 
 
 def run(case: Case, data: Data) -> dict[str, Any]:
-    """Run a fleet, and subtract the nodes' own work from the time of a round."""
+    """Run a fleet until all nodes are known, and then for some rounds."""
     random.seed(0)
-    # Memory of Python and torch is no cost of the fleet.
-    before_mb = resident_mb()
+    size = Size(case["nodes"], case["training"], case["kind"] == "all evaluate")
+    meter = Meter()
     nodes = EchoFleet()
-    grid = LocalGrid(nodes.app, named_fleet("paper-5", case["nodes"]))
-    grid_mb = resident_mb()
-    strategy = STRATEGIES[case["strategy"]](case["cohort"], case["cohort"] / case["nodes"])
-    marks: list[tuple[float, float, float]] = []
+    made = ReadyGrid if case["kind"] == "real" else MeteredGrid
+    grid: Grid = made(nodes.app, size.nodes, meter)
+    marks: list[Mark] = []
 
-    def mark(*_: Any) -> None:
-        marks.append((time.process_time(), nodes.cpu_s, resident_mb()))
+    def is_over(first: Mark, last: Mark) -> bool:
+        enough = last.replies - first.replies >= max(LEAST_REPLIES, 2 * size.training)
+        return enough and last.round - first.round >= LEAST_ROUNDS
 
-    start_s = time.process_time()
-    strategy.start(grid, nodes.first(), case["rounds"], evaluate_fn=mark)
-    cpu_s, node_s, mb = (np.array(column) for column in zip(*marks, strict=True))
-    # Server and nodes are one process here.
-    own_s = np.diff(cpu_s) - np.diff(node_s)
-    # Both halves are reported, because late rounds must not cost more than early ones.
-    half = len(own_s) // 2
-    found = {
-        "round_s": np.median(own_s),
-        "round_s_least": own_s.min(),
-        "round_s_most": own_s.max(),
-        "first_half_s": np.median(own_s[:half]),
-        "second_half_s": np.median(own_s[half:]),
-        "start_s": cpu_s[0] - start_s,
-        "grid_mb": grid_mb - before_mb,
-        "run_mb": mb[-1] - grid_mb,
-        "mb_per_round": (mb[-1] - mb[1]) / max(1, case["rounds"] - 1),
+    def note(number: int, arrays: ArrayRecord) -> None:
+        mark = Mark(number, meter.server_s, meter.replies)
+        is_asynchronous = case["strategy"] in ASYNCHRONOUS
+        if number >= 1 and (mark.replies >= size.nodes or not is_asynchronous):
+            marks.append(mark)
+            if is_over(marks[0], mark):
+                raise Enough
+
+    with tempfile.TemporaryDirectory() as folder, only_errors():
+        strategy = STRATEGIES[case["strategy"]](size, Path(folder))
+        begun_s = meter.server_s
+        with suppress(Enough):
+            strategy.start(grid, nodes.first(), ENDLESS, evaluate_fn=note)
+    first = marks[0]
+    last = marks[-1]
+    spent_s = last.server_s - first.server_s
+    return {
+        "pass_ms": 1e3 * (first.server_s - begun_s) / first.replies,
+        "reply_ms": 1e3 * spent_s / (last.replies - first.replies),
+        "round_ms": 1e3 * spent_s / (last.round - first.round),
+        "replies": last.replies,
     }
-    return {name: float(value) for name, value in found.items()}

@@ -4,6 +4,7 @@ import json
 import logging
 import random
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from flwr_hetero import strategy as ours
 from flwr_hetero._flwr import only_errors
 from flwr_hetero.files import GrowingFile
 from flwr_hetero.fleet import LocalGrid
+from flwr_hetero.server import checkpoint as pace
 from flwr_hetero.server.checkpoint import Checkpoints
 from flwr_hetero.server.loop import Run
 
@@ -53,6 +55,36 @@ def test_a_checkpoint_writes_as_much_after_many_rounds_as_after_few(tmp_path):
         sizes.append((log.stat().st_size - before, *(path.stat().st_size for path in paths)))
     assert sizes[0][0] == sizes[1][0] < 200
     assert abs(sizes[0][1] - sizes[1][1]) <= 64, "only numbers of more digits"
+
+
+def test_checkpoints_keep_to_their_share_of_the_time(tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO", logger="flwr")
+    strategy, _ = go(Folder(tmp_path), inner=Keeping(leaf()))
+    run = strategy.inner.of_run
+    checkpoints = strategy.checkpoints
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    saved = []
+
+    def save(run):
+        saved.append(run.round)
+        clock.now += 1.5
+
+    monkeypatch.setattr(pace, "time", clock)
+    monkeypatch.setattr(pace, "ALWAYS_S", 2.0)
+    monkeypatch.setattr(checkpoints, "save", save)
+    run.num_rounds = 1000
+    run.started_s = 0.0
+    for run.round in range(1000):
+        clock.now += 1.0
+        checkpoints.save_if_due(run)
+    # The first one is free of the limit, and then each one pays for itself by time without any.
+    assert saved[0] == 0
+    assert 0.04 * clock.now < 1.5 * len(saved) <= 0.05 * clock.now + 2.0
+    run.round = 1000
+    checkpoints.save_if_due(run)
+    assert saved[-1] == 1000, "the last round is always saved"
+    said = [text for text in caplog.messages if text.startswith("A checkpoint takes")]
+    assert said == ["A checkpoint takes 1.5 s: some rounds have none, and a resume may repeat 30 s"]
 
 
 def test_metrics_of_all_kinds_come_back(tmp_path):
