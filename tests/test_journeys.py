@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from flwr.serverapp.strategy import FedAvg
 
 import flwr_hetero
 from flwr_hetero._flwr import only_errors
 from flwr_hetero.fleet import LocalGrid, named_fleet
 from flwr_hetero.strategy import BiasedLocalSGD, CDGraB, FedSlice, TiFL
 from flwr_hetero_studies.core.emulate import Enough, drive
-from flwr_hetero_studies.cost.scale import EchoFleet, fedavg
+from flwr_hetero_studies.cost.scale import EchoFleet
 
 ROOT = str(Path(flwr_hetero.__file__).parent) + "/"
 # The round and the server update that count are late enough to do nothing for the first time.
@@ -26,6 +27,10 @@ JOURNEYS = {
     "a server update of FedSlice": (lambda: FedSlice(fedavg()), True, 29),
     "a round of TiFL": (lambda: TiFL(fedavg(), 4), False, 23),
 }  # fmt: skip
+
+
+def fedavg():
+    return FedAvg(fraction_evaluate=0.0)
 
 
 def visited(strategy, updates):

@@ -30,6 +30,8 @@ from flwr_hetero.records import (
     reported_latency,
 )
 
+NO_EVALUATION = "No evaluate function registered with name 'default'"
+"""What Flower's error says of a ClientApp without a function for evaluation."""
 MAX_WEIGHT = 2.0**53
 """Weights above this are nonsense, and sums of them could be infinite."""
 LATE_REST = 2.0
@@ -50,6 +52,11 @@ class Expected(NamedTuple):
     """Boosted trees instead of arrays: as "json", or in "any" format."""
     update_limit: float | None = None
     """Largest norm of an update, in medians of all nodes."""
+
+    @property
+    def of_evaluation(self) -> bool:
+        """Whether nodes were asked to evaluate a model, so that they send metrics alone."""
+        return self.metrics and self.arrays is None and self.trees is None
 
 
 @dataclass(frozen=True)
@@ -158,6 +165,9 @@ def is_good(context: Exchange, reply: Message, node_id: int, expected: Expected)
         if expected.weight_key:
             weigh_by_job(context, reply, expected.weight_key)
     except ValueError as error:
+        if expected.of_evaluation and reply.has_error() and NO_EVALUATION in str(error):
+            context.cannot_evaluate(node_id)
+            return False
         # An error whose cause is unknown may not come the next time.
         answered = reply.has_content() or (expected.arrays is not None and hint_for(str(error)))
         context.fail(node_id, str(error), message_id if answered else None)

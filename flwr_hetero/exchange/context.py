@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from logging import WARNING
 from math import inf
 from typing import Any, TypeAlias
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType
 from flwr.serverapp import Grid
 
+from flwr_hetero._flwr import log
 from flwr_hetero.errors import clean
 from flwr_hetero.exchange.arrivals import LATE_LIMIT, Arrivals, Judge, device_s
 from flwr_hetero.exchange.clock import Clock, Costs
@@ -27,6 +29,11 @@ MOST_TEXT = 300
 """Largest number of characters of a reason, which may quote the text of a node."""
 EQUAL_S = 1.0
 """Latency in seconds of all nodes if neither they nor the server measure it, as in simulations."""
+NO_EVALUATION_TEXT = (
+    "has no function for evaluation, and is not asked for one again. Nodes that have one "
+    "(@app.evaluate() in the ClientApp) tell how good the model is on each device's data; "
+    "FedAvg(fraction_evaluate=0.0) asks none"
+)
 TRUSTED = 0.5
 """A node's own time counts as at least this part of the round trip that the server measured."""
 
@@ -208,6 +215,12 @@ class Exchange:
             self.refused.add(node_id)
         self.failed[node_id] = reason
 
+    def cannot_evaluate(self, node_id: int) -> None:
+        """Ask a node for no more evaluations, since its app has no function for them."""
+        if not self.fleet.cannot_evaluate:
+            log(WARNING, "%s %s", self.identity(node_id), NO_EVALUATION_TEXT)
+        self.fleet.cannot_evaluate.add(node_id)
+
     def note(self, node_id: int, text: str, reason: str = "") -> None:
         """Log and record a failure, without dropping a reply."""
         self.fleet.nodes.warn(node_id, text)
@@ -268,6 +281,8 @@ class Fleet:
     """By message type: digest of the names of metrics that were accepted last."""
     examples: dict[str, dict[str, tuple[float, float]]] = field(default_factory=dict)
     """By message type and node: its examples as first reported, and as last counted."""
+    cannot_evaluate: set[int] = field(default_factory=set)
+    """Nodes whose apps have no function for evaluation."""
     num_claims: int = 0
     """The number of times that a node has said how many examples it has."""
     cut: set[str] = field(default_factory=set)

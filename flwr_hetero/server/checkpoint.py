@@ -64,7 +64,9 @@ class Checkpoints:
             if not self._has_said:
                 self._has_said = True
                 lost_s = self._last_s / SHARE
-                text = "A checkpoint takes %.1f s: some %ss have none, and a resume may repeat %.0f s"
+                text = (
+                    "A checkpoint takes %.1f s: some %ss have none, and a resume may repeat %.0f s"
+                )
                 log(INFO, text, self._last_s, run.unit, lost_s)
             return
         self.save(run)

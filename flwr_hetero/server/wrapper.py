@@ -282,6 +282,8 @@ class Wrapper(FixedSettings, Strategy):
         arguments = (server_round, arrays, config, view)
         messages = self._ask(self.inner.configure_evaluate, arguments, context, grid)
         if self.outer is None:
+            cannot = self.fleet.cannot_evaluate
+            messages = [m for m in messages if m.metadata.dst_node_id not in cannot]
             context.ask(messages, grid, judge_of(self, context, trains=False))
         return messages
 

@@ -8,9 +8,9 @@ from flwr_hetero_studies.core.record import Case, Line
 from flwr_hetero_studies.cost import apps, scale
 
 EXPERIMENTS = {"scale": scale, "apps": apps}
-SETTINGS: dict[str, Any] = {"rounds": 100}
-FAST = {"rounds": 5}
-FAST_CASES = ["scale/*100 nodes*"]
+SETTINGS: dict[str, Any] = {}
+FAST: dict[str, Any] = {}
+FAST_CASES = ["scale/FedAvg, 20 of 100 nodes, *", "scale/FedSlice, 20 of 100 nodes, *"]
 
 
 def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:

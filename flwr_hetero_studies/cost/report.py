@@ -1,75 +1,103 @@
-"""How costs grow with the fleet."""
+"""How the server's cost of a reply grows with the fleet."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from flwr_hetero_studies.core import record, tables
-from flwr_hetero_studies.core.record import Line, metric
+from flwr_hetero_studies.core.record import Line
+
+BASE = "FedAvg"
+JOB_S = 60.0
+"""Seconds for which a node trains, in the estimate of how far one server goes."""
 
 
-def growth(lines: Sequence[Line], name: str) -> float:
-    nodes = np.log([line["case"]["nodes"] for line in lines])
-    return float(np.polyfit(nodes, np.log(metric(lines, name)), 1)[0])
+class Costs:
+    """Milliseconds of a reply, by kind of fleet, strategy, nodes and nodes in training."""
 
+    def __init__(self, lines: Iterable[Line]) -> None:
+        self.found = {
+            (case["kind"], case["strategy"], case["nodes"], case["training"]): line["metrics"]
+            for line in lines
+            for case in [line["case"]]
+        }
 
-def scale_table(groups: dict[str, list[Line]]) -> tuple[str, float]:
-    """Tabulate time and memory by strategy and number of nodes, and return the steepest growth."""
-    rows = []
-    exponents = []
-    for name, lines in groups.items():
-        sizes = [f"{line['case']['nodes']:,} nodes" for line in lines]
-        metrics = [line["metrics"] for line in lines]
-        times = [f"{1e3 * m['round_s']:.1f}" for m in metrics]
-        exponents.append(growth(lines, "round_s"))
-        rows.append([name, "ms a round", *times, f"{exponents[-1]:.2f}"])
-        memory = [f"{m['grid_mb'] + m['run_mb']:.1f}" for m in metrics]
-        rows.append(["", "MB", *memory, ""])
-        # Only a strategy that profiles takes any time before its first round.
-        if metrics[-1]["start_s"] > 0.05:
-            exponents.append(growth(lines, "start_s"))
-            start = [f"{m['start_s']:.2f}" for m in metrics]
-            rows.append(["", "s to profile all", *start, f"{exponents[-1]:.2f}"])
-    head = ["strategies", "figure", *sizes, "growth e"]
-    return tables.table(head, rows) + "\n", max(exponents)
+    def strategies(self, kind: str) -> list[str]:
+        return list(dict.fromkeys(strategy for found, strategy, *_ in self.found if found == kind))
 
+    def cell(self, kind: str, strategy: str, nodes: int, training: int) -> str:
+        """Write milliseconds, and how many times those of FedAvg in the same fleet they are."""
+        metrics = self.found.get((kind, strategy, nodes, training))
+        if metrics is None:
+            return ""
+        text = f"{metrics['reply_ms']:.2f}"
+        base = self.found.get((kind, BASE, nodes, training))
+        if strategy == BASE or base is None:
+            return text
+        return f"{text} ({metrics['reply_ms'] / base['reply_ms']:.1f})"
 
-def drift(groups: dict[str, list[Line]]) -> str:
-    """Say whether late rounds cost more than early ones in the largest fleet."""
-    texts = []
-    for name, lines in groups.items():
-        m = lines[-1]["metrics"]
-        ratio = m["second_half_s"] / m["first_half_s"]
-        texts.append(f"{name} {ratio:.2f}, {1e3 * m['mb_per_round']:.0f} kB")
-    head = "CPU time of late rounds over early ones, and more memory a round, largest fleet"
-    return f"{head}: {'; '.join(texts)}.\n\n"
+    def growth(self, kind: str, strategy: str, sizes: Sequence[int]) -> float:
+        """Return the cost in the largest fleet over that in the smallest one."""
+        costs_ms = [
+            self.found[kind, strategy, nodes, 20]["reply_ms"]
+            for nodes in sizes
+            if (kind, strategy, nodes, 20) in self.found
+        ]
+        return float(costs_ms[-1] / costs_ms[0])
 
+    def by_nodes(self, kind: str) -> str:
+        """Tabulate a kind of fleet by its number of nodes."""
+        sizes = sorted({nodes for found, _, nodes, _ in self.found if found == kind})
+        rows = []
+        for strategy in self.strategies(kind):
+            cells = [self.cell(kind, strategy, nodes, 20) for nodes in sizes]
+            passes_ms = [
+                self.found[kind, strategy, nodes, 20]["pass_ms"]
+                for nodes in sizes
+                if (kind, strategy, nodes, 20) in self.found
+            ]
+            growth = f"{self.growth(kind, strategy, sizes):.2f}"
+            rows.append([strategy, *cells, growth, f"{passes_ms[-1]:.2f}"])
+        head = [f"{nodes:,} nodes" for nodes in sizes]
+        return tables.table(["strategy", *head, "growth", "first pass"], rows)
 
-def scale(lines: list[Line]) -> dict[str, Any]:
-    every = [line for line in lines if line["case"]["cohort"] == line["case"]["nodes"]]
-    some = [line for line in lines if line not in every]
-    text = ""
-    steepest = 0.0
-    for chosen, title in (
-        (some, "{cohort} nodes train a round"),
-        (every, "All nodes train a round"),
-    ):
-        groups = record.by(chosen, "strategy")
-        if not groups or min(map(len, groups.values())) < 2:
-            continue
-        table, exponent = scale_table(groups)
-        text += f"### {title}, {{rounds}} rounds\n\n".format(**chosen[0]["case"]) + table
-        if chosen is some:
-            text += drift(groups)
-        steepest = max(steepest, exponent)
-    # The limit is half-way between linear and quadratic.
-    verdict = "nothing is quadratic" if steepest < 1.5 else "SOMETHING GROWS TOO FAST"
-    return {"scale": text, "steepest": steepest, "verdict": verdict} if text else {}
+    def by_training(self) -> str:
+        """Tabulate emulated fleets of one size by how many of their nodes train at a time."""
+        key = {(nodes, training) for _, _, nodes, training in self.found if training != 20}
+        if not key:
+            return ""
+        nodes = max(nodes for nodes, _ in key)
+        trained = [20, *sorted({training for _, training in key})]
+        rows = [
+            [strategy, *(self.cell("emulated", strategy, nodes, number) for number in trained)]
+            for strategy in self.strategies("emulated")
+        ]
+        return tables.table(["strategy", *(f"{number} train" for number in trained)], rows)
+
+    def limits(self) -> dict[str, Any]:
+        """Return how far one server goes under FedSlice, by its cost in the largest fleet."""
+        found = [
+            (nodes, metrics["reply_ms"])
+            for (kind, strategy, nodes, training), metrics in self.found.items()
+            if (kind, strategy, training) == ("emulated", "FedSlice", 20)
+        ]
+        if not found:
+            return {}
+        reply_ms = max(found)[1]
+        per_s = 1e3 / reply_ms
+        nodes = round(JOB_S * per_s, -3)
+        return {"fedslice_ms": reply_ms, "fedslice_per_s": per_s, "fedslice_nodes": int(nodes)}
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     scales = record.of(lines, experiment="scale")
+    if not scales:
+        return {}
+    costs = Costs(scales)
+    parts = {
+        kind.replace(" ", "_"): costs.by_nodes(kind)
+        for kind, _ in groupby(sorted(line["case"]["kind"] for line in scales))
+    }
     software = record.software(scales, "flwr", "torch", "python", "machine")
-    return {"software": software, **scale(scales)}
+    return {"software": software, "by_training": costs.by_training()} | parts | costs.limits()
