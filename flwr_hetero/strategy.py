@@ -1,8 +1,7 @@
 """Wrapper strategies for heterogeneous fleets."""
 
-from flwr_hetero.asynchronous.over_select import OverSelect
 from flwr_hetero.asynchronous.strategy import FedBuff
-from flwr_hetero.biased_local_sgd.strategy import BiasedLocalSGD, FedNova, LocalSteps
+from flwr_hetero.biased_local_sgd.strategy import BiasedLocalSGD, LocalSteps
 from flwr_hetero.cd_grab.strategy import CDGraB
 from flwr_hetero.compression.strategy import Compressed
 from flwr_hetero.mercury.strategy import Resharding
@@ -19,11 +18,9 @@ __all__ = [
     "CDGraB",
     "Compressed",
     "FedBuff",
-    "FedNova",
     "FedSlice",
     "LocalSteps",
     "ModelAverage",
-    "OverSelect",
     "RandomSelection",
     "Recorded",
     "Resharding",

@@ -1,4 +1,4 @@
-"""Local steps by speed, biased local SGD and FedNova."""
+"""Local steps by speed, and biased local SGD."""
 
 from collections.abc import Sequence
 from math import nan
@@ -11,11 +11,10 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 
 from flwr_hetero import keys
 from flwr_hetero.biased_local_sgd import algorithm
-from flwr_hetero.biased_local_sgd.algorithm import Floats, Indices
+from flwr_hetero.biased_local_sgd.algorithm import Indices
 from flwr_hetero.biased_local_sgd.node_speeds import MeasuredSteps, assigned_steps
 from flwr_hetero.biased_local_sgd.shared_data import SharedSamples
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
-from flwr_hetero.exchange.aggregate import normalised
 from flwr_hetero.exchange.context import Exchange, Messages
 from flwr_hetero.records import config_of
 from flwr_hetero.state_dict import StateDict, entries_below
@@ -267,31 +266,3 @@ class BiasedLocalSGD(LocalSteps):
         if self.shared is not None:
             self.shared.load_state_dict(entries_below("shared.", state))
         super().load_state_dict(state)
-
-
-class FedNova(LocalSteps):
-    r"""Unbalanced local steps of plain SGD, with updates that are averaged per step.
-
-    .. math:: x_{t+1} - x_t = \sum_i p_i s_i (x_i - x_t), \qquad s_i = \sum_k p_k \tau_k / \tau_i
-
-    It has the settings of :class:`LocalSteps` except ``step_correction``. Wang et al.,
-    "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization",
-    NeurIPS 2020.
-
-    >>> strategy = FedNova(fast_steps=32)
-    """
-
-    name: ClassVar[str] = "fednova"
-
-    def __init__(
-        self, strategy: Strategy | None = None, fast_steps: int = 32, **budget: Any
-    ) -> None:
-        if "step_correction" in budget:
-            rule = "be left out: FedNova's is 1"
-            raise invalid("step_correction", budget["step_correction"], rule)
-        super().__init__(strategy, fast_steps, step_correction=1.0, **budget)
-
-    def scales(self, replies: Messages, steps: Indices, weights: list[float]) -> Floats:
-        """Return the scales, by the mean steps of the round's nodes instead of all nodes."""
-        mean_steps = float(normalised(weights) @ steps)
-        return algorithm.correction_scales(steps, mean_steps, self.step_correction)

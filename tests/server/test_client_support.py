@@ -24,7 +24,6 @@ from flwr_hetero_studies.rivals import AdaComm
 NEEDS = [  # wrapper, what it needs, and a line that brings it
     (ours.LocalSteps, "num-steps", "hetero.batches(loader, msg)"),
     (ours.BiasedLocalSGD, "num-steps", "hetero.batches(loader, msg)"),
-    (ours.FedNova, "num-steps", "hetero.batches(loader, msg)"),
     (AdaComm, "num-steps", "hetero.batches(loader, msg)"),
     (AdaComm, "train-loss", '"train-loss": loss'),
     (ours.CDGraB, keys.ORDER, "sampler=OrderedSampler, model=model)"),
@@ -167,7 +166,6 @@ def test_nodes_asked_before_a_resume_count():
 OUTER = {
     "TiFL": lambda: ours.TiFL(clients_per_round=3, num_tiers=1),
     "BiasedLocalSGD": lambda: ours.BiasedLocalSGD(fast_steps=4),
-    "OverSelect": lambda: ours.OverSelect(take=3),
 }
 STOPS = [*((name, "train") for name in OUTER), ("BiasedLocalSGD", "evaluate")]
 

@@ -13,10 +13,8 @@ from flwr_hetero.strategy import (
     CDGraB,
     Compressed,
     FedBuff,
-    FedNova,
     FedSlice,
     ModelAverage,
-    OverSelect,
     RandomSelection,
     SamplerMetrics,
     TiFL,
@@ -27,7 +25,9 @@ from flwr_hetero_studies.rivals import (
     FedAsync,
     FedAT,
     FedCompass,
+    FedNova,
     Oort,
+    OverSelect,
     PowerOfChoice,
 )
 from flwr_hetero_studies.tasks.run import INNER, inner_strategy
