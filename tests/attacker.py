@@ -42,7 +42,7 @@ def everything(inner):
 
 def merged(inner):
     """Nest what goes together without rounds."""
-    steps = ours.LocalSteps(inner, budget="slice", **STEPS)
+    steps = ours.LocalSteps(inner, budget="deadline", **STEPS)
     return recorded(ours.SamplerMetrics(ours.FedBuff(steps, buffer_size=6)))
 
 

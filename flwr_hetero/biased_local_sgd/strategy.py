@@ -19,9 +19,6 @@ from flwr_hetero.exchange.context import Exchange, Messages
 from flwr_hetero.records import config_of
 from flwr_hetero.state_dict import StateDict, entries_below
 
-TRAFFIC = 0.5
-"""Largest share of a node's slice that its transfers may take."""
-
 
 class LocalSteps(MeasuredSteps):
     r"""Set each node's local steps by its speed.
@@ -42,10 +39,9 @@ class LocalSteps(MeasuredSteps):
         The strategy that aggregates; FedAvg if left out. It is copied: see :class:`Wrapper`.
     fast_steps : int
         Number tau_F of steps that a fast node takes in a round.
-    budget : {"two-class", "deadline", "slice"}
+    budget : {"two-class", "deadline"}
         ``two-class``, the paper's: tau_F or gamma tau_F. ``deadline``: the steps that fit into
-        ``deadline_s``, including transfers. ``slice``, for FedBuff: a longer time for a node whose
-        transfers would take more than half of it.
+        ``deadline_s``, including transfers.
     gamma : float, optional
         For two classes: tau_S / tau_F in (0, 1]. None: measured.
     deadline_s : float, optional
@@ -53,7 +49,7 @@ class LocalSteps(MeasuredSteps):
         second fastest node, or the one that 10 % are faster than. The deadline is at least half of
         the time that the fastest third needs.
     max_steps : int, optional
-        Largest number of steps of a node. None: ``fast_steps``, or twice as many for slices.
+        Largest number of steps of a node. None: ``fast_steps``.
     step_correction : float
         Power q in [0, 1] of its steps that is undone: updates are scaled by
         :math:`(\bar\tau / \tau_i)^q`. 0: a node's data count by its steps. 1: as in FedAvg, but an
@@ -80,9 +76,9 @@ class LocalSteps(MeasuredSteps):
         step_correction: float = 0.5,
     ) -> None:
         self.fast_steps = check_count("fast_steps", fast_steps, 1)
-        most = (2 if budget == "slice" else 1) * fast_steps if max_steps is None else max_steps
+        most = fast_steps if max_steps is None else max_steps
         self.max_steps = check_count("max_steps", most, 1)
-        self.budget = check_choice("budget", budget, ("two-class", "deadline", "slice"))
+        self.budget = check_choice("budget", budget, ("two-class", "deadline"))
         if gamma is not None:
             check_number("gamma", gamma, "(0, 1]")
         if deadline_s is not None:
@@ -97,11 +93,10 @@ class LocalSteps(MeasuredSteps):
     def num_steps(self, nodes: Sequence[str]) -> Indices:
         """Return the steps of each node; shape (len(nodes),)."""
         step_s = np.array([self.speeds.step_s.get(node, nan) for node in nodes])
-        if self.budget != "two-class":
+        if self.budget == "deadline":
             link_s = np.array([self.speeds.link_s.get(node, nan) for node in nodes])
             limit_s = self.deadline_s or self.speeds.quick_round_s(self.fast_steps)
-            traffic = TRAFFIC if self.budget == "slice" else 1.0
-            return algorithm.timed_steps(limit_s, step_s, link_s, self.max_steps, traffic)
+            return algorithm.timed_steps(limit_s, step_s, link_s, self.max_steps)
         fast, measured = self.speeds.classes()
         slow_gamma = measured if self.gamma is None else self.gamma
         gammas = np.array([1.0 if node in fast else slow_gamma for node in nodes])

@@ -160,7 +160,6 @@ def candidates(
         | {"steps": "deadline", "average-rounds": AVERAGED},
         "FedBuff, epochs": buffered | every | {"steps": "epochs"},
         "FedBuff, buffer of 1": buffered | every | {"steps": "epochs", "buffer-size": 1},
-        "FedBuff, slices": buffered | every | {"steps": "slice"},
         "FedSlice": sliced | every,
         "FedSlice, few in flight": sliced | random | {"concurrency": clients_per_round},
     }  # fmt: skip

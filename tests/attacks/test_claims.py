@@ -81,8 +81,7 @@ def steps_of(strategy, lies, profiles):
 BUDGETS = {
     "two-class": lambda: ours.BiasedLocalSGD(leaf(), 32),
     "deadline": lambda: ours.LocalSteps(leaf(), 32, budget="deadline"),
-    "slice": lambda: ours.LocalSteps(leaf(), 32, budget="slice"),
-    "merged slices": lambda: ours.FedBuff(BUDGETS["slice"](), buffer_size=6),
+    "merged": lambda: ours.FedBuff(BUDGETS["deadline"](), buffer_size=6),
 }
 
 

@@ -41,17 +41,16 @@ def test_gamma_steps_by_hand(gammas, fast_and_max, expected):
 
 
 @pytest.mark.parametrize(
-    ("limit_s", "step_s", "transfer_s", "traffic", "expected"),
+    ("limit_s", "step_s", "transfer_s", "expected"),
     [
-        (8.0, [0.5, 0.5, 3.0, 9.0], [0.0, 1.0, 0.1, 0.0], 1.0, [16, 14, 2, 1]),
-        (8.0, [0.01, 1.0], [0.0, 9.0], 1.0, [99, 1]),  # the most; the link alone takes longer
-        (8.0, [NAN, 1.0], [1.0, NAN], 1.0, [1, 8]),
-        (0.3, [0.1], [0.0], 1.0, [3]),  # though 0.3 / 0.1 is a little less
-        (8.0, [0.5, 0.5, 0.5], [0.0, 2.0, 9.0], 0.5, [16, 12, 18]),  # a slice of 18 s
+        (8.0, [0.5, 0.5, 3.0, 9.0], [0.0, 1.0, 0.1, 0.0], [16, 14, 2, 1]),
+        (8.0, [0.01, 1.0], [0.0, 9.0], [99, 1]),  # the most; the link alone takes longer
+        (8.0, [NAN, 1.0], [1.0, NAN], [1, 8]),
+        (0.3, [0.1], [0.0], [3]),  # though 0.3 / 0.1 is a little less
     ],
 )
-def test_timed_steps_by_hand(limit_s, step_s, transfer_s, traffic, expected):
-    assert timed_steps(limit_s, step_s, transfer_s, 99, traffic).tolist() == expected
+def test_timed_steps_by_hand(limit_s, step_s, transfer_s, expected):
+    assert timed_steps(limit_s, step_s, transfer_s, 99).tolist() == expected
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_who_answers_first_does_not_tell_for_all(strays):
 
     app = composition_app([without("num-steps", strays)])
     profiles = [DeviceProfile(2.0 if i < 3 else 1.0) for i in range(12)]
-    strategy = ours.FedBuff(ours.LocalSteps(budget="slice", fast_steps=4), buffer_size=3)
+    strategy = ours.FedBuff(ours.LocalSteps(budget="deadline", fast_steps=4), buffer_size=3)
     model = ArrayRecord({"w": Array(np.zeros(3, np.float32))})
     start = (LocalGrid(app, profiles), model, 6)
     if len(strays) > 3:

@@ -50,7 +50,7 @@ GIVEN = {
         "total_rounds": 9,
         "seed": 5,
     },
-    "LocalSteps": {"fast_steps": 6, "budget": "slice", "max_steps": 5, "step_correction": 0.25},
+    "LocalSteps": {"fast_steps": 6, "budget": "deadline", "max_steps": 5, "step_correction": 0.25},
     "ModelAverage": {"window": 5},
     "OverSelect": {"take": 3},
     "RandomSelection": {"clients_per_round": 3, "seed": 5},
