@@ -39,18 +39,18 @@ def fast_class(step_times_s: ArrayLike) -> tuple[NDArray[np.bool_], float]:
     return np.asarray(step_s <= slowest_fast), float(slowest_fast / known[-1])
 
 
-def gamma_steps(gamma: ArrayLike, fast_steps: int, max_steps: int) -> Indices:
+def gamma_steps(gamma: ArrayLike, fast_steps: int) -> Indices:
     r"""Set steps in proportion to speed (Alg. 1, l. 1).
 
     .. math:: \tau_i = \lfloor \gamma_i \tau_F \rfloor
 
     gamma: (num_nodes,) in (0, 1], NaN where unknown -> (num_nodes,), 1 where unknown.
 
-    >>> gamma_steps([1.0, 0.5, 1 / 22, np.nan], fast_steps=32, max_steps=32)
+    >>> gamma_steps([1.0, 0.5, 1 / 22, np.nan], fast_steps=32)
     array([32, 16,  1,  1])
     """
     # The paper does not say how to round. Rounded down, a slow node delays no fast one.
-    return _whole(np.asarray(gamma, np.float64) * fast_steps, max_steps)
+    return _whole(np.asarray(gamma, np.float64) * fast_steps, fast_steps)
 
 
 def timed_steps(

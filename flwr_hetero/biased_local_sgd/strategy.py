@@ -48,8 +48,6 @@ class LocalSteps(MeasuredSteps):
         Seconds of a round. None: the time in which a fast node takes ``fast_steps``. This is the
         second fastest node, or the one that 10 % are faster than. The deadline is at least half of
         the time that the fastest third needs.
-    max_steps : int, optional
-        Largest number of steps of a node. None: ``fast_steps``.
     step_correction : float
         Power q in [0, 1] of its steps that is undone: updates are scaled by
         :math:`(\bar\tau / \tau_i)^q`. 0: a node's data count by its steps. 1: as in FedAvg, but an
@@ -72,12 +70,9 @@ class LocalSteps(MeasuredSteps):
         budget: str = "two-class",
         gamma: float | None = None,
         deadline_s: float | None = None,
-        max_steps: int | None = None,
         step_correction: float = 0.5,
     ) -> None:
         self.fast_steps = check_count("fast_steps", fast_steps, 1)
-        most = fast_steps if max_steps is None else max_steps
-        self.max_steps = check_count("max_steps", most, 1)
         self.budget = check_choice("budget", budget, ("two-class", "deadline"))
         if gamma is not None:
             check_number("gamma", gamma, "(0, 1]")
@@ -96,7 +91,7 @@ class LocalSteps(MeasuredSteps):
         if self.budget == "deadline":
             link_s = np.array([self.speeds.link_s.get(node, nan) for node in nodes])
             limit_s = self.deadline_s or self.speeds.quick_round_s(self.fast_steps)
-            return algorithm.timed_steps(limit_s, step_s, link_s, self.max_steps)
+            return algorithm.timed_steps(limit_s, step_s, link_s, self.fast_steps)
         fast, measured = self.speeds.classes()
         slow_gamma = measured if self.gamma is None else self.gamma
         gammas = np.array([1.0 if node in fast else slow_gamma for node in nodes])
@@ -104,7 +99,7 @@ class LocalSteps(MeasuredSteps):
         if self.gamma != 1:
             gammas[np.isnan(step_s)] = nan
         # Alg. 1, l. 1
-        return algorithm.gamma_steps(gammas, self.fast_steps, self.max_steps)
+        return algorithm.gamma_steps(gammas, self.fast_steps)
 
     def fast_nodes(self) -> set[str]:
         """Return the nodes of the fast class."""

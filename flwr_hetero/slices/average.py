@@ -187,8 +187,7 @@ class RecentAverage(ModelAverage):
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``."""
         super().load_state_dict(state)
-        # Version 0.1 has none.
-        self.num_late = int(state.get("num_late", 0))
+        self.num_late = int(state["num_late"])
 
 
 def server_momentum(strategy: Wrapper) -> float:

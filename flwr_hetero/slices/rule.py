@@ -349,5 +349,4 @@ class SliceRule(FedBuff):
         """Continue from ``state_dict``."""
         super().load_state_dict(state)
         self.examples = float(str(state["trained"]))
-        # Checkpoints of version 0.1 have no such entry.
-        self.progress.rounds_done = int(str(state.get("rounds", 0)))
+        self.progress.rounds_done = int(str(state["rounds"]))
