@@ -9,8 +9,7 @@ from flwr_hetero.server.checkpoint import Recorded
 from flwr_hetero.server.profiling import SamplerMetrics
 from flwr_hetero.server.selection import RandomSelection, Selection
 from flwr_hetero.server.wrapper import Wrapper
-from flwr_hetero.slices.average import ModelAverage
-from flwr_hetero.slices.strategy import FedSlice
+from flwr_hetero.slices.strategy import FedSlice, ModelAverage
 from flwr_hetero.tifl.strategy import TiFL
 
 __all__ = [
