@@ -51,8 +51,8 @@ WRAPPERS = {
     "Recorded": recorded,
 }
 NODES = 4
-NO_WRAPPER_OF_THE_PAGE = {"Selection", "Wrapper", "FedNova", "OverSelect"}
-"""What only others are made of, and two rivals that are LocalSteps and a selection here."""
+NOT_ON_THE_PAGE = {"Selection", "Wrapper", "FedNova", "OverSelect"}
+"""Base classes, and two rivals that would have the rows of LocalSteps and RandomSelection."""
 ALL = {name: getattr(face, name) for face in (ours, rivals) for name in face.__all__}
 
 
@@ -245,7 +245,7 @@ def test_the_table(wrapper, kind, cell, tmp_path, monkeypatch):
 
 
 def test_the_table_is_whole():
-    assert {wrapper for wrapper, _ in ROWS} == set(ALL) - NO_WRAPPER_OF_THE_PAGE
+    assert {wrapper for wrapper, _ in ROWS} == set(ALL) - NOT_ON_THE_PAGE
     assert len(CELLS) == len(KINDS) * len(ROWS)
     outcomes = {cell.partition(":")[0] for _, _, cell in CELLS}
     assert outcomes == {"works", "refused", "stops", *(f"works with {what}" for what in NEEDS)}

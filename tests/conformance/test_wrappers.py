@@ -325,7 +325,7 @@ def test_other_compositions_are_refused(build, reason):
 
 def test_table_has_every_wrapper():
     every = {*ours.__all__, *rivals.__all__, "HerdingMeter"}
-    # Two rivals have tests of their own, and nothing that the others do not have.
+    # These have tests of their own in tests/studies/rivals.
     every -= {"FedNova", "OverSelect"}
     assert set(WRAPPERS) == set(INFO) == every - {"Selection", "Wrapper"}
     decisions = [WRAPPERS[name]().decides for name in WRAPPERS]
