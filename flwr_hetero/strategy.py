@@ -1,8 +1,7 @@
 """Wrapper strategies for heterogeneous fleets."""
 
-from flwr_hetero.asynchronous.over_select import OverSelect
 from flwr_hetero.asynchronous.strategy import FedBuff
-from flwr_hetero.biased_local_sgd.strategy import BiasedLocalSGD, FedNova, LocalSteps
+from flwr_hetero.biased_local_sgd.strategy import BiasedLocalSGD, LocalSteps
 from flwr_hetero.cd_grab.strategy import CDGraB
 from flwr_hetero.compression.strategy import Compressed
 from flwr_hetero.mercury.strategy import Resharding
@@ -10,8 +9,7 @@ from flwr_hetero.server.checkpoint import Recorded
 from flwr_hetero.server.profiling import SamplerMetrics
 from flwr_hetero.server.selection import RandomSelection, Selection
 from flwr_hetero.server.wrapper import Wrapper
-from flwr_hetero.slices.average import ModelAverage
-from flwr_hetero.slices.strategy import FedSlice
+from flwr_hetero.slices.strategy import FedSlice, ModelAverage
 from flwr_hetero.tifl.strategy import TiFL
 
 __all__ = [
@@ -19,11 +17,9 @@ __all__ = [
     "CDGraB",
     "Compressed",
     "FedBuff",
-    "FedNova",
     "FedSlice",
     "LocalSteps",
     "ModelAverage",
-    "OverSelect",
     "RandomSelection",
     "Recorded",
     "Resharding",

@@ -37,12 +37,12 @@ def everything(inner):
     """Nest what goes together in rounds."""
     inner = ours.SamplerMetrics(HerdingMeter(ours.CDGraB(inner, sketch_size=2), sketch_size=2))
     inner = ours.Resharding(ours.BiasedLocalSGD(inner, **STEPS), share=0.5, budget_bytes=16)
-    return recorded(ours.OverSelect(ours.TiFL(inner, 6, 1, interval=1, **PHASE), take=6))
+    return recorded(ours.TiFL(inner, 6, 1, interval=1, **PHASE))
 
 
 def merged(inner):
     """Nest what goes together without rounds."""
-    steps = ours.LocalSteps(inner, budget="slice", **STEPS)
+    steps = ours.LocalSteps(inner, budget="deadline", **STEPS)
     return recorded(ours.SamplerMetrics(ours.FedBuff(steps, buffer_size=6)))
 
 
@@ -52,14 +52,12 @@ NESTS = {
     "TiFL phase": lambda inner: ours.TiFL(inner, 6, 1, interval=1, **PHASE),
     "BiasedLocalSGD": lambda inner: ours.BiasedLocalSGD(inner, **STEPS),
     "LocalSteps": lambda inner: ours.LocalSteps(inner, budget="deadline", **STEPS),
-    "FedNova": lambda inner: ours.FedNova(inner, **STEPS),
     "AdaComm": lambda inner: rivals.AdaComm(inner, 6, interval_s=0.0),
     "CDGraB": lambda inner: ours.CDGraB(inner, sketch_size=2),
     "HerdingMeter": lambda inner: HerdingMeter(inner, sketch_size=2),
     "Resharding": lambda inner: ours.Resharding(inner, share=0.5, budget_bytes=16),
     "SamplerMetrics": lambda inner: ours.SamplerMetrics(inner),
     "Compressed": lambda inner: ours.Compressed(inner),
-    "OverSelect": lambda inner: ours.OverSelect(inner, take=6),
     "RandomSelection": lambda inner: ours.RandomSelection(inner, 6),
     "FedBuff": lambda inner: ours.FedBuff(inner, buffer_size=6),
     "Recorded": recorded,

@@ -253,8 +253,6 @@ class RateCorrection:
 
     def load_str(self, text: str) -> None:
         """Take up what :meth:`to_str` wrote."""
-        # Version 0.1 has neither lengths nor what is usual.
-        saved = json.loads(text)
-        means, self.last_reply_s, self.lengths, self.usual = saved + [{}, 0.0][len(saved) - 2 :]
+        means, self.last_reply_s, self.lengths, self.usual = json.loads(text)
         self.means = {node: ReplyMeans(**each) for node, each in means.items()}
         self._num_replies += len(means) + 1

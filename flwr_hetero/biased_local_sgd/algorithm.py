@@ -39,41 +39,37 @@ def fast_class(step_times_s: ArrayLike) -> tuple[NDArray[np.bool_], float]:
     return np.asarray(step_s <= slowest_fast), float(slowest_fast / known[-1])
 
 
-def gamma_steps(gamma: ArrayLike, fast_steps: int, max_steps: int) -> Indices:
+def gamma_steps(gamma: ArrayLike, fast_steps: int) -> Indices:
     r"""Set steps in proportion to speed (Alg. 1, l. 1).
 
     .. math:: \tau_i = \lfloor \gamma_i \tau_F \rfloor
 
     gamma: (num_nodes,) in (0, 1], NaN where unknown -> (num_nodes,), 1 where unknown.
 
-    >>> gamma_steps([1.0, 0.5, 1 / 22, np.nan], fast_steps=32, max_steps=32)
+    >>> gamma_steps([1.0, 0.5, 1 / 22, np.nan], fast_steps=32)
     array([32, 16,  1,  1])
     """
     # The paper does not say how to round. Rounded down, a slow node delays no fast one.
-    return _whole(np.asarray(gamma, np.float64) * fast_steps, max_steps)
+    return _whole(np.asarray(gamma, np.float64) * fast_steps, fast_steps)
 
 
 def timed_steps(
-    limit_s: float,
-    step_times_s: ArrayLike,
-    transfer_times_s: ArrayLike,
-    max_steps: int,
-    traffic: float = 1.0,
+    limit_s: float, step_times_s: ArrayLike, transfer_times_s: ArrayLike, max_steps: int
 ) -> Indices:
     r"""Set the steps that fit between a node's download and its upload; not in the paper.
 
-    .. math:: \tau_i = \lfloor (\max(D, c_i / \rho) - c_i) / t_i \rfloor
+    .. math:: \tau_i = \lfloor (D - c_i) / t_i \rfloor
 
-    Line 1 for any number of classes and with the link counted, which takes at most the share rho.
+    Line 1 for any number of classes, and with the transfers counted.
 
-    step_times_s, transfer_times_s: (num_nodes,), NaN where unknown; traffic: rho in (0, 1]
-    -> (num_nodes,), 1 where the step time is unknown.
+    step_times_s, transfer_times_s: (num_nodes,), NaN where unknown
+    -> (num_nodes,), at least 1, and 1 where the step time is unknown.
 
     >>> timed_steps(10.0, [0.5, 2.0, 20.0], [2.0, 0.0, 0.0], max_steps=32)
     array([16,  5,  1])
     """
     link_s = np.nan_to_num(np.asarray(transfer_times_s, np.float64))
-    left_s = np.maximum(limit_s, link_s / traffic) - link_s
+    left_s = np.maximum(limit_s, link_s) - link_s
     return _whole(left_s / np.asarray(step_times_s, np.float64), max_steps)
 
 

@@ -1,4 +1,4 @@
-"""Local steps by speed, biased local SGD and FedNova."""
+"""Local steps by speed, and biased local SGD."""
 
 from collections.abc import Sequence
 from math import nan
@@ -11,17 +11,13 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 
 from flwr_hetero import keys
 from flwr_hetero.biased_local_sgd import algorithm
-from flwr_hetero.biased_local_sgd.algorithm import Floats, Indices
+from flwr_hetero.biased_local_sgd.algorithm import Indices
 from flwr_hetero.biased_local_sgd.node_speeds import MeasuredSteps, assigned_steps
 from flwr_hetero.biased_local_sgd.shared_data import SharedSamples
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
-from flwr_hetero.exchange.aggregate import normalised
 from flwr_hetero.exchange.context import Exchange, Messages
 from flwr_hetero.records import config_of
 from flwr_hetero.state_dict import StateDict, entries_below
-
-TRAFFIC = 0.5
-"""Largest share of a node's slice that its transfers may take."""
 
 
 class LocalSteps(MeasuredSteps):
@@ -43,18 +39,15 @@ class LocalSteps(MeasuredSteps):
         The strategy that aggregates; FedAvg if left out. It is copied: see :class:`Wrapper`.
     fast_steps : int
         Number tau_F of steps that a fast node takes in a round.
-    budget : {"two-class", "deadline", "slice"}
+    budget : {"two-class", "deadline"}
         ``two-class``, the paper's: tau_F or gamma tau_F. ``deadline``: the steps that fit into
-        ``deadline_s``, including transfers. ``slice``, for FedBuff: a longer time for a node whose
-        transfers would take more than half of it.
+        ``deadline_s``, including transfers.
     gamma : float, optional
         For two classes: tau_S / tau_F in (0, 1]. None: measured.
     deadline_s : float, optional
         Seconds of a round. None: the time in which a fast node takes ``fast_steps``. This is the
         second fastest node, or the one that 10 % are faster than. The deadline is at least half of
         the time that the fastest third needs.
-    max_steps : int, optional
-        Largest number of steps of a node. None: ``fast_steps``, or twice as many for slices.
     step_correction : float
         Power q in [0, 1] of its steps that is undone: updates are scaled by
         :math:`(\bar\tau / \tau_i)^q`. 0: a node's data count by its steps. 1: as in FedAvg, but an
@@ -77,13 +70,10 @@ class LocalSteps(MeasuredSteps):
         budget: str = "two-class",
         gamma: float | None = None,
         deadline_s: float | None = None,
-        max_steps: int | None = None,
         step_correction: float = 0.5,
     ) -> None:
         self.fast_steps = check_count("fast_steps", fast_steps, 1)
-        most = (2 if budget == "slice" else 1) * fast_steps if max_steps is None else max_steps
-        self.max_steps = check_count("max_steps", most, 1)
-        self.budget = check_choice("budget", budget, ("two-class", "deadline", "slice"))
+        self.budget = check_choice("budget", budget, ("two-class", "deadline"))
         if gamma is not None:
             check_number("gamma", gamma, "(0, 1]")
         if deadline_s is not None:
@@ -98,11 +88,10 @@ class LocalSteps(MeasuredSteps):
     def num_steps(self, nodes: Sequence[str]) -> Indices:
         """Return the steps of each node; shape (len(nodes),)."""
         step_s = np.array([self.speeds.step_s.get(node, nan) for node in nodes])
-        if self.budget != "two-class":
+        if self.budget == "deadline":
             link_s = np.array([self.speeds.link_s.get(node, nan) for node in nodes])
             limit_s = self.deadline_s or self.speeds.quick_round_s(self.fast_steps)
-            traffic = TRAFFIC if self.budget == "slice" else 1.0
-            return algorithm.timed_steps(limit_s, step_s, link_s, self.max_steps, traffic)
+            return algorithm.timed_steps(limit_s, step_s, link_s, self.fast_steps)
         fast, measured = self.speeds.classes()
         slow_gamma = measured if self.gamma is None else self.gamma
         gammas = np.array([1.0 if node in fast else slow_gamma for node in nodes])
@@ -110,7 +99,7 @@ class LocalSteps(MeasuredSteps):
         if self.gamma != 1:
             gammas[np.isnan(step_s)] = nan
         # Alg. 1, l. 1
-        return algorithm.gamma_steps(gammas, self.fast_steps, self.max_steps)
+        return algorithm.gamma_steps(gammas, self.fast_steps)
 
     def fast_nodes(self) -> set[str]:
         """Return the nodes of the fast class."""
@@ -267,31 +256,3 @@ class BiasedLocalSGD(LocalSteps):
         if self.shared is not None:
             self.shared.load_state_dict(entries_below("shared.", state))
         super().load_state_dict(state)
-
-
-class FedNova(LocalSteps):
-    r"""Unbalanced local steps of plain SGD, with updates that are averaged per step.
-
-    .. math:: x_{t+1} - x_t = \sum_i p_i s_i (x_i - x_t), \qquad s_i = \sum_k p_k \tau_k / \tau_i
-
-    It has the settings of :class:`LocalSteps` except ``step_correction``. Wang et al.,
-    "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization",
-    NeurIPS 2020.
-
-    >>> strategy = FedNova(fast_steps=32)
-    """
-
-    name: ClassVar[str] = "fednova"
-
-    def __init__(
-        self, strategy: Strategy | None = None, fast_steps: int = 32, **budget: Any
-    ) -> None:
-        if "step_correction" in budget:
-            rule = "be left out: FedNova's is 1"
-            raise invalid("step_correction", budget["step_correction"], rule)
-        super().__init__(strategy, fast_steps, step_correction=1.0, **budget)
-
-    def scales(self, replies: Messages, steps: Indices, weights: list[float]) -> Floats:
-        """Return the scales, by the mean steps of the round's nodes instead of all nodes."""
-        mean_steps = float(normalised(weights) @ steps)
-        return algorithm.correction_scales(steps, mean_steps, self.step_correction)

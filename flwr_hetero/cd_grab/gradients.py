@@ -6,17 +6,14 @@ A sketch keeps inner products up to a noise of relative size :math:`1/\sqrt{k}`,
 the sketch of a difference is the difference of the sketches.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import TypeAlias, cast
+from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
-
-Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 def batch_gradient(model: nn.Module) -> Tensor:
@@ -30,18 +27,6 @@ def flat_gradient(parts: Iterable[Tensor | None], parameters: Sequence[Tensor]) 
     pairs = zip(parts, parameters, strict=True)
     flat = [(torch.zeros_like(p) if g is None else g).reshape(-1) for g, p in pairs]
     return torch.cat(flat)[None].detach()
-
-
-def example_gradients(model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Compute the gradient of each example of a batch at the same parameters: (batch, dim)."""
-    trained = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
-
-    def loss_of(params: dict[str, Tensor], example: Tensor, target: Tensor) -> Tensor:
-        return loss(functional_call(model, params, (example[None],)), target[None]).mean()
-
-    gradients = vmap(grad(loss_of), in_dims=(None, 0, 0))(trained, inputs, targets)
-    rows = [gradients[name].reshape(len(inputs), -1) for name in trained]
-    return torch.cat(rows, dim=1).detach()
 
 
 def sketch_gradients(gradients: Tensor, size: int, seed: int) -> NDArray[np.float32]:

@@ -3,8 +3,7 @@
 Reading a run directory needs NumPy only; recording a run needs the extra ``report``.
 """
 
-from flwr_hetero.report.compare.verdict import time_to_target
 from flwr_hetero.report.history import History, read_history
 from flwr_hetero.report.run_dir import RunDirectory
 
-__all__ = ["History", "RunDirectory", "read_history", "time_to_target"]
+__all__ = ["History", "RunDirectory", "read_history"]

@@ -1,7 +1,6 @@
 """The files of a run directory, and the figures in the history of a run."""
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -246,16 +245,6 @@ def read_history(directory: str | Path) -> History:
 
 # -- one line --
 
-# Wrappers and their figures were spelled with hyphens before version 0.2.
-OLD_NAMES = (
-    *("balanced-by", "biased-local-sgd", "by-node", "bytes-down", "bytes-up", "cd-grab"),
-    *("examples-wanted", "herding-bound", "local-steps", "model-average", "num-steps"),
-    *("over-select", "own-share", "pairs-together", "power-of-choice", "samples-known"),
-    *("signed-sum", "worst-tenth"),
-)
-NEW_NAMES: dict[Any, str] = {name: name.replace("-", "_") for name in OLD_NAMES}
-HAS_OLD_NAME = re.compile(f'"(?:{"|".join(OLD_NAMES)}|evaluated-round)"')
-
 
 def parse(line: str) -> dict[str, Any]:
     """Read a line of a history; ValueError if it is not a round."""
@@ -268,17 +257,7 @@ def parse(line: str) -> dict[str, Any]:
     # Older versions wrote texts of nodes without making them printable.
     if "\\" in line or not line.rstrip("\n").isprintable():
         record = cleaned(record)
-    if not HAS_OLD_NAME.search(line):
-        return as_dict(record)
-    return {NEW_NAMES.get(key, key): _renamed(key, value) for key, value in record.items()}
-
-
-def _renamed(section: str, entries: Any) -> Any:
-    """Give figures their new names; names of metrics and nodes are the user's and stay."""
-    if not isinstance(entries, dict) or section in BY_NODE:
-        return entries
-    names = {"evaluated-round": EVALUATED} if section in METRICS else NEW_NAMES
-    return {names.get(key, key): value for key, value in entries.items()}
+    return as_dict(record)
 
 
 def cleaned(value: Any) -> Any:

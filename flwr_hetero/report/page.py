@@ -74,10 +74,10 @@ def write_report(directory: str | Path) -> Path:
     return write_page(run_data(folder), folder / REPORT)
 
 
-def run_data(directory: str | Path, history: History | None = None) -> dict[str, Any]:
+def run_data(directory: str | Path) -> dict[str, Any]:
     """Return everything that the page of a run shows, for JSON; the run may still be going on."""
     folder = Path(directory).expanduser().absolute()
-    history = history or read_history(folder)
+    history = read_history(folder)
     config = read_config(folder)
     settings = config.get("settings") or {}
     versions = config.get("versions") or {}

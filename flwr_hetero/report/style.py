@@ -1,7 +1,6 @@
 """Colours of pages, and how figures are written with their units."""
 
 import re
-from collections.abc import Sequence
 from math import isfinite
 
 import numpy as np
@@ -89,16 +88,6 @@ GREY = "#8c8c8c"
 # From the fastest tier to the slowest.
 TIER_RAMP = (BLUE, SKY, GREEN, ORANGE, RED)
 RUN_COLOURS = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY, GREY)
-# A method has the same colour on every page.
-METHOD_COLOURS = {
-    "fedavg": GREY,
-    "fedbuff": SKY,
-    "tifl": BLUE,
-    "biased-local-sgd": RED,
-    "cd-grab": GREEN,
-    "mercury": PURPLE,
-    "pgd": ORANGE,
-}
 
 
 def tier_colours(count: int) -> list[str]:
@@ -107,17 +96,3 @@ def tier_colours(count: int) -> list[str]:
     places = np.linspace(0, len(ramp) - 1, max(count, 2))[:count]
     mixed = np.array([np.interp(places, range(len(ramp)), channel) for channel in ramp.T])
     return ["#" + bytes(colour).hex() for colour in mixed.T.round().astype(np.uint8)]
-
-
-def method_colours(methods: Sequence[str]) -> list[str]:
-    """Return a colour for each method: its own, or the next free one if that is taken."""
-    reserved = [METHOD_COLOURS.get(method) for method in methods]
-    free = [colour for colour in RUN_COLOURS if colour not in reserved] or list(RUN_COLOURS)
-    colours: list[str] = []
-    num_free_used = 0
-    for colour in reserved:
-        if colour is None or colour in colours:
-            colour = free[num_free_used % len(free)]
-            num_free_used += 1
-        colours.append(colour)
-    return colours

@@ -1,14 +1,18 @@
 """How FedSlice draws nodes, makes server updates and ends rounds."""
 
+import os
 from collections.abc import Iterable, Set
+from logging import INFO
 from math import inf
+from statistics import median
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, Message, MessageType, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedYogi
 
 from flwr_hetero import keys
-from flwr_hetero._flwr import is_private, updates_needed
+from flwr_hetero._flwr import is_private, log, updates_needed
 from flwr_hetero.asynchronous.algorithm import Shares
 from flwr_hetero.asynchronous.engine import Update
 from flwr_hetero.asynchronous.rates import Conditions
@@ -17,9 +21,10 @@ from flwr_hetero.exchange.aggregate import replaced, with_update
 from flwr_hetero.exchange.context import Exchange
 from flwr_hetero.exchange.queue import on_clock
 from flwr_hetero.figures import Figure
-from flwr_hetero.records import arrays_in, metrics_in, read_number
+from flwr_hetero.records import arrays_in, configs_in, metrics_in, read_number
 from flwr_hetero.server.composition import check_enough_updates
 from flwr_hetero.server.loop import Run
+from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.slices.algorithm import (
     ALIKE,
     ALIKE_SHARED,
@@ -34,12 +39,10 @@ from flwr_hetero.slices.algorithm import (
     draw_chances,
     ending,
     largest_step,
+    places_in_flight,
     usual_job,
 )
-from flwr_hetero.slices.average import ADAPTIVE, server_momentum
-from flwr_hetero.slices.progress import Progress
-from flwr_hetero.slices.steps import SliceSteps, Stage
-from flwr_hetero.slices.workers import FIRST_PLACES, Usual, Workers
+from flwr_hetero.slices.steps import SliceSteps, Stage, Usual
 from flwr_hetero.state_dict import StateDict
 
 QUARTER = ", a server update has a quarter of these; FedBuff(buffer_size={}) needs fewer nodes"
@@ -51,6 +54,14 @@ ALL_TRAIN = (
     "count more until the end. With a concurrency of at most a quarter of the nodes, the run ends "
     "at FedAvg's objective"
 )
+UNKNOWN_LENGTH = (
+    "FedSlice: start goes on with an earlier run and does not say how long training is in all. "
+    "Slices become equal in steps only with FedSlice(total_rounds=...)"
+)
+FIRST_PLACES = (os.cpu_count() or 1) + 1
+"""Messages that are sent before any worker has answered: most simulations have one for each CPU."""
+ADAPTIVE = (FedAdagrad, FedAdam, FedYogi)
+"""Server optimisers of which the length of a step does not depend on that of the updates."""
 
 
 class SliceRule(FedBuff):
@@ -350,5 +361,88 @@ class SliceRule(FedBuff):
         """Continue from ``state_dict``."""
         super().load_state_dict(state)
         self.examples = float(str(state["trained"]))
-        # Checkpoints of version 0.1 have no such entry.
-        self.progress.rounds_done = int(str(state.get("rounds", 0)))
+        self.progress.rounds_done = int(str(state["rounds"]))
+
+
+def server_momentum(strategy: Wrapper) -> float:
+    """Return how much of the last server update FedAvgM repeats in the next one."""
+    momentum: float = getattr(strategy.leaf, "server_momentum", 0.0)
+    return momentum
+
+
+# --- what it learns of workers and of the length of a run ----------------------------------------
+
+
+class Workers:
+    """How many processes answer messages, and how long they take for one."""
+
+    def __init__(self) -> None:
+        # Worker and seconds in the ClientApp, of the last replies.
+        self._replies: list[tuple[str, float]] = []
+
+    def learn(self, reply: Message, memory: int) -> None:
+        """Learn from a reply which worker it is of; of so many replies as are kept."""
+        record = configs_in(reply.content).get(keys.TIMING, ConfigRecord())
+        worker = record.get(keys.WORKER)
+        if isinstance(worker, str):
+            self._replies.append((worker, read_number(record, keys.TRAIN_TIME, 0.0)))
+        del self._replies[: -max(memory, FIRST_PLACES)]
+
+    @property
+    def number(self) -> int:
+        """The distinct workers of the last replies."""
+        return len({worker for worker, _ in self._replies})
+
+    def places(self, most: int) -> int:
+        """Return how many messages keep the workers busy; all nodes' where no worker is known."""
+        if not self._replies:
+            return most
+        job_s = median(seconds for _, seconds in self._replies)
+        wanted = places_in_flight(self.number, job_s)
+        # Until the first messages have come back, further workers may be busy with them.
+        if len(self._replies) < FIRST_PLACES:
+            wanted = max(wanted, FIRST_PLACES)
+        return min(most, wanted)
+
+
+class Progress:
+    """Rounds that are over, of those of all calls of ``start``.
+
+    >>> progress = Progress(total_rounds=4)
+    >>> progress.ends_round(part_of_next=0.5)
+    >>> progress.done
+    0.375
+    """
+
+    def __init__(self, total_rounds: int | None) -> None:
+        self.total_rounds = total_rounds
+        # None: unknown
+        self.rounds: int | None = total_rounds
+        self.rounds_done = 0
+        self.part = 0.0
+        self._said = set[str]()
+
+    def begin(self, run: Run) -> None:
+        """Learn how many rounds there are."""
+        if run.round < 0 and not run.continues:
+            self.rounds_done = 0
+            self.part = 0.0
+        self.rounds = self.total_rounds or (None if run.continues else run.num_rounds)
+        if self.rounds is None:
+            self.say_once(UNKNOWN_LENGTH)
+
+    def say_once(self, text: str) -> None:
+        """Log why slices do not become equal in steps, the first time only."""
+        if text not in self._said:
+            self._said.add(text)
+            log(INFO, text)
+
+    def ends_round(self, part_of_next: float) -> None:
+        """Learn that a round is over, and how much of the next one was trained with it."""
+        self.rounds_done += 1
+        self.part = part_of_next
+
+    @property
+    def done(self) -> float:
+        """The part of training that is over; 0 where its length is unknown."""
+        return min(1.0, (self.rounds_done + self.part) / self.rounds) if self.rounds else 0.0

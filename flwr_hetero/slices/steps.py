@@ -1,7 +1,7 @@
 """FedSlice's steps of a slice."""
 
 from collections.abc import Hashable, Sequence
-from math import nan
+from math import inf, nan
 from statistics import median, median_low
 from typing import ClassVar, NamedTuple
 
@@ -25,10 +25,17 @@ from flwr_hetero.slices.algorithm import (
     spread_of,
     usual_slice,
 )
-from flwr_hetero.slices.workers import Usual
 
 EQUAL_ENOUGH = 0.5
 """From how equal steps on optimizers no longer continue from slice to slice."""
+
+
+class Usual(NamedTuple):
+    """What is expected of a node that has not answered yet; NaN and infinity: nothing."""
+
+    step_s: float = nan
+    fixed_s: float = nan
+    job_steps: float = inf
 
 
 class Stage(NamedTuple):

@@ -1,16 +1,28 @@
-"""FedSlice, the recommended strategy: three wrappers in one."""
+"""FedSlice, the recommended strategy: three wrappers in one; and the average that it returns."""
 
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, MetricRecord
+from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
+from numpy.typing import NDArray
 
+from flwr_hetero._flwr import trains_trees
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
+from flwr_hetero.exchange.aggregate import keep_dtypes
+from flwr_hetero.exchange.context import Exchange, Messages
+from flwr_hetero.records import BUFFERS
 from flwr_hetero.server.composition import check_enough_updates, name_of
+from flwr_hetero.server.loop import Run
 from flwr_hetero.server.wrapper import Wrapper
-from flwr_hetero.slices.algorithm import buffer_size
-from flwr_hetero.slices.average import RecentAverage, server_momentum
-from flwr_hetero.slices.rule import QUARTER, SliceRule
+from flwr_hetero.slices.algorithm import TOWARDS, buffer_size, new_part
+from flwr_hetero.slices.rule import ADAPTIVE, QUARTER, SliceRule, server_momentum
 from flwr_hetero.slices.steps import SliceSteps
+from flwr_hetero.state_dict import StateDict, entries_below
+
+ARRAYS = "arrays/"
 
 
 class FedSlice(Wrapper):
@@ -123,6 +135,175 @@ class FedSlice(Wrapper):
     def round_info(self) -> dict[str, Any]:
         """Return the round's server updates, and its examples beside those that were wanted."""
         return self.rule.round_facts
+
+
+# --- the average of models ------------------------------------------------------------------
+
+
+class ModelAverage(Wrapper):
+    r"""Evaluate and return the running average of the global models; training is unchanged.
+
+    .. math:: \bar w_t = \bar w_{t-1} + \max(1/t, 1/R) \, (w_t - \bar w_{t-1})
+
+    With few nodes in a round or server update, the global model leans towards the data of those
+    that came last; the average does not. Of integer arrays it has the newest. Polyak and Juditsky,
+    "Acceleration of Stochastic Approximation by Averaging", SICON 1992. ValueError for a setting
+    out of range, or a strategy that trains trees.
+
+    >>> from flwr_hetero.asynchronous.strategy import FedBuff
+    >>> strategy = ModelAverage(FedBuff(concurrency=3), window=8)
+
+    Parameters
+    ----------
+    strategy : Strategy, optional
+        What trains; FedAvg if left out.
+    window : int
+        R, rounds or server updates over which models are averaged.
+    """
+
+    name: ClassVar[str] = "model_average"
+    decides = frozenset({"the evaluated model"})
+    outside_of = frozenset({"the global model"})
+
+    def __init__(self, strategy: Strategy | None = None, *, window: int = 8) -> None:
+        self.window = check_count("window", window, 1)
+        super().__init__(strategy)
+        if trains_trees(self.leaf):
+            rule = "average models: those of trees have no mean"
+            raise invalid("strategy", type(self.leaf).__name__, rule)
+        self.average: dict[str, NDArray[Any]] = {}
+        self.count = 0
+
+    def part(self) -> float:
+        """Return the newest model's part in the average of ``count`` models."""
+        return max(1 / self.count, 1 / self.window)
+
+    def add(self, model: Mapping[str, Array]) -> None:
+        """Add what nodes return of a model to the average."""
+        self.average = {name: old for name, old in self.average.items() if name in model}
+        self.count += 1
+        part = self.part()
+        for name, array in model.items():
+            new = array.numpy()
+            if new.dtype.kind != "f":
+                self.average[name] = new.copy()
+                continue
+            # Half precision would drift, and the difference might be too large for the type.
+            wide = new.astype(np.promote_types(new.dtype, np.float32))
+            old = self.average.get(name, wide)
+            self.average[name] = np.asarray((1 - part) * old + part * wide)
+
+    def averaged(self, arrays: ArrayRecord) -> ArrayRecord:
+        """Return the average, or these arrays before the first one."""
+        found = ArrayRecord(dict(arrays.items()))
+        for name, average in self.average.items():
+            found[name] = Array(average.astype(arrays[name].dtype))
+        return found
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message], context: Exchange | None = None
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Add the new global model to the average."""
+        arrays, metrics = super().aggregate_train(server_round, replies, context)
+        if arrays is not None:
+            context = self.given(context)
+            new = keep_dtypes(arrays, context.arrays)
+            self.add({name: new[name] for name in new if name not in context.left_out})
+        return arrays, metrics
+
+    def evaluated_model(self, arrays: ArrayRecord) -> ArrayRecord:
+        """Return the average."""
+        return self.averaged(super().evaluated_model(arrays))
+
+    def on_start(self, run: Run) -> None:
+        """Begin a new average in a run that begins."""
+        if run.round < 0 and not run.continues:
+            self.average = {}
+            self.count = 0
+
+    def round_info(self) -> dict[str, Any]:
+        """Return how many models the average is of."""
+        return {"models": min(self.count, self.window)}
+
+    def state_dict(self) -> StateDict:
+        """Return the average and the number of models in it."""
+        arrays: StateDict = {ARRAYS + name: array for name, array in self.average.items()}
+        return {"count": self.count, **arrays}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Continue from ``state_dict``."""
+        self.count = int(state["count"])
+        self.average = {n: np.asarray(array) for n, array in entries_below(ARRAYS, state).items()}
+
+
+class RecentAverage(ModelAverage):
+    """The average of recent models, of few while there are few; nodes train half way to it."""
+
+    called = "FedSlice"
+
+    def __init__(self, strategy: Strategy | None = None, *, window: int = 8) -> None:
+        super().__init__(strategy, window=window)
+        # The wrapper inside, a SliceRule, which says how far the run has gone.
+        self.rule: Any = self.inner
+        # The newest model, and the model between it and the average, made once for all nodes.
+        self._newest: ArrayRecord | None = None
+        self._num_mixed = 0
+        self._between = ArrayRecord()
+        # The number of models since slices began to become equal.
+        self.num_late = 0
+
+    def on_start(self, run: Run) -> None:
+        """Begin a new average in a run that begins."""
+        super().on_start(run)
+        if run.round < 0 and not run.continues:
+            self.num_late = 0
+
+    def add(self, model: Mapping[str, Array]) -> None:
+        """Add what nodes return of a model to the average, which grows towards the end."""
+        self.num_late += self.rule.steps.stage.ending.equal > 0
+        super().add(model)
+
+    def on_instructions(self, context: Exchange, messages: Messages, grid: Grid) -> Messages:
+        """Send nodes a model between the newest one and the average."""
+        # An optimizer at the server with a memory goes on by itself, and running statistics of two
+        # models fit neither of them nor one between them.
+        has_memory = server_momentum(self) or isinstance(self.leaf, ADAPTIVE)
+        if has_memory or not self.average or any(name.endswith(BUFFERS) for name in self.average):
+            return messages
+        # l. 1: steps from there are added to the newest model
+        if self._newest is not context.arrays or self._num_mixed != self.count:
+            self._newest = context.arrays
+            self._num_mixed = self.count
+            self._between = self.between(context.arrays)
+        between = self._between
+        for message in messages:
+            (name,) = message.content.array_records
+            message.content[name] = between
+        return messages
+
+    def between(self, newest: ArrayRecord) -> ArrayRecord:
+        """Return the model between the newest one and the average."""
+        found = ArrayRecord(dict(newest.items()))
+        for name, average in self.average.items():
+            new = newest[name].numpy()
+            if new.dtype.kind == "f":
+                mixed = (1 - TOWARDS) * new + TOWARDS * average
+                found[name] = Array(np.asarray(mixed).astype(new.dtype))
+        return found
+
+    def part(self) -> float:
+        """Return the newest model's part in the average."""
+        # l. 5: p_t; l. 7: late in the run all models are of the same objective
+        return new_part(self.count, self.window, self.num_late, alike=self.rule.alike)
+
+    def state_dict(self) -> StateDict:
+        """Return the average, and how many models it is of."""
+        return super().state_dict() | {"num_late": self.num_late}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Continue from ``state_dict``."""
+        super().load_state_dict(state)
+        self.num_late = int(state["num_late"])
 
 
 DECIDED = SliceSteps.decides | SliceRule.decides | RecentAverage.decides

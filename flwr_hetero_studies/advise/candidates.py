@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 from flwr.serverapp.strategy import FedAvg
 
 from flwr_hetero import strategy as ours
-from flwr_hetero_studies.rivals import DeadlineSelection, Oort
+from flwr_hetero_studies.rivals import DeadlineSelection, Oort, OverSelect
 from flwr_hetero_studies.tasks.run import INNER
 
 AVERAGED = 8
@@ -23,7 +23,7 @@ Part: TypeAlias = tuple[type[ours.Wrapper], Settings]
 """A strategy and its arguments."""
 Base: TypeAlias = tuple[type[FedAvg], dict[str, float]]
 SOME = "clients_per_round"
-UNSEEDED = (ours.OverSelect, ours.ModelAverage, ours.Compressed)
+UNSEEDED = (OverSelect, ours.ModelAverage, ours.Compressed)
 """Strategies without randomness."""
 
 
@@ -108,7 +108,7 @@ SELECTED: dict[str, Callable[[Settings], list[Part]]] = {
     "all": lambda own: [(ours.RandomSelection, {SOME: None})],
     "random": lambda own: [(ours.RandomSelection, {SOME: own["clients-per-round"]})],
     "over-select": lambda own: [
-        (ours.OverSelect, {"take": own["clients-per-round"]}),
+        (OverSelect, {"take": own["clients-per-round"]}),
         (ours.RandomSelection, {SOME: own["clients-per-round"] + own["spare-clients"]}),
     ],
     "tifl": lambda own: [(ours.TiFL, {SOME: own["clients-per-round"],
@@ -160,7 +160,6 @@ def candidates(
         | {"steps": "deadline", "average-rounds": AVERAGED},
         "FedBuff, epochs": buffered | every | {"steps": "epochs"},
         "FedBuff, buffer of 1": buffered | every | {"steps": "epochs", "buffer-size": 1},
-        "FedBuff, slices": buffered | every | {"steps": "slice"},
         "FedSlice": sliced | every,
         "FedSlice, few in flight": sliced | random | {"concurrency": clients_per_round},
     }  # fmt: skip

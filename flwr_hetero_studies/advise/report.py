@@ -30,9 +30,11 @@ SUMMARY = [
 def found_rows(lines: list[Line]) -> dict[str, Row]:
     bases = {line["seed"]: looks(line) for line in record.of(lines, name=BASE)}
     choices = {choice.name: choice for choice in candidates(NODES, PER_ROUND, limited=True)}
+    # The record also has a setting that can no longer be chosen.
     return {
         name: row(choices[name], [judge(looks(line), bases[line["seed"]]) for line in own])
         for name, own in record.by(lines, "name").items()
+        if name in choices
     }
 
 

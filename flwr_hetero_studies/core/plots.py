@@ -7,11 +7,21 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
-from flwr_hetero.report.style import METHOD_COLOURS, method_colours
+from flwr_hetero.report.style import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, RUN_COLOURS, SKY
 
 Curves = Mapping[str, Sequence[ArrayLike]]
 """By name: x and y, and the lower and upper edges of a band if there is one."""
 DASHES = ("-", "--", ":", "-.")
+METHOD_COLOURS = {
+    "fedavg": GREY,
+    "fedbuff": SKY,
+    "tifl": BLUE,
+    "biased-local-sgd": RED,
+    "cd-grab": GREEN,
+    "mercury": PURPLE,
+    "pgd": ORANGE,
+}
+"""A method has the same colour in every figure."""
 
 
 def looks(names: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -23,6 +33,20 @@ def looks(names: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     for name, colour in zip(every, method_colours(methods), strict=True):
         yield name, {"color": colour, "linestyle": DASHES[used[colour] % len(DASHES)]}
         used[colour] += 1
+
+
+def method_colours(methods: Sequence[str]) -> list[str]:
+    """Return a colour for each method: its own, or the next free one if that is taken."""
+    reserved = [METHOD_COLOURS.get(method) for method in methods]
+    free = [colour for colour in RUN_COLOURS if colour not in reserved] or list(RUN_COLOURS)
+    colours: list[str] = []
+    num_free_used = 0
+    for colour in reserved:
+        if colour is None or colour in colours:
+            colour = free[num_free_used % len(free)]
+            num_free_used += 1
+        colours.append(colour)
+    return colours
 
 
 def draw(

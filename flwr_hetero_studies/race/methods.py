@@ -73,7 +73,7 @@ class FreeNodes(ours.RandomSelection):
         return self.rng.sample(sorted(online), min(count, len(online)))
 
 
-class OverSelectFree(ours.OverSelect):
+class OverSelectFree(rivals.OverSelect):
     """Over-selection in which nodes that are no longer waited for still occupy their places."""
 
     def __init__(self, strategy: Strategy, count: int, seed: int, share: float) -> None:
@@ -150,7 +150,7 @@ METHODS: dict[str, Entrant] = {
         partial_work, (0.01, 0.1, 1.0), STEPS, named=("mu", "steps of a quick node")),
     "FedNova, partial work": Entrant(
         lambda base, n, seed, steps, budget: draw(
-            ours.FedNova(base(), steps, budget=budget), n, seed),
+            rivals.FedNova(base(), steps, budget=budget), n, seed),
         STEPS, ("deadline", "two-class"), (*RATES, 0.4), ("steps of a quick node", "budget")),
     "over-selection": Entrant(
         lambda base, n, seed, share, _: OverSelectFree(base(), n, seed, share),

@@ -28,7 +28,9 @@ def go(folder, updates, *, killed_in=None, resume=False, build=None):
     return found, strategy
 
 
-@pytest.mark.parametrize("build", [None, lambda: FedBuff(LocalSteps(fedavg(), 10, budget="slice"))])
+@pytest.mark.parametrize(
+    "build", [None, lambda: FedBuff(LocalSteps(fedavg(), 10, budget="deadline"))]
+)
 def test_no_server_update_is_lost(tmp_path, build):
     folder = Folder(tmp_path / "run")
     with pytest.raises(KilledError):

@@ -72,7 +72,7 @@ def steps_of(strategy, lies, profiles):
     fleet = {"profiles": profiles, "app": steps_app(), "arrays": steps_arrays()}
     records, _ = attack(strategy, lies, rounds=6, **fleet)
     steps = {}
-    for record, name in product(records, ("local_steps", "biased_local_sgd", "fednova")):
+    for record, name in product(records, ("local_steps", "biased_local_sgd")):
         steps |= record.get(name, {}).get("num_steps", {})
     names = [sorted(names_of(i)) for i in range(len(profiles))]
     return np.array([next(steps[name] for name in both if name in steps) for both in names])
@@ -81,9 +81,7 @@ def steps_of(strategy, lies, profiles):
 BUDGETS = {
     "two-class": lambda: ours.BiasedLocalSGD(leaf(), 32),
     "deadline": lambda: ours.LocalSteps(leaf(), 32, budget="deadline"),
-    "slice": lambda: ours.LocalSteps(leaf(), 32, budget="slice"),
-    "merged slices": lambda: ours.FedBuff(BUDGETS["slice"](), buffer_size=6),
-    "FedNova": lambda: ours.FedNova(leaf(), 32),
+    "merged": lambda: ours.FedBuff(BUDGETS["deadline"](), buffer_size=6),
 }
 
 

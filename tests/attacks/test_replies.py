@@ -146,7 +146,7 @@ def test_evaluation_of_two_liars(nest, value):
     assert 0 < np.abs(models[-1]).max() < MOST
 
 
-@pytest.mark.parametrize("nest", ["FedNova", "everything", "merged"])
+@pytest.mark.parametrize("nest", ["LocalSteps", "everything", "merged"])
 def test_steps_above_those_assigned_do_not_count(nest):
     lie = in_training(metric("num-steps", 10**6))
     records, models = attack(NESTS[nest](leaf()), {LIAR: lie})

@@ -36,7 +36,7 @@ def run(strategy, faults, rounds, path=None):
     return records, sent
 
 
-@pytest.mark.parametrize("nest", ["none", "LocalSteps", "CDGraB", "OverSelect", "Compressed"])
+@pytest.mark.parametrize("nest", ["none", "LocalSteps", "CDGraB", "Compressed"])
 def test_a_silent_node_costs_one_time_out(nest):
     """It dies in round 2: training waits for it, evaluation does not; then it is left alone."""
     strategy = NESTS[nest](leaf(fraction_evaluate=1.0))
@@ -57,7 +57,7 @@ FAILING = {
 
 
 @pytest.mark.parametrize("kind", FAILING)
-@pytest.mark.parametrize("nest", ["none", "OverSelect", "TiFL", "FedBuff"])
+@pytest.mark.parametrize("nest", ["none", "TiFL", "FedBuff"])
 def test_two_rounds_without_a_reply_stop_the_run(nest, kind, tmp_path):
     """With the reasons, and a checkpoint."""
     faults = [Fault(i, kind, 3) for i in range(6)]
@@ -117,7 +117,7 @@ class NamedGrid:
 
 def test_names_and_keys_are_known_before_any_reply():
     """So that no claim of a partition comes first."""
-    strategy = ours.OverSelect(leaf(), take=2)
+    strategy = ours.Wrapper(leaf())
     context = Exchange(strategy.fleet, 1, start())
     strategy.configure_train(1, start(), ConfigRecord(), NamedGrid(), context)
     assert strategy.identity(7) == "roof"

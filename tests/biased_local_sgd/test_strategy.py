@@ -9,7 +9,7 @@ from recording import History
 from steps_toy import local_model, steps_app, steps_arrays
 
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
-from flwr_hetero.strategy import BiasedLocalSGD, FedBuff, FedNova, LocalSteps, TiFL
+from flwr_hetero.strategy import BiasedLocalSGD, FedBuff, LocalSteps, TiFL
 
 FAST, SLOW = DeviceProfile(compute_factor=8.0), DeviceProfile(compute_factor=1.0)
 FLEET = [FAST, FAST, FAST, SLOW]
@@ -70,7 +70,7 @@ def test_differential_privacy_inside_clips_each_reply():
     ],
 )
 def test_updates_that_nodes_have_clipped_are_not_scaled(private):
-    for scales in (BiasedLocalSGD, FedNova, lambda s: LocalSteps(s, step_correction=1.0)):
+    for scales in (BiasedLocalSGD, lambda s: LocalSteps(s, step_correction=1.0)):
         with pytest.raises(ValueError, match="step_correction must leave updates as they are"):
             scales(private())
     with pytest.raises(ValueError, match="weighting must leave updates as they are"):

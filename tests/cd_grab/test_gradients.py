@@ -5,36 +5,12 @@ import pytest
 import torch
 from oracles.cd_grab import sketch as slow_sketch
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from flwr_hetero.cd_grab.gradients import (
     batch_gradient,
-    example_gradients,
     random_signs,
     sketch_gradients,
 )
-
-
-def small_model():
-    torch.manual_seed(0)
-    body = [nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 4), nn.LayerNorm(4)]
-    return nn.Sequential(*body).to(memory_format=torch.channels_last)
-
-
-def test_example_gradients_are_those_of_each_alone():
-    model = small_model()
-    inputs = torch.randn(5, 1, 4, 4)
-    targets = torch.randint(4, (5,))
-    model[3].bias.requires_grad_(False)
-    each = example_gradients(model, cross_entropy, inputs, targets)
-    for row, i in zip(each, range(5), strict=True):
-        model.zero_grad()
-        cross_entropy(model(inputs[i : i + 1]), targets[i : i + 1]).backward()
-        torch.testing.assert_close(row[None], batch_gradient(model))
-    model.zero_grad()
-    cross_entropy(model(inputs), targets).backward()
-    torch.testing.assert_close(each.mean(dim=0, keepdim=True), batch_gradient(model))
-    assert not each.requires_grad
 
 
 def test_batch_gradient_is_a_copy_with_zeros_for_missing_ones():

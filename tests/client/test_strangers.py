@@ -34,7 +34,7 @@ STRATEGIES = {
     "FedSlice": lambda: FedSlice(fedavg()),
     "LocalSteps": lambda: LocalSteps(fedavg(), 8),
     "BiasedLocalSGD": lambda: BiasedLocalSGD(fedavg(), 8),
-    "FedBuff": lambda: FedBuff(LocalSteps(fedavg(), 8, budget="slice")),
+    "FedBuff": lambda: FedBuff(LocalSteps(fedavg(), 8, budget="deadline")),
 }
 SAMPLERS = {
     "none": {},

@@ -47,15 +47,16 @@ NODES = len(SPEED)
 TIER = np.arange(len(SPEED)) // 2
 SETTINGS = {
     "steps": {"fast_steps": 10, "budget": "deadline"},
-    "slices": {"fast_steps": 10, "budget": "slice"},
     "tiers": {"clients_per_round": 2, "num_tiers": 4, "profiling": "phase"},
     "chances": (0.4, 0.3, 0.2, 0.1),
 }
 """What the page calls so."""
 MERGES, ROUNDS = 240, 5
 """Server updates; rounds of FedSlice, of 30 and more each."""
-LONG_BY_DAY = ("FedSlice()", "FedBuff()", "FedBuff(LocalSteps(**slices))")
+LONG_BY_DAY = ("FedSlice()", "FedBuff()", "FedBuff(LocalSteps(**steps))")
 """Rows without rounds that CI runs with messages: the others take minutes together."""
+BY_MESSAGES = ("FedSlice", "FedBuff(LocalSteps")
+"""How rows begin that need messages at speeds further apart, too: nodes set their steps by time."""
 
 
 def build(code):
@@ -239,7 +240,7 @@ def flow(strategy, speed, merges):
 
 def further_case(code, share, most, ratio):
     """Make a parameter: by day rows at 40 that need no messages, or rounds."""
-    is_long = ratio == 400 or code.startswith("FedSlice") or "slices" in code
+    is_long = ratio == 400 or code.startswith(BY_MESSAGES)
     marks = [pytest.mark.nightly] if is_long else []
     return pytest.param(code, share, most, ratio, id=f"{code}, {ratio}", marks=marks)
 
@@ -248,7 +249,7 @@ def further_case(code, share, most, ratio):
 def test_rows_hold_at_speeds_further_apart(code, share, most, ratio):
     strategy = build(code)
     speed = spread(ratio)
-    if "slices" in code or isinstance(strategy, ours.FedSlice):
+    if code.startswith(BY_MESSAGES):
         # so little that the model stays: what was added is c_i h_i
         is_sliced = isinstance(strategy, ours.FedSlice)
         count = 30 if ratio == 400 else 12 if is_sliced else 6
@@ -304,6 +305,6 @@ def test_samples_of_shared_data_count_alike(code, most):
 
 def test_page_has_all_rows():
     assert len(OWN) + len(SHARED) == len(re.findall(r"^\| `.*\b(?:own|shared)\b", PAGE, re.M)) > 20
-    every = {"FedAvg", "FedSlice", "FedBuff", "FedNova", "TiFL", "LocalSteps", "BiasedLocalSGD"}
+    every = {"FedAvg", "FedSlice", "FedBuff", "TiFL", "LocalSteps", "BiasedLocalSGD"}
     every |= {"FedAT", "FedAsync", "FedCompass", "DeadlineSelection"}
-    assert every | {"RandomSelection", "OverSelect"} <= set(re.findall(r"\w+(?=\()", str(ROWS)))
+    assert every | {"RandomSelection"} <= set(re.findall(r"\w+(?=\()", str(ROWS)))

@@ -26,14 +26,12 @@ WRAPPERS = {
     "TiFL": lambda inner=None: ours.TiFL(inner, 3, 2, interval=2, **PHASE),
     "BiasedLocalSGD": lambda inner=None: ours.BiasedLocalSGD(inner, weigh_by_steps=True, **STEPS),
     "LocalSteps": lambda inner=None: ours.LocalSteps(inner, step_correction=0.0, **STEPS),
-    "FedNova": lambda inner=None: ours.FedNova(inner, **STEPS),
     "AdaComm": lambda inner=None: rivals.AdaComm(inner, 6, interval_s=0.0),
     "CDGraB": lambda inner=None: ours.CDGraB(inner, sketch_size=2),
     "HerdingMeter": lambda inner=None: HerdingMeter(inner, sketch_size=2),
     "Resharding": lambda inner=None: ours.Resharding(inner, share=0.5, budget_bytes=16),
     "SamplerMetrics": lambda inner=None: ours.SamplerMetrics(inner),
     "Compressed": lambda inner=None: ours.Compressed(inner),
-    "OverSelect": lambda inner=None: ours.OverSelect(inner, take=2),
     "RandomSelection": lambda inner=None: ours.RandomSelection(inner, 3),
     "FedBuff": lambda inner=None: ours.FedBuff(inner, buffer_size=3, weighting="examples"),
     "FedSlice": lambda inner=None: ours.FedSlice(inner, slice_steps=6, window=2),
@@ -54,14 +52,12 @@ INFO = {  # what the history must hold of a wrapper, in some round
     "TiFL": ("tifl", lambda f: f["tier"] in (0, 1) and len(f["tier_probs"]) == 2),
     "BiasedLocalSGD": ("biased_local_sgd", lambda f: max(f["num_steps"].values()) == 6),
     "LocalSteps": ("local_steps", lambda f: max(f["num_steps"].values()) == 6),
-    "FedNova": ("fednova", lambda f: max(f["num_steps"].values()) == 6),
     "AdaComm": ("adacomm", lambda f: f["num_steps"] < 6),
     "CDGraB": ("cd_grab", lambda f: f["pairs"] > 0),
     "HerdingMeter": ("herding", lambda f: f["herding_bound"] > 0),
     "Resharding": ("resharding", lambda f: f["swaps"] > 0),
     "SamplerMetrics": ("sampler", lambda f: f["coverage"] == 0.5),
     "Compressed": ("compressed", lambda f: f == {"without_mod": 0}),
-    "OverSelect": ("over_select", lambda f: len(f["not_waited_for"]) > 0),
     "RandomSelection": ("selected", lambda nodes: len(nodes) in (2, 3)),
     "FedBuff": ("fedbuff", lambda f: len(f["nodes"]) == 3),
     "FedSlice": ("fedslice", lambda f: f["updates"] > 1 and f["examples"] >= f["examples_wanted"]),
@@ -81,11 +77,11 @@ LOOPS = ("FedBuff", "FedAT", "FedAsync", "FedCompass", "RescaledASGD", "Ringlead
 RIVALS = ("Oort", "PowerOfChoice", "DeadlineSelection", "WithoutSlowest", *LOOPS[1:6])
 """Of their legal pairs most run at night: they are made of what the others are made of."""
 DISTRUST = ("Krum", "MultiKrum", "Bulyan")
-ASK_FEW = {"TiFL", "OverSelect", *LOOPS[1:]}
+ASK_FEW = {"TiFL", *LOOPS[1:]}
 """Those that here make an update of one node or two."""
 SELECTS = ("TiFL", "RandomSelection", *RIVALS, "FedBuff", "FedSlice")
 ONLY_ROUNDS = ("CDGraB", "HerdingMeter", "Resharding")
-SETS_STEPS = ("BiasedLocalSGD", "LocalSteps", "FedNova", "AdaComm", *LOOPS[3:])
+SETS_STEPS = ("BiasedLocalSGD", "LocalSteps", "AdaComm", *LOOPS[3:])
 
 
 def why_illegal(outer, inner):
@@ -94,14 +90,12 @@ def why_illegal(outer, inner):
         return f"strategy must leave .* to {outer}, got '{inner}': use one of the two"
     if inner == "Recorded":
         return "be Recorded, whose place is outside" if outer != inner else "leave the record to"
-    others = {*SETS_STEPS, *SELECTS, "OverSelect", "ModelAverage"}
+    others = {*SETS_STEPS, *SELECTS, "ModelAverage"}
     if "FedSlice" in (outer, inner) and others >= {outer, inner}:
         return f"strategy must leave .* to {outer}, got '{inner}'"
     if outer in SETS_STEPS and inner in SETS_STEPS:
         return f"strategy must leave .*steps.* to {outer}, got '{inner}'"
     loops = {outer, inner}.intersection(LOOPS)
-    if loops and "OverSelect" in (outer, inner):
-        return f"strategy must leave waiting to {outer}, got '{inner}'"
     if len(loops) == 2:
         return f"strategy must leave .*loop.* to {outer}, got '{inner}'"
     if inner == "Compressed" and outer in LOOPS:
@@ -114,8 +108,6 @@ def why_illegal(outer, inner):
         return f"work without rounds in one composition with {loops.pop()}, got '{other.pop()}': "
     if outer in SELECTS and inner in SELECTS:
         return f"strategy must leave selection to {outer}, got '{inner}'"
-    if inner == "OverSelect" and outer in (*SELECTS, "Resharding"):
-        return rf"OverSelect, whose place is outside .*: write OverSelect\({outer}"
     return None
 
 
@@ -170,15 +162,14 @@ def expected(model, record):
     """Predict the next model from what a line of the history says of nodes and steps."""
     nodes = sorted(record["latency"])
     steps_of = dict.fromkeys(nodes, record.get("adacomm", {}).get("num_steps", USUAL_STEPS))
-    for key in ("biased_local_sgd", "local_steps", "fednova"):
+    for key in ("biased_local_sgd", "local_steps"):
         steps_of |= record.get(key, {}).get("num_steps", {})
     steps = np.array([steps_of[node] for node in nodes], float)
     parts = [int(node.removeprefix("node-")) for node in nodes]
     locals_ = np.array([local_model(model, p, int(s)) for p, s in zip(parts, steps, strict=True)])
     weights = steps if "biased_local_sgd" in record else np.array([*map(num_examples, parts)])
     weights = weights / weights.sum()
-    scale = weights @ steps / steps if "fednova" in record else np.ones(len(nodes))
-    return model + (weights * scale) @ (locals_ - model)
+    return model + weights @ (locals_ - model)
 
 
 def merged(models, record):
@@ -263,7 +254,7 @@ def stop_save_load_continue(names, path, models, states, records):
     grid = LocalGrid(composition_app(), FLEET)
     go(names, folder, grid, stop_after=1)
     rest, own_states = go(names, folder, grid, resume=True)
-    if {"OverSelect", *LOOPS}.intersection(names):  # nodes that were at work are free
+    if {*LOOPS}.intersection(names):  # nodes that were at work are free
         assert [record["round"] for record in folder.records] == [0, 1, 2, 3]
         assert all(record["train"] and not record["failures"] for record in folder.records[1:])
         return
@@ -316,16 +307,11 @@ EXACT = partial(ours.CDGraB, mode="exact")
     ("build", "reason"),
     [
         (lambda: ours.TiFL(ours.LocalSteps(ours.TiFL())), "leave selection to TiFL, got 'TiFL'"),
-        (lambda: rivals.AdaComm(ours.TiFL(ours.FedNova())), "steps to AdaComm, got 'FedNova'"),
+        (lambda: rivals.AdaComm(ours.TiFL(ours.LocalSteps())), "leave steps to AdaComm, got"),
         (lambda: ours.LocalSteps(EXACT()), "leave steps to LocalSteps, got 'CDGraB'"),
         (lambda: EXACT(rivals.AdaComm()), "leave steps to CDGraB, got 'AdaComm'"),
         (lambda: BIASED(ours.CDGraB()), "leave orders to BiasedLocalSGD"),
         (lambda: ours.Resharding(BIASED()), "leave samples to Resharding"),
-        (lambda: ours.TiFL(ours.CDGraB(ours.OverSelect())), "place is outside .*selection"),
-        (
-            lambda: ours.OverSelect(ours.Wrapper(ours.TiFL())),
-            "time nodes before .* inside OverSelect, got 'TiFL': give it profiling='phase'",
-        ),
         (lambda: ours.TiFL(flower.FedXgbCyclic()), "leave the choice of nodes"),
         (lambda: ours.CDGraB(flower.FedXgbBagging()), "train by gradient steps inside CDGraB"),
         (lambda: ours.TiFL(flower.FedAvg(fraction_train=0.5)), "FedAvg.fraction_train must be 1.0"),
@@ -339,13 +325,15 @@ def test_other_compositions_are_refused(build, reason):
 
 def test_table_has_every_wrapper():
     every = {*ours.__all__, *rivals.__all__, "HerdingMeter"}
+    # These have tests of their own in tests/studies/rivals.
+    every -= {"FedNova", "OverSelect"}
     assert set(WRAPPERS) == set(INFO) == every - {"Selection", "Wrapper"}
     decisions = [WRAPPERS[name]().decides for name in WRAPPERS]
     assert all(decisions)  # or a wrapper could be there twice
 
 
 def test_refused_wrapper_can_be_used_elsewhere():
-    inner = ours.OverSelect()
+    inner = ours.Compressed()
     with pytest.raises(ValueError, match="whose place is outside"):
-        ours.TiFL(inner)
+        ours.FedBuff(inner)
     assert recorded(inner).inner is inner

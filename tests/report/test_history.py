@@ -1,14 +1,10 @@
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from flwr_hetero.report import History, read_history, time_to_target
-from flwr_hetero.report.compare.verdict import settled_value
-
-OLD = Path(__file__).with_name("old_lines.jsonl")
-"""A line from before names had one case, of every wrapper that was spelled otherwise."""
+from flwr_hetero.report import History, read_history
+from flwr_hetero.report.compare.verdict import Judge, first_reach, result_of, settled_value
 
 
 @pytest.mark.parametrize(
@@ -63,22 +59,6 @@ def test_words_of_nodes_in_old_lines_are_printable_and_huge_numbers_are_none(tmp
 def test_folder_without_a_run_is_refused(tmp_path, name):
     with pytest.raises(ValueError, match=r"run directory must (exist|hold a history.jsonl), got"):
         read_history(tmp_path / name)
-
-
-def test_old_spelling_is_read(tmp_path):
-    (tmp_path / "history.jsonl").write_text(OLD.read_text())
-    [record] = read_history(tmp_path).rounds
-    wrappers = {key: value for key, value in record.items() if isinstance(value, dict)}
-    users = ("global", "evaluate", "train", "latency", "weights")
-    of_users = {key: wrappers.pop(key) for key in users}
-    assert of_users["evaluate"] == {"eval-acc": 0.5, "evaluated_round": 1}
-    assert of_users["train"] == {"train-loss": 1.5, "num-steps": 7}  # metrics of users, and nodes
-    assert {*of_users["latency"]} == {*of_users["weights"]} == {"node-0", "bytes-up"}
-    assert len(wrappers) == 10
-    assert not [key for key in wrappers if "-" in key]
-    assert not [key for entries in wrappers.values() for key in entries if "-" in key]
-    assert wrappers["local_steps"]["num_steps"] == {"node-0": 4}
-    assert wrappers["fairness"]["by_node"] == {"node-0": 0.5}
 
 
 def test_metrics_by_name():
@@ -141,12 +121,10 @@ def history_of(name, values):
 )
 def test_time_to_target_by_hand(name, target, clock, cost):
     history = history_of(name, [0.1, None, 0.5, 0.5, 0.6, 0.7, 0.8, 0.9])
-    assert time_to_target(history, name, target, clock) == cost
+    judge = Judge(name, target, clock)
+    assert result_of(history, judge).to_target == cost
     timeless = History(tuple({**record, clock: None} for record in history.rounds))
-    assert time_to_target(timeless, name, target, clock) is None
-    for arguments, words in (((0.5, "moon"), "clock must be one"), ((np.nan,), "target must be")):
-        with pytest.raises(ValueError, match=words):
-            time_to_target(history, name, *arguments)
+    assert first_reach(timeless, judge) is None
 
 
 @pytest.mark.parametrize(

@@ -179,17 +179,15 @@ def test_random_short_runs(verdict_of, rising, seed):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_headline_tile_table_and_compare_agree(rising, seed):
+def test_headline_tile_table_and_compare_agree(make_run, rising, seed):
     rng = np.random.default_rng(seed)
-    runs = [
-        Recording(Path(name), History(tuple(rising(2.0, random_values(rng)))), {})
-        for name in ("base", "other")
-    ]
+    paths = [make_run(name, rising(2.0, random_values(rng))) for name in ("base", "other")]
+    runs = read_runs(paths)
     comparison = compare(runs)
     [table] = [t for t in comparison_data(comparison)["tables"] if t["title"] == "Runs"]
     place = table["head"].index("final accuracy")
     for run, row, group in zip(runs, table["rows"], figures(comparison)["groups"], strict=True):
-        data = run_data(run.path, run.history)
+        data = run_data(run.path)
         end = data["facts"][0]["value"]
         assert data["sentences"][0].startswith(f"Final accuracy: {end}")
         assert row[place][0] == f"{100 * group['runs'][0]['end']:.1f} %" == end

@@ -24,7 +24,6 @@ from flwr_hetero_studies.rivals import AdaComm
 NEEDS = [  # wrapper, what it needs, and a line that brings it
     (ours.LocalSteps, "num-steps", "hetero.batches(loader, msg)"),
     (ours.BiasedLocalSGD, "num-steps", "hetero.batches(loader, msg)"),
-    (ours.FedNova, "num-steps", "hetero.batches(loader, msg)"),
     (AdaComm, "num-steps", "hetero.batches(loader, msg)"),
     (AdaComm, "train-loss", '"train-loss": loss'),
     (ours.CDGraB, keys.ORDER, "sampler=OrderedSampler, model=model)"),
@@ -121,7 +120,7 @@ def test_who_answers_first_does_not_tell_for_all(strays):
 
     app = composition_app([without("num-steps", strays)])
     profiles = [DeviceProfile(2.0 if i < 3 else 1.0) for i in range(12)]
-    strategy = ours.FedBuff(ours.LocalSteps(budget="slice", fast_steps=4), buffer_size=3)
+    strategy = ours.FedBuff(ours.LocalSteps(budget="deadline", fast_steps=4), buffer_size=3)
     model = ArrayRecord({"w": Array(np.zeros(3, np.float32))})
     start = (LocalGrid(app, profiles), model, 6)
     if len(strays) > 3:
@@ -167,7 +166,6 @@ def test_nodes_asked_before_a_resume_count():
 OUTER = {
     "TiFL": lambda: ours.TiFL(clients_per_round=3, num_tiers=1),
     "BiasedLocalSGD": lambda: ours.BiasedLocalSGD(fast_steps=4),
-    "OverSelect": lambda: ours.OverSelect(take=3),
 }
 STOPS = [*((name, "train") for name in OUTER), ("BiasedLocalSGD", "evaluate")]
 

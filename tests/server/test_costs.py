@@ -97,12 +97,12 @@ SPEEDS = [8.0, 4.1, 4.0, 1.0, 0.9, 0.3]
     ("make", "rounds", "timeout_s"),
     [
         (lambda: FedBuff(FedAvg()), 15, 60),
-        (lambda: FedBuff(LocalSteps(FedAvg(), 5, budget="slice"), concurrency=3), 15, 60),
+        (lambda: FedBuff(LocalSteps(FedAvg(), 5, budget="deadline"), concurrency=3), 15, 60),
         (lambda: TiFL(FedAvg(), 2, 3, profiling="phase", sync_rounds=1, warmup_rounds=0), 9, 600),
         (lambda: TiFL(FedAvg(), 2, 3), 9, 600),
         (lambda: DeadlineSelection(FedAvg(), deadline_s=20.0), 5, 600),
     ],
-    ids=["fedbuff", "slices", "tifl", "tifl in training", "deadline"],
+    ids=["fedbuff", "few in flight", "tifl", "tifl in training", "deadline"],
 )
 @pytest.mark.parametrize("faults", [[], [Fault(4, "dies", first_round=2)]], ids=["", "one dies"])
 def test_all_that_nodes_did_is_in_the_history(make, rounds, timeout_s, faults):

@@ -27,7 +27,6 @@ FLEET = [DeviceProfile(speed) for speed in (1.0, 1.1, 0.5, 0.25, 0.2)]
 OURS = {
     "TiFL": partial(ours.TiFL, clients_per_round=3, num_tiers=2, seed=1),
     "TiFL, phase": partial(ours.TiFL, clients_per_round=3, num_tiers=2, profiling="phase"),
-    "OverSelect": partial(ours.OverSelect, take=3),
     "Oort": partial(rivals.Oort, clients_per_round=3),
     "FedBuff": ours.FedBuff,
     "FedAT": partial(rivals.FedAT, clients_per_round=2, num_tiers=2),

@@ -31,7 +31,6 @@ LOOPS = {
     "TiFL": lambda: ours.TiFL(clients_per_round=3, num_tiers=1),
     "TiFL, phase": lambda: ours.TiFL(clients_per_round=3, num_tiers=1, profiling="phase"),
     "BiasedLocalSGD": ours.BiasedLocalSGD,
-    "OverSelect": lambda: ours.OverSelect(take=3),
     "FedBuff": ours.FedBuff,
     "FedAT": lambda: rivals.FedAT(clients_per_round=3, num_tiers=1),
     "FedSlice": ours.FedSlice,
@@ -130,7 +129,6 @@ def test_the_least_number_of_updates(make, hostile, least):
     ("make", "argument"),
     [
         (lambda leaf: ours.TiFL(leaf, 4, 2), "clients_per_round"),
-        (lambda leaf: ours.OverSelect(leaf, take=4), "take"),
         (lambda leaf: ours.FedBuff(ours.LocalSteps(leaf), buffer_size=4), "buffer_size"),
     ],
 )

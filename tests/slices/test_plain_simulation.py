@@ -12,8 +12,7 @@ from toy import rewriting
 from flwr_hetero import keys
 from flwr_hetero.client import timing as timing_module
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
-from flwr_hetero.slices import rule as slices
-from flwr_hetero.slices import workers as workers_module
+from flwr_hetero.slices import rule
 from flwr_hetero.slices.algorithm import buffer_size
 from flwr_hetero.strategy import FedSlice
 
@@ -24,8 +23,7 @@ JOB = 40
 
 @pytest.fixture(autouse=True)
 def two_cpus(monkeypatch):
-    for module in (slices, workers_module):
-        monkeypatch.setattr(module, "FIRST_PLACES", 3)
+    monkeypatch.setattr(rule, "FIRST_PLACES", 3)
 
 
 def fleet(speeds=None, mods=()):

@@ -13,10 +13,8 @@ from flwr_hetero.strategy import (
     CDGraB,
     Compressed,
     FedBuff,
-    FedNova,
     FedSlice,
     ModelAverage,
-    OverSelect,
     RandomSelection,
     SamplerMetrics,
     TiFL,
@@ -27,7 +25,9 @@ from flwr_hetero_studies.rivals import (
     FedAsync,
     FedAT,
     FedCompass,
+    FedNova,
     Oort,
+    OverSelect,
     PowerOfChoice,
 )
 from flwr_hetero_studies.tasks.run import INNER, inner_strategy
@@ -36,7 +36,7 @@ from flwr_hetero_studies.tasks.settings import Settings, key_of
 PARTS = {
     "engine": ("fedslice", "rounds", "buffered", "fedat", "fedasync", "fedcompass"),
     "selection": ("all", "random", "tifl", "over-select", "oort", "power-of-choice", "deadline"),
-    "steps": ("auto", "epochs", "equal", "by-speed", "deadline", "slice"),
+    "steps": ("auto", "epochs", "equal", "by-speed", "deadline"),
     "weighting": ("auto", "normalised", "sqrt", "examples", "steps", "fednova"),
     "order": ("reshuffle", *METHODS),
     "sampler": ("uniform", "top-loss", "mercury", "pgd"),
@@ -123,7 +123,7 @@ class FleetSettings(Settings):
 
     def _check_together(self) -> None:
         if self.step_rule == "epochs" and self.weighting not in ("auto", "examples"):
-            rule = "be equal, by-speed, deadline or slice, for the server must know the steps"
+            rule = "be equal, by-speed or deadline, for the server must know the steps"
             raise invalid("steps", self.steps, rule, f"or weighting=examples, not {self.weighting}")
         if self.order != RESHUFFLE and self.sampler != UNIFORM:
             rule = f"be uniform with order={self.order}: an order visits each example once a pass"
@@ -172,7 +172,7 @@ class FleetSettings(Settings):
     @property
     def step_rule(self) -> str:
         """Who sets the steps: what is typed, or what the engine does by itself."""
-        usual = {"fedslice": "slice", "fedcompass": "epochs"}
+        usual = {"fedcompass": "epochs"}
         return usual.get(self.engine, "by-speed") if self.steps == "auto" else self.steps
 
     def strategy(self, num_nodes: int) -> Wrapper:
@@ -257,7 +257,7 @@ class FleetSettings(Settings):
     def _stepped(self, strategy: Strategy) -> Wrapper:
         rule = self.step_rule
         gamma = 1.0 if rule == "equal" else None
-        budget = rule if rule in ("deadline", "slice") else "two-class"
+        budget = "deadline" if rule == "deadline" else "two-class"
         if self.weighting == "fednova":
             return FedNova(strategy, self.fast_steps, budget=budget, gamma=gamma)
         return BiasedLocalSGD(

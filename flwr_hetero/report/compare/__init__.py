@@ -13,7 +13,7 @@ from flwr_hetero.report.compare import verdict
 from flwr_hetero.report.compare.sentences import Verdict, say
 from flwr_hetero.report.compare.verdict import Judge, Result, trained_values
 from flwr_hetero.report.history import CLOCKS, MODEL, History, plain, read_config, read_history
-from flwr_hetero.report.style import figure, method_colours, words
+from flwr_hetero.report.style import RUN_COLOURS, figure, words
 from flwr_hetero.report.tables import setting_text
 
 # Settings in which repetitions of a run may differ.
@@ -126,7 +126,8 @@ def compare(
     differing, labels = differing_settings([side[0] for side in sides])
     results = [[verdict.result_of(run.history, judge, run.seed) for run in side] for side in sides]
     groups: list[Group] = []
-    for place, colour in enumerate(method_colours(labels)):
+    for place in range(len(sides)):
+        colour = RUN_COLOURS[place % len(RUN_COLOURS)]
         outcome = Verdict()
         if place > 0:
             unlike = _unlike(sides[0][0], sides[place][0])

@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flwr_hetero.errors import check_choice, check_number
-from flwr_hetero.report.history import CLOCKS, Floats, History, Indices
+from flwr_hetero.report.history import Floats, History, Indices
 from flwr_hetero.report.style import is_share
 
 # Evaluations in the running median. Shorter runs are not judged by time.
@@ -123,28 +122,6 @@ def _margin(metric: str, final: float) -> float:
     return 0.01 * abs(final)
 
 
-def time_to_target(
-    history: History, metric: str, target: float, clock: str = "virtual_s"
-) -> float | None:
-    """Return when a run first reaches a target, in seconds or rounds; None if it never does.
-
-    The clock is "virtual_s", "wall_s" or "round". The target must be reached by a running median
-    of five evaluations, or by any evaluation if there are fewer than five. Round 0 is ignored.
-    The name of the metric decides whether it must rise or fall to the target. ValueError for an
-    unknown metric or clock, or a target that is not finite.
-
-    Examples
-    --------
-    >>> rounds = [{"round": i, "virtual_s": 9.0 * i, "global": {"acc": i / 9}} for i in range(9)]
-    >>> time_to_target(History((*rounds,)), "acc", 0.3)
-    27.0
-    """
-    check_choice("clock", clock, CLOCKS)
-    check_number("target", target, "(-inf, inf)")
-    place = first_reach(history, Judge(metric, target, clock))
-    return None if place is None else float(history.column(clock)[place])
-
-
 def smooth(values: Floats) -> Floats:
     """Return the running median of five values.
 
@@ -170,7 +147,11 @@ def default_target(baseline: Sequence[History], metric: str) -> float:
 
 
 def first_reach(run: History, judge: Judge) -> int | None:
-    """Return the place of the round in which the smoothed metric reaches the target."""
+    """Return the place of the round in which the metric reaches the target; None if it never does.
+
+    A running median of five evaluations must reach it, or any evaluation if there are fewer than
+    five. Round 0 is ignored.
+    """
     places, values = trained_values(run, judge.metric)
     curve = smooth(values)
     is_reached = curve <= judge.target if judge.falls else curve >= judge.target
@@ -193,7 +174,7 @@ def result_of(run: History, judge: Judge, seed: int | None = None) -> Result:
         evaluations=evaluations,
         end=settled_value(run, judge.metric),
         noise=noise_of(run, judge.metric),
-        to_target=time_to_target(run, *judge),
+        to_target=None if place is None else float(run.column(judge.clock)[place]),
         bytes=sum(float(np.nansum(run.column(key))) for key in ("bytes_up", "bytes_down")),
         device_s=float(run.busy_s.sum()),
         reached=None if place is None else int(rounds[place]),

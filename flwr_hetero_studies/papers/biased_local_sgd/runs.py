@@ -162,7 +162,7 @@ class KnownSpeeds(BiasedLocalSGD):
 
     def num_steps(self, nodes: Sequence[str]) -> NDArray[np.int64]:
         gammas = [self.gammas[node] for node in nodes]
-        return gamma_steps(gammas, self.fast_steps, self.max_steps)
+        return gamma_steps(gammas, self.fast_steps)
 
     def fast_nodes(self) -> set[str]:
         fast, _ = fast_class([1 / gamma for gamma in self.gammas.values()])

@@ -10,9 +10,9 @@ from flwr_hetero import keys
 PLAIN = {"engine": "rounds", "selection": "all", "steps": "epochs", "weighting": "examples"}
 PLAIN |= {"order": "reshuffle", "sampler": "uniform", "model": "softmax"}
 STEPPED = {"steps": "equal", "fast_steps": 6}
-BUFFERED = {"engine": "buffered", "steps": "slice", "weighting": "normalised"}
+BUFFERED = {"engine": "buffered", "steps": "deadline", "weighting": "normalised"}
 TEXTS = {"dataset": "stdlib", "model": "auto", "partition": "classes-by-speed", "fast_steps": 20}
-TEXTS |= {"steps": "slice", "weighting": "auto", "learning_rate": 0.5}
+TEXTS |= {"steps": "deadline", "weighting": "auto", "learning_rate": 0.5}
 """Two packages are on the slowest node alone."""
 
 
@@ -181,7 +181,7 @@ ENGINES = [
     ("rounds", {"rate-correction": 0.5}, "rate-correction must be 1.0 with .*weighting"),
     ("buffered", {"rate-correction": 0.5}, "rate-correction must be 1.0 with .*weighting"),
     ("buffered", {"concurrency": 3}, "concurrency must be 0 with selection=all"),
-    ("fedcompass", {"steps": "slice"}, "steps must be epochs with engine=fedcompass"),
+    ("fedcompass", {"steps": "deadline"}, "steps must be epochs with engine=fedcompass"),
 ]
 REFUSALS += [({"engine": engine, **more}, words) for engine, more, words in ENGINES]
 

@@ -34,12 +34,6 @@ def tiers(seen: Seen, plain_s: float) -> None:
     assert tier_of == dict.fromkeys(FAST_NODES, 0) | dict.fromkeys(SLOW_NODES, 1)
 
 
-def first_replies(seen: Seen, plain_s: float) -> None:
-    assert set(seen.records[1]["weights"]) == set(FAST_NODES)
-    assert all(len(record["weights"]) == 2 for record in seen.records[1:])
-    assert seen.records[-1]["virtual_s"] < 0.8 * plain_s
-
-
 def updates(seen: Seen, plain_s: float) -> None:
     found = [record["fedbuff"] for record in seen.records[1:]]
     nodes = [node for update in found for node in update["nodes"]]
@@ -56,10 +50,6 @@ def steps(seen: Seen, plain_s: float, name: str = "local_steps") -> None:
         assert record["train"]["num-steps"] == pytest.approx(5, rel=0.01)
         assert max(record["latency"].values()) < 2 * min(record["latency"].values())
     assert seen.records[-1]["virtual_s"] < 0.8 * plain_s
-
-
-def fednova(seen: Seen, plain_s: float) -> None:
-    steps(seen, plain_s, "fednova")
 
 
 def biased(seen: Seen, plain_s: float) -> None:
@@ -111,18 +101,12 @@ METHODS = {
     "TiFL": Method(
         "TiFL({}, clients_per_round=2, num_tiers=2)", None, "nodes of equal speed train together",
         tiers, "TiFL({}, clients_per_round=4, num_tiers=1)", rounds=6),
-    "OverSelect": Method(
-        "OverSelect({}, take=2)", None, "a round ends with its second reply",
-        first_replies, "OverSelect({}, take=4)"),
     "FedBuff": Method(
         "FedBuff({}, buffer_size=2)", None, "no node waits; two updates make a model",
         updates, "FedBuff({}, buffer_size=4)", rounds=6),
     "LocalSteps": Method(
         "LocalSteps({}, fast_steps=8)", "steps", "8 steps on fast nodes, 2 on slow ones",
         steps, "LocalSteps({}, fast_steps=STEPS, gamma=1)"),
-    "FedNova": Method(
-        "FedNova({}, fast_steps=8)", "steps", "8 steps on fast nodes, 2 on slow ones",
-        fednova, "FedNova({}, fast_steps=STEPS, gamma=1)"),
     "AdaComm": Method(
         "AdaComm({}, first_steps=8, interval_s=0)", "steps", "8 steps, then 4, then 2",
         fewer_steps, "AdaComm({}, first_steps=STEPS, interval_s=1e9)"),
@@ -163,7 +147,7 @@ def learns_nothing(name: str) -> Refusal:
 MISSING = {
     name: missing(name, key)
     for name, key in {
-        **dict.fromkeys(("LocalSteps", "FedNova", "AdaComm", "BiasedLocalSGD"), "num-steps"),
+        **dict.fromkeys(("LocalSteps", "AdaComm", "BiasedLocalSGD"), "num-steps"),
         "CDGraB": "flwr-hetero.order",
         "Resharding": "flwr-hetero.resharding",
     }.items()

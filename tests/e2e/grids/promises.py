@@ -91,7 +91,6 @@ CHECKS = {
     "BiasedLocalSGD": quick_nodes_take_more_steps("biased_local_sgd"),
     "Compressed": packed_slices,
     "FedBuff": quick_nodes_more_often,
-    "FedNova": quick_nodes_take_more_steps("fednova"),
     "FedSlice": slices,
     "LocalSteps": quick_nodes_take_more_steps("local_steps"),
     "TiFL": two_tiers,

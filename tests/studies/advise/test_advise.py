@@ -185,7 +185,7 @@ def test_every_setting_can_be_tried(choice):
 
 def test_same_seed_same_ranking():
     choices = candidates(4, 2)
-    chosen = [c for c in choices if c.name in ("FedAvg", "deadline", "FedBuff, slices")]
+    chosen = [c for c in choices if c.name in ("FedAvg", "deadline", "FedBuff, epochs")]
     asked = []
 
     def execute(work):

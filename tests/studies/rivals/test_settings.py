@@ -1,5 +1,6 @@
 import pytest
 
+from flwr_hetero import strategy as ours
 from flwr_hetero_studies import rivals
 
 
@@ -18,6 +19,10 @@ from flwr_hetero_studies import rivals
         ("Oort", {"clients_per_round": 0}, "clients_per_round must be"),
         ("Oort", {"pace": 0.0}, "pace must be"),
         ("Oort", {"penalty": -1}, "penalty must be"),
+        ("FedNova", {"step_correction": 0.5}, "step_correction must be left out: FedNova's is 1"),
+        ("OverSelect", {"take": 0}, "take must be a whole number"),
+        ("OverSelect", {"strategy": ours.Wrapper(ours.TiFL())}, "time nodes before .* inside"),
+        ("OverSelect", {"strategy": ours.FedBuff()}, "leave waiting to OverSelect"),
         ("PowerOfChoice", {"clients_per_round": 0}, "clients_per_round must be"),
         ("PowerOfChoice", {"candidates": 4}, "candidates must be .*clients_per_round"),
         ("RescaledASGD", {"num_steps": 0}, "num_steps must be"),

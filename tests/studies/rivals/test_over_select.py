@@ -8,7 +8,8 @@ from recording import History
 from toy import toy_app, toy_arrays
 
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
-from flwr_hetero.strategy import OverSelect, RandomSelection, TiFL
+from flwr_hetero.strategy import RandomSelection, TiFL
+from flwr_hetero_studies.rivals import OverSelect
 
 
 def fleet(speeds, **settings):
@@ -87,11 +88,6 @@ def test_left_out_nodes_have_not_failed_in_tifl():
     }
     assert sum(len(r["over_select"]["not_waited_for"]) for r in records[1:]) > 5
     assert all(record["train"] for record in records[1:])
-
-
-def test_no_reply_is_too_few():
-    with pytest.raises(ValueError, match="take must be a whole number"):
-        OverSelect(take=0)
 
 
 @pytest.mark.parametrize(

@@ -19,26 +19,14 @@ from flwr_hetero.state_dict import StateDict
 class OverSelect(Wrapper):
     """End a round of training when enough nodes have replied; put it around a selection.
 
-    To take 5 of 7 nodes, write ``OverSelect(RandomSelection(clients_per_round=7), take=5)``. A node
-    that the round does not wait for has not failed. It neither trains nor evaluates until it has
-    replied, or until the time-out of its round has passed. Bonawitz et al., "Towards Federated
-    Learning at Scale: System Design", MLSys 2019, select 130 % of the devices needed. ValueError
-    for a setting out of range, or a strategy inside that times nodes while they train.
+    To take 5 of 7 nodes, write ``OverSelect(RandomSelection(clients_per_round=7), take=5)``. A
+    reply with an error does not count. A node that the round does not wait for has not failed. It
+    neither trains nor evaluates until it has replied, or until the time-out of its round has
+    passed. Bonawitz et al., "Towards Federated Learning at Scale: System Design", MLSys 2019,
+    select 130 % of the devices needed. TiFL inside must time its nodes in a phase.
 
-    >>> strategy = OverSelect(take=5)
-
-    Parameters
-    ----------
-    strategy : Strategy, optional
-        The strategy that selects and aggregates; FedAvg if left out.
-    take : int
-        Number of replies to wait for. A reply with an error does not count.
-
-    Notes
-    -----
-    Fast nodes reply first, so that their data count more on a fleet of unequal devices, but not
-    within a tier of TiFL. Slow nodes are in flight most of the time and hardly ever evaluate. After
-    a resume all nodes count as free, so that the run continues with other numbers.
+    Fast nodes reply first, so that their data count more on a fleet of unequal devices. After a
+    resume all nodes count as free, so that the run continues with other numbers.
     """
 
     name: ClassVar[str] = "over_select"
@@ -73,7 +61,6 @@ class OverSelect(Wrapper):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, *more: Any
     ) -> Messages:
-        """Hide nodes that are in flight since this round or an earlier one."""
         ask = partial(super().configure_evaluate, server_round, arrays, config)
         return self._of_free_nodes(ask, grid, *more)
 
@@ -95,7 +82,6 @@ class OverSelect(Wrapper):
             self._in_flight.pop(reply.metadata.reply_to_message_id, None)
 
     def on_instructions(self, context: Exchange, messages: Messages, grid: Grid) -> Messages:
-        """Set how many replies are enough."""
         context.enough = self.take
         return messages
 
@@ -108,9 +94,7 @@ class OverSelect(Wrapper):
         return replies
 
     def state_dict(self) -> StateDict:
-        """Return nothing, because all nodes count as free after a resume."""
         return {}
 
     def round_info(self) -> dict[str, Any]:
-        """Return the nodes that the round did not wait for, and the number of nodes in flight."""
         return {"not_waited_for": self._left_out, "in_flight": len(self._in_flight)}
