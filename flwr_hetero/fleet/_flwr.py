@@ -12,10 +12,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import httpx
 from flwr.app import Context, RecordDict
 from flwr.clientapp.utils import get_load_client_app_fn
+from flwr.common.constant import APP_DIR, FAB_HASH_TRUNCATION
 from flwr.supercore.constant import TaskType
 from flwr.supercore.tls import validate_and_resolve_root_certificates
+from flwr.supercore.utils import get_flwr_home as get_flwr_home
 
 from flwr_hetero._flwr import TRIED_WITH
 
@@ -91,6 +94,66 @@ def time_messages(
 
     node._pull_and_store_message = timed_pull
     node._push_messages = timed_push
+
+
+# --- faults of a SuperNode ----------------------------------------------------------------------
+
+
+def app_folders(app_hash: str) -> list[Path]:
+    """Return the folders in FLWR_HOME in which an app is installed, completely or not."""
+    return list((get_flwr_home() / APP_DIR).glob(f"*.{app_hash[:FAB_HASH_TRUNCATION]}"))
+
+
+def watch_node(
+    on_app: Callable[[str, bytes], None],
+    on_reply: Callable[[str, str, bytes], None],
+    on_answer: Callable[[int, str, str], None],
+) -> None:
+    """Report what a SuperNode receives, replies and is answered.
+
+    ``on_app`` gets the hash and the content of each app, before it is installed; ``on_reply`` the
+    error of each reply, "" if there is none, with the app's hash and content; and ``on_answer``
+    the status, error and date of each answer of the SuperLink, or 0, the error and "".
+    """
+    node: Any = import_module(NODE)
+    connection: Any = import_module("flwr.supernode.fleet_http_connection")
+    pull = node._pull_and_store_message
+    push = node._push_messages
+
+    def watched_pull(*, get_fab: Callable[[str, int], Any], **kwargs: Any) -> int | None:
+        def get_and_report(fab_hash: str, run_id: int) -> Any:
+            fab = get_fab(fab_hash, run_id)
+            on_app(fab.hash_str, fab.content)
+            return fab
+
+        run_id: int | None = pull(get_fab=get_and_report, **kwargs)
+        return run_id
+
+    def watched_push(*, state: Any, send: Callable[..., Any], **kwargs: Any) -> None:
+        def report_and_send(message: Any, *args: Any) -> Any:
+            error = str(message.error.reason) if message.has_error() else ""
+            fab = state.get_fab(state.get_run(message.metadata.run_id).fab_hash)
+            on_reply(error, fab.hash_str, fab.content)
+            return send(message, *args)
+
+        push(state=state, send=report_and_send, **kwargs)
+
+    class WatchedRequests(connection.NodeAuthHttpInterceptor):  # type: ignore[misc]
+        """Flower's signature of each request, with a report of its answer."""
+
+        def intercept(self, context: Any, call_next: Callable[..., Any]) -> Any:
+            try:
+                response = super().intercept(context, call_next)
+            except httpx.TransportError as error:
+                on_answer(0, str(error), "")
+                raise
+            text = response.text if response.is_error else ""
+            on_answer(response.status_code, text, response.headers.get("date", ""))
+            return response
+
+    node._pull_and_store_message = watched_pull
+    node._push_messages = watched_push
+    connection.NodeAuthHttpInterceptor = WatchedRequests
 
 
 # --- SuperExec, which asks the SuperNode for tasks and has an executor start processes --------
