@@ -17,6 +17,7 @@ from flwr.app import Context, RecordDict
 from flwr.clientapp.utils import get_load_client_app_fn
 from flwr.common.constant import APP_DIR, FAB_HASH_TRUNCATION
 from flwr.supercore.constant import TaskType
+from flwr.supercore.fab import Fab
 from flwr.supercore.tls import validate_and_resolve_root_certificates
 from flwr.supercore.utils import get_flwr_home as get_flwr_home
 
@@ -132,7 +133,9 @@ def watch_node(
     def watched_push(*, state: Any, send: Callable[..., Any], **kwargs: Any) -> None:
         def report_and_send(message: Any, *args: Any) -> Any:
             error = str(message.error.reason) if message.has_error() else ""
-            fab = state.get_fab(state.get_run(message.metadata.run_id).fab_hash)
+            run = state.get_run(message.metadata.run_id)
+            # An app whose signature was refused is not stored.
+            fab = state.get_fab(run.fab_hash) if run else Fab("", b"", {})
             on_reply(error, fab.hash_str, fab.content)
             return send(message, *args)
 

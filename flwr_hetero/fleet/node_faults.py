@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from io import BytesIO
 from pathlib import Path
-from zipfile import ZipFile
+from zipfile import BadZipFile, ZipFile
 
 from flwr_hetero.fleet import _flwr
 
@@ -21,6 +21,7 @@ INSTALL_S = 2.0  # longest time in which another node is expected to install an 
 MOST_AHEAD_S = 3.0  # Flower allows 5 s, and the SuperLink gives its time in whole seconds
 MOST_BEHIND_S = 300.0
 UNAUTHORIZED = 401
+SERVER_ERROR = 500
 NEW_CERTIFICATE = "`flwr-hetero fleet certificates DIR --host NAME`"
 HINTS = {
     r"Errno (28|122)\b|No usable temporary directory": "the disk of this node is full: free some "
@@ -42,12 +43,12 @@ HINTS = {
 _log = logging.getLogger("flwr")
 
 
-def explain(what: str, error: str) -> str:
-    """Return what an error means and what to do about it, or else what failed by which error."""
+def explain(error: str) -> str:
+    """Return what an error means and what to do about it; "" if that is not known."""
     for pattern, hint in HINTS.items():
         if re.search(pattern, error):
             return hint.replace("{now}", f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC")
-    return f"{what} failed: {error}"
+    return ""
 
 
 def explain_refusal(date: str, now_s: float) -> str:
@@ -67,7 +68,7 @@ def why_not_writable(folder: Path) -> str:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(1 << 16))
     except OSError as error:
-        return f"FLWR_HOME ({folder}) cannot be used: {explain('writing', str(error))}"
+        return f"FLWR_HOME ({folder}) cannot be used: {explain(str(error)) or error}"
     return ""
 
 
@@ -87,17 +88,16 @@ def is_whole(folder: Path, content: bytes) -> bool:
 def remove_half_installed(app_hash: str, content: bytes, wait_s: float = INSTALL_S) -> None:
     """Remove an app that is not installed completely, since Flower would never complete it."""
     for folder in _flwr.app_folders(app_hash):
-        if is_whole(folder, content):
-            continue
-        # Another node with the same FLWR_HOME may be installing the app at this moment.
-        time.sleep(wait_s)
-        if is_whole(folder, content):
-            continue
         try:
-            shutil.rmtree(folder)
-            _log.warning("removed %s, a half-installed app, which is installed again", folder)
-        except OSError as error:
-            _log.error("%s is a half-installed app: remove it by hand (%s)", folder, error)
+            if is_whole(folder, content):
+                continue
+            # Another node with the same FLWR_HOME may be installing the app at this moment.
+            time.sleep(wait_s)
+            if not is_whole(folder, content):
+                shutil.rmtree(folder)
+                _log.warning("removed %s, a half-installed app, which is installed again", folder)
+        except (OSError, BadZipFile) as error:
+            _log.error("%s cannot be checked or removed: remove it by hand (%s)", folder, error)
 
 
 class Failures:
@@ -115,18 +115,18 @@ class Failures:
         self._logged_s = 0.0
 
     def failed(self, cause: str) -> None:
-        """Log a cause that is new, or the first one if it was logged long ago."""
-        self._count += 1
-        self._first = self._first or cause
+        """Log a cause that is new, and the first one again if it was logged long ago."""
         now_s = self._clock()
+        self._count += 1
+        if not self._first:
+            self._first = cause
+            self._logged_s = now_s
         if cause != self._last:
             _log.error("%s", cause)
-        elif now_s >= self._logged_s + REPEAT_S:
+            self._last = cause
+        if now_s >= self._logged_s + REPEAT_S:
             _log.error("failed %d times in a row. The first cause: %s", self._count, self._first)
-        else:
-            return
-        self._last = cause
-        self._logged_s = now_s
+            self._logged_s = now_s
 
 
 class NodeFaults:
@@ -147,18 +147,22 @@ class NodeFaults:
         if not error:
             self.messages.succeeded()
             return
-        self.messages.failed(explain("a message", error))
+        self.messages.failed(explain(error) or f"a message failed: {error}")
         remove_half_installed(app_hash, content, wait_s=0.0)
 
     def answered(self, status: int, text: str, date: str) -> None:
         """Explain an answer of the SuperLink that is an error; 0 stands for no answer."""
+        hint = explain(text)
         if status == UNAUTHORIZED:
             self.is_refused = True
             self.requests.failed(explain_refusal(date, time.time()))
-        elif status and not text:
-            self.requests.succeeded()
+        elif hint:
+            self.requests.failed(hint)
+        elif not status or status >= SERVER_ERROR:
+            self.requests.failed(f"a request to the SuperLink failed: {text}")
         else:
-            self.requests.failed(explain("a request to the SuperLink", text))
+            # Other errors are the end of a run or the like.
+            self.requests.succeeded()
 
     def _thread_failed(self, failure: threading.ExceptHookArgs) -> None:
         # The heartbeat of a node that was refused fails too, with a long traceback.

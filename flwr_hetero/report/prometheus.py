@@ -29,7 +29,6 @@ class Endpoint:
         counter = partial(prometheus.Counter, namespace="flwr_hetero", registry=registry)
         gauge = partial(prometheus.Gauge, namespace="flwr_hetero", registry=registry)
         self._rounds = counter("rounds", "Complete rounds, or server updates")
-        self._round = gauge("round", "Number of the last complete round, or server update")
         self._wall_s = gauge("run_seconds", "Time of the run on the server's clock")
         self._bytes = counter("bytes", "Bytes of messages, by direction", ["direction"])
         self._replies = counter("replies", "Replies that counted in training", ["node"])
@@ -43,7 +42,6 @@ class Endpoint:
     def log(self, record: dict[str, Any]) -> None:
         """Add the figures of a round."""
         self._rounds.inc(bool(record["round"]))
-        self._round.set(record["round"])
         self._wall_s.set(record["wall_s"])
         for direction in ("down", "up"):
             self._bytes.labels(direction).inc(record[f"bytes_{direction}"])

@@ -20,7 +20,8 @@ FREE_KB = 8
 PLAIN = {"engine": "fedavg", "clients_per_round": 2}
 """FedAvg, which asks both nodes in each round."""
 START_S = 60.0
-THE_NODE = "the node"
+LINES = ("the disk of this node is full", "a half-installed app")
+"""What a log says of a fault and of its repair."""
 
 
 def starts(folder: Path, *, warm: bool) -> Found:
@@ -31,17 +32,18 @@ def starts(folder: Path, *, warm: bool) -> Found:
         certificates.make_authority(keys)
         no_room = folder / "no-room"
         key = {"--auth-supernode-private-key": str(keys / "stranger")}
+        authority = {"--root-certificates": str(keys / certificates.CA_CERTIFICATE)}
         found = [
-            refused("key is not registered", fleet, folder, key),
-            refused("authority signed another certificate", fleet, folder,
-                    {"--root-certificates": str(keys / certificates.CA_CERTIFICATE)}),
-            refused("clock is 400 s behind", fleet, folder, **clock(folder, -400)),
-            refused("clock is 20 s ahead", fleet, folder, **clock(folder, 20)),
-            refused("clock is three days behind", fleet, folder, **clock(folder, -3 * 86_400)),
-        ]  # fmt: skip
+            refused("a node's key is not registered", fleet, folder, key),
+            refused("a node has the ca.crt of another authority", fleet, folder, authority),
+            refused("a node's clock is 400 s behind", fleet, folder, **clock(folder, -400)),
+            refused("a node's clock is 20 s ahead", fleet, folder, **clock(folder, 20)),
+            refused("a node's clock is 3 days behind", fleet, folder, **clock(folder, -259_200)),
+        ]
         with small_disk(no_room):
             fill(no_room, 0)
-            found.append(refused("disk is full", fleet, folder, FLWR_HOME=str(no_room)))
+            what = "a node's disk is full when it starts"
+            found.append(refused(what, fleet, folder, FLWR_HOME=str(no_room)))
         node = fleet.file.nodes[0]
         fleet.end_process(node.pid, signal.SIGTERM)
         found += [interrupted(number, fleet, folder) for number in (signal.SIGINT, signal.SIGTERM)]
@@ -56,10 +58,8 @@ def refused(
     status = process.wait(START_S)
     lines = log.read_text(errors="replace").splitlines()
     errors = [line.partition(":")[2].strip() for line in lines if "ERROR" in line]
-    line = errors[0] if errors else "no line"
-    return {"fault": f"a node starts whose {what}", "survived": True, "cost": THE_NODE,
-            "status": status, "log": "\n".join(lines),
-            "note": f"`{line}`; exit status {status}"}  # fmt: skip
+    line = errors[0].replace(str(folder), "...") if errors else "no line"
+    return ended(what, status, "\n".join(lines), f"`{line}`")
 
 
 def interrupted(number: int, fleet: RealFleet, folder: Path) -> Found:
@@ -75,9 +75,13 @@ def interrupted(number: int, fleet: RealFleet, folder: Path) -> Found:
     status = process.wait(START_S)
     text = log.read_text(errors="replace")
     said = "a traceback" if "Traceback" in text else "no traceback"
-    what = f"a node gets {signal.Signals(number).name}"
-    return {"fault": what, "survived": True, "cost": THE_NODE, "status": status, "log": text,
-            "note": f"{said}; exit status {status}"}  # fmt: skip
+    return ended(f"a node gets {signal.Signals(number).name}", status, text, said)
+
+
+def ended(what: str, status: int, log: str, said: str) -> Found:
+    note = f"{said}; exit status {status}"
+    return {"fault": what, "survived": True, "cost": "this node", "status": status, "note": note,
+            "log": log}  # fmt: skip
 
 
 def start_node(
@@ -132,8 +136,8 @@ def disk_full_at_install(folder: Path, *, warm: bool) -> Found:
             run.start().wait_round(1)
             filler.unlink()
             log = fleet.folder / "logs" / "node-1.log"
-            what = "disk of node-1 full while it installs the app, room after a round"
-            return outcome_of(run, ROUNDS, first(run, what)) | {"log": read(log)}
+            what = "a node's disk is full while it installs the app, and has room after a round"
+            return mended(what, run, log)
 
 
 def power_lost_at_install(folder: Path, *, warm: bool) -> Found:
@@ -147,17 +151,19 @@ def power_lost_at_install(folder: Path, *, warm: bool) -> Found:
         fleet.start_node("node-1")
         fleet.wait_online(["node-0", "node-1"])
         run = FleetRun(fleet, folder / "run", num_server_rounds=ROUNDS, **PLAIN).start()
-        what = "node-1 lost power while it installed the app"
+        what = "a node lost power while it installed the app, and starts again"
         log = fleet.folder / "logs" / "node-1.log"
-        return outcome_of(run, ROUNDS, first(run, what)) | {"log": read(log)}
+        return mended(what, run, log)
 
 
-def first(run: FleetRun, what: str) -> Found:
-    return fault(what, 1, "node-1")
-
-
-def read(log: Path) -> str:
-    return log.read_text(errors="replace")
+def mended(what: str, run: FleetRun, log: Path) -> Found:
+    """Return what a fault of node-1 in round 1 cost, and which lines its log has about it."""
+    run.finish()
+    text = log.read_text(errors="replace")
+    lines = [line for line in LINES if line in text]
+    note = f"in its log: {', '.join(lines) or 'nothing'}"
+    row = fault(what, 1, "node-1", note=note)
+    return outcome_of(run, ROUNDS, row) | {"lines": lines}
 
 
 ON_ONE_NODE = {

@@ -25,16 +25,19 @@ ERRORS = {
     "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: unable to get local issuer "
     "certificate (_ssl.c:1006)": "copy the ca.crt",
     '{"code":2004,"detail":"Failed to activate SuperNode."}': "flwr supernode register",
-    "[Errno 111] Connection refused": "a request failed: [Errno 111] Connection refused",
 }
 
 
 @pytest.mark.parametrize("error", ERRORS)
 def test_remedy_is_one_line(error):
-    line = explain("a request", error)
+    line = explain(error)
     assert ERRORS[error] in line
     assert "\n" not in line
     assert "{" not in line
+
+
+def test_unknown_error_has_no_remedy():
+    assert explain("[Errno 111] Connection refused") == ""
 
 
 @pytest.mark.parametrize(
@@ -108,12 +111,15 @@ def test_app_that_is_being_installed_stays(app, monkeypatch):
 
 
 def test_first_cause_is_repeated_while_a_node_fails(caplog):
-    clock = iter([0, 1, 2, 59, 62, 130]).__next__
+    clock = iter([0, 1, 2, 59, 60, 61, 121, 130]).__next__
     failures = Failures(clock)
-    for cause in ("disk", "disk", "import", "import", "import"):
+    causes = ["disk", "disk", "import", "import", "import", "load", "import"]
+    for cause in causes:
         failures.failed(cause)
-    messages = [record.message for record in caplog.records]
-    assert messages == ["disk", "import", "failed 5 times in a row. The first cause: disk"]
+    first = "times in a row. The first cause: disk"
+    assert [record.message for record in caplog.records] == [
+        *("disk", "import", f"failed 5 {first}", "load", "import", f"failed 7 {first}"),
+    ]
     caplog.clear()
     failures.succeeded()
     failures.failed("import")
@@ -130,6 +136,7 @@ def test_replies_and_answers_are_explained(app, caplog):
     caplog.clear()
     faults.replied("", HASH, content)
     faults.answered(200, "", "")
+    faults.answered(403, '{"code":2007,"detail":"the run has ended"}', "")
     assert not caplog.records
     assert not faults.is_refused
     faults.answered(0, "[Errno 111] Connection refused", "")
@@ -139,6 +146,11 @@ def test_replies_and_answers_are_explained(app, caplog):
         "the SuperLink no longer knows this node: register its key again",
     ]
     assert faults.is_refused
+
+
+def test_reply_without_a_stored_app(app):
+    NodeFaults().replied("The FAB could not be verified.", "", b"")
+    assert app[0].exists()
 
 
 def test_folder_that_takes_no_file(tmp_path):
