@@ -100,43 +100,37 @@ def time_messages(
 # --- faults of a SuperNode ----------------------------------------------------------------------
 
 
-def app_folders(app_hash: str) -> list[Path]:
+def app_folders(fab: Fab) -> list[Path]:
     """Return the folders in FLWR_HOME in which an app is installed, completely or not."""
-    return list((get_flwr_home() / APP_DIR).glob(f"*.{app_hash[:FAB_HASH_TRUNCATION]}"))
+    return list((get_flwr_home() / APP_DIR).glob(f"*.{fab.hash_str[:FAB_HASH_TRUNCATION]}"))
 
 
-def watch_node(
-    on_app: Callable[[str, bytes], None],
-    on_reply: Callable[[str, str, bytes], None],
-    on_answer: Callable[[int, str, str], None],
-) -> None:
-    """Report what a SuperNode receives, replies and is answered.
+def watch_node(faults: Any) -> None:
+    """Report what a SuperNode receives, sends and is answered to the methods of an object.
 
-    ``on_app`` gets the hash and the content of each app, before it is installed; ``on_reply`` the
-    error of each reply, "" if there is none, with the app's hash and content; and ``on_answer``
-    the status, error and date of each answer of the SuperLink, or 0, the error and "".
+    ``received(fab)`` gets each app before it is installed; ``replied(error, fab)`` the error of
+    each reply, "" if there is none, and its app; and ``answered(status, error, date)`` each answer
+    of the SuperLink, with status 0 if there is none.
     """
     node: Any = import_module(NODE)
     connection: Any = import_module("flwr.supernode.fleet_http_connection")
     pull = node._pull_and_store_message
     push = node._push_messages
 
-    def watched_pull(*, get_fab: Callable[[str, int], Any], **kwargs: Any) -> int | None:
-        def get_and_report(fab_hash: str, run_id: int) -> Any:
+    def watched_pull(*, get_fab: Callable[[str, int], Fab], **kwargs: Any) -> Any:
+        def get_and_report(fab_hash: str, run_id: int) -> Fab:
             fab = get_fab(fab_hash, run_id)
-            on_app(fab.hash_str, fab.content)
+            faults.received(fab)
             return fab
 
-        run_id: int | None = pull(get_fab=get_and_report, **kwargs)
-        return run_id
+        return pull(get_fab=get_and_report, **kwargs)
 
     def watched_push(*, state: Any, send: Callable[..., Any], **kwargs: Any) -> None:
         def report_and_send(message: Any, *args: Any) -> Any:
-            error = str(message.error.reason) if message.has_error() else ""
+            # An app whose signature was refused is not stored, nor its run.
             run = state.get_run(message.metadata.run_id)
-            # An app whose signature was refused is not stored.
-            fab = state.get_fab(run.fab_hash) if run else Fab("", b"", {})
-            on_reply(error, fab.hash_str, fab.content)
+            fab = run and state.get_fab(run.fab_hash)
+            faults.replied(str(message.error.reason) if message.has_error() else "", fab)
             return send(message, *args)
 
         push(state=state, send=report_and_send, **kwargs)
@@ -148,10 +142,10 @@ def watch_node(
             try:
                 response = super().intercept(context, call_next)
             except httpx.TransportError as error:
-                on_answer(0, str(error), "")
+                faults.answered(0, str(error), "")
                 raise
             text = response.text if response.is_error else ""
-            on_answer(response.status_code, text, response.headers.get("date", ""))
+            faults.answered(response.status_code, text, response.headers.get("date", ""))
             return response
 
     node._pull_and_store_message = watched_pull

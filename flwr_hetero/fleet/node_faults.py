@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 from zipfile import BadZipFile, ZipFile
 
 from flwr_hetero.fleet import _flwr
@@ -22,7 +23,7 @@ MOST_AHEAD_S = 3.0  # Flower allows 5 s, and the SuperLink gives its time in who
 MOST_BEHIND_S = 300.0
 UNAUTHORIZED = 401
 SERVER_ERROR = 500
-NEW_CERTIFICATE = "`flwr-hetero fleet certificates DIR --host NAME`"
+NEW_CERTIFICATE = "flwr-hetero fleet certificates DIR --host NAME"
 HINTS = {
     r"Errno (28|122)\b|No usable temporary directory": "the disk of this node is full: free some "
     "space for FLWR_HOME and temporary files, for instance by deleting old apps in FLWR_HOME/apps",
@@ -35,8 +36,8 @@ HINTS = {
     f"--superlink: use one of its names, or make a new one: {NEW_CERTIFICATE}",
     r"CERTIFICATE_VERIFY_FAILED": "the SuperLink's certificate was not signed by the authority in "
     "--root-certificates: copy the ca.crt of the SuperLink's authority to this device",
-    r'"code": ?2004\b': "the SuperLink does not accept this node's key: register it with `flwr "
-    "supernode register KEY.pub`, or wait a minute if the node was killed just now",
+    r'"code": ?2004\b': "the SuperLink does not accept this node's key: wait a minute if the "
+    "node was killed just now, or else register the key: flwr supernode register KEY.pub",
 }
 """What to do about an error, by a pattern of its text. The first pattern that matches counts."""
 
@@ -85,15 +86,15 @@ def is_whole(folder: Path, content: bytes) -> bool:
     return True
 
 
-def remove_half_installed(app_hash: str, content: bytes, wait_s: float = INSTALL_S) -> None:
+def remove_half_installed(fab: Any, wait_s: float = INSTALL_S) -> None:
     """Remove an app that is not installed completely, since Flower would never complete it."""
-    for folder in _flwr.app_folders(app_hash):
+    for folder in _flwr.app_folders(fab):
         try:
-            if is_whole(folder, content):
+            if is_whole(folder, fab.content):
                 continue
             # Another node with the same FLWR_HOME may be installing the app at this moment.
             time.sleep(wait_s)
-            if not is_whole(folder, content):
+            if not is_whole(folder, fab.content):
                 shutil.rmtree(folder)
                 _log.warning("removed %s, a half-installed app, which is installed again", folder)
         except (OSError, BadZipFile) as error:
@@ -139,16 +140,21 @@ class NodeFaults:
 
     def watch(self) -> None:
         """Watch the SuperNode of this process."""
-        _flwr.watch_node(remove_half_installed, self.replied, self.answered)
+        _flwr.watch_node(self)
         threading.excepthook = self._thread_failed
 
-    def replied(self, error: str, app_hash: str, content: bytes) -> None:
+    def received(self, fab: Any) -> None:
+        """Mend an app before it is used: power may have been lost while it was installed."""
+        remove_half_installed(fab)
+
+    def replied(self, error: str, fab: Any) -> None:
         """Explain the error in a reply, if it has one, and mend the app that it came from."""
         if not error:
             self.messages.succeeded()
             return
         self.messages.failed(explain(error) or f"a message failed: {error}")
-        remove_half_installed(app_hash, content, wait_s=0.0)
+        if fab is not None:
+            remove_half_installed(fab, wait_s=0.0)
 
     def answered(self, status: int, text: str, date: str) -> None:
         """Explain an answer of the SuperLink that is an error; 0 stands for no answer."""

@@ -115,8 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> Any:
     if not _flwr.why_untried():
         record_times(on_message)
         faults.watch()
-    is_help = {"--help", "-h", "--version", "-V"} & {*options}
-    reason = "" if is_help else why_not_writable(_flwr.get_flwr_home())
+    reason = why_not_writable(_flwr.get_flwr_home())
     if reason:
         _log.error("%s", reason)
         sys.exit(1)

