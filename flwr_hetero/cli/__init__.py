@@ -4,17 +4,33 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib.metadata import entry_points
+from typing import Any
 
 from flwr_hetero import __version__
 from flwr_hetero.cli import doctor, fleet, run, runs
 
 # Entry points by which other packages add commands.
 COMMANDS = "flwr_hetero.commands"
+INTERRUPTED = 130
+
+
+class ExactParser(argparse.ArgumentParser):
+    """A parser that refuses abbreviated options, as do those of all commands below it."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs, allow_abbrev=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; an error is one line on the error stream."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    """Run a command; an error or an interrupt is one line on the error stream."""
+    try:
+        return _run(list(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt:
+        print("flwr-hetero: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _run(words: list[str]) -> int:
     # The options of this command are those of Flower, which parses them.
     if words[:1] == [fleet.SUPERNODE]:
         return fleet.supernode(words[1:])
@@ -42,7 +58,7 @@ def _fail(reason: str) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     text = "Federated learning on devices of unequal speed: run apps, watch and compare runs."
-    parser = argparse.ArgumentParser(prog="flwr-hetero", description=text)
+    parser = ExactParser(prog="flwr-hetero", description=text)
     parser.add_argument("--version", action="version", version=f"flwr-hetero {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for module in (run, runs, fleet, doctor):

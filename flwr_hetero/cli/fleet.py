@@ -76,8 +76,8 @@ def _up(options: argparse.Namespace) -> None:
 
     check_count("--nodes", options.nodes, 1)
     fleet = _fleet(options)
-    print("starting a SuperLink and SuperNodes, and waiting until they are online", flush=True)
     devices = named_fleet(options.fleet, options.nodes)
+    # Each step has a line in Flower's log.
     fleet.up(devices, cpu=options.cpu, warm=not options.cold)
     _status(options)
     print(f"\nTo run an app on this fleet:\n\n  {fleet.run_line()}\n")

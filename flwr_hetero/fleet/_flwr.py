@@ -12,10 +12,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import httpx
 from flwr.app import Context, RecordDict
 from flwr.clientapp.utils import get_load_client_app_fn
+from flwr.common.constant import APP_DIR, FAB_HASH_TRUNCATION
 from flwr.supercore.constant import TaskType
+from flwr.supercore.fab import Fab
 from flwr.supercore.tls import validate_and_resolve_root_certificates
+from flwr.supercore.utils import get_flwr_home as get_flwr_home
 
 from flwr_hetero._flwr import TRIED_WITH
 
@@ -91,6 +95,62 @@ def time_messages(
 
     node._pull_and_store_message = timed_pull
     node._push_messages = timed_push
+
+
+# --- faults of a SuperNode ----------------------------------------------------------------------
+
+
+def app_folders(fab: Fab) -> list[Path]:
+    """Return the folders in FLWR_HOME in which an app is installed, completely or not."""
+    return list((get_flwr_home() / APP_DIR).glob(f"*.{fab.hash_str[:FAB_HASH_TRUNCATION]}"))
+
+
+def watch_node(faults: Any) -> None:
+    """Report what a SuperNode receives, sends and is answered to the methods of an object.
+
+    ``received(fab)`` gets each app before it is installed; ``replied(error, fab)`` the error of
+    each reply, "" if there is none, and its app; and ``answered(status, error, date)`` each answer
+    of the SuperLink, with status 0 if there is none.
+    """
+    node: Any = import_module(NODE)
+    connection: Any = import_module("flwr.supernode.fleet_http_connection")
+    pull = node._pull_and_store_message
+    push = node._push_messages
+
+    def watched_pull(*, get_fab: Callable[[str, int], Fab], **kwargs: Any) -> Any:
+        def get_and_report(fab_hash: str, run_id: int) -> Fab:
+            fab = get_fab(fab_hash, run_id)
+            faults.received(fab)
+            return fab
+
+        return pull(get_fab=get_and_report, **kwargs)
+
+    def watched_push(*, state: Any, send: Callable[..., Any], **kwargs: Any) -> None:
+        def report_and_send(message: Any, *args: Any) -> Any:
+            # An app whose signature was refused is not stored, nor its run.
+            run = state.get_run(message.metadata.run_id)
+            fab = run and state.get_fab(run.fab_hash)
+            faults.replied(str(message.error.reason) if message.has_error() else "", fab)
+            return send(message, *args)
+
+        push(state=state, send=report_and_send, **kwargs)
+
+    class WatchedRequests(connection.NodeAuthHttpInterceptor):  # type: ignore[misc]
+        """Flower's signature of each request, with a report of its answer."""
+
+        def intercept(self, context: Any, call_next: Callable[..., Any]) -> Any:
+            try:
+                response = super().intercept(context, call_next)
+            except httpx.TransportError as error:
+                faults.answered(0, str(error), "")
+                raise
+            text = response.text if response.is_error else ""
+            faults.answered(response.status_code, text, response.headers.get("date", ""))
+            return response
+
+    node._pull_and_store_message = watched_pull
+    node._push_messages = watched_push
+    connection.NodeAuthHttpInterceptor = WatchedRequests
 
 
 # --- SuperExec, which asks the SuperNode for tasks and has an executor start processes --------

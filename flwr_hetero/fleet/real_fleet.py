@@ -1,6 +1,7 @@
 """A real fleet on this machine: a SuperLink and SuperNodes with TLS, keys and limits."""
 
 import json
+import logging
 import shutil
 import signal
 import subprocess
@@ -25,6 +26,8 @@ NODES = "nodes.json"
 """File in the fleet's FLWR_HOME: names by node id, which the SuperLink does not list."""
 FILES = ("keys", "home", "homes", "logs", FILE, "state.db", "state.db-wal", "state.db-shm")
 """All that a fleet has in its folder. SIGKILL leaves the last two beside the database."""
+
+_log = logging.getLogger("flwr")
 
 
 class RealFleet:
@@ -91,6 +94,8 @@ class RealFleet:
         fleet.save(self.folder)
         try:
             processes.prepare(self.folder, fleet)
+            _log.info("Keys and certificates are in %s", self.folder / "keys")
+            _log.info("Starting the SuperLink at https://%s", fleet.address)
             self.start_superlink()
             self._register(nodes)
             if fleet.needs_throttle:
@@ -98,7 +103,9 @@ class RealFleet:
                 pid = self._start("throttle", command)
                 replace(self.file, throttle_pid=pid).save(self.folder)
             for node in nodes:
+                _log.info("Starting %s", node.name)
                 self.start_node(node.name)
+            _log.info("Waiting until all SuperNodes are online")
             self.wait_online([node.name for node in nodes])
         except BaseException:
             self.down(keep=True)
@@ -108,6 +115,7 @@ class RealFleet:
         """Register the public keys of SuperNodes, and save the node ids from the SuperLink."""
         ids = {}
         for node in nodes:
+            _log.info("Registering %s", node.name)
             key = str(self.folder / "keys" / f"{node.name}.pub")
             register = ("supernode", "register", key, processes.CONNECTION, "--name", node.name)
             done = self.flwr(*register, "--format", "json", timeout_s=START_S)

@@ -15,6 +15,7 @@ from flwr_hetero._flwr import pull_quickly
 from flwr_hetero.fleet import _flwr
 from flwr_hetero.fleet.linux import why_not_here
 from flwr_hetero.fleet.message_times import record_times
+from flwr_hetero.fleet.node_faults import NodeFaults, why_not_writable
 from flwr_hetero.fleet.warm import PIPES
 
 COLD = "--cold"  # option for a node that starts a process for each message, as Flower's does
@@ -46,6 +47,8 @@ class WarmNode:
             [sys.executable, "-m", "flwr_hetero.fleet.warm", *command[1:]],
             pass_fds=(self.task, self.reply),
             env={**os.environ, PIPES: f"{self.task} {self.reply}"},
+            # Ctrl-C in a terminal then reaches the SuperNode only, whose end ends the launcher.
+            process_group=0,
         )
         self.launchers.append(launcher)
         return launcher
@@ -96,7 +99,10 @@ def why_cold(options: Sequence[str]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> Any:
-    """Run ``flower-supernode``, and end this process when that returns, as SIGTERM does."""
+    """Run ``flower-supernode``, and end this process when that returns, as SIGTERM does.
+
+    The exit status is 1, and not 0 as Flower's, if the SuperNode ends because of a fault.
+    """
     options = list(sys.argv[1:] if arguments is None else arguments)
     sys.argv[1:] = [option for option in options if option != COLD]
     on_message = None
@@ -105,15 +111,26 @@ def main(arguments: Sequence[str] | None = None) -> Any:
         _log.warning("this node is cold, as Flower's own nodes are: %s", reason)
     else:
         on_message = keep_warm()
+    faults = NodeFaults()
     if not _flwr.why_untried():
         record_times(on_message)
+        faults.watch()
+    reason = why_not_writable(_flwr.get_flwr_home())
+    if reason:
+        _log.error("%s", reason)
+        sys.exit(1)
+    has_ended_itself = False
     try:
-        _flwr.run_command("flower-supernode")
-    except Exception:
-        traceback.print_exc()
-    # When the SuperNode's loop ends, as after an expired certificate, a thread that serves its
-    # ClientApps would keep this process alive, so that nothing would start the node again.
-    signal.raise_signal(signal.SIGTERM)
+        try:
+            _flwr.run_command("flower-supernode")
+        except Exception:
+            traceback.print_exc()
+        has_ended_itself = True
+        # When the SuperNode's loop ends, as after an expired certificate, a thread that serves its
+        # ClientApps would keep this process alive, so that nothing would start the node again.
+        signal.raise_signal(signal.SIGTERM)
+    except SystemExit as end:
+        sys.exit(end.code or int(has_ended_itself or faults.is_refused))
 
 
 if __name__ == "__main__":

@@ -328,4 +328,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    # Flower interrupts a launcher whose SuperNode has ended, perhaps while it is still importing.
+    with suppress(KeyboardInterrupt):
+        main()

@@ -1,4 +1,4 @@
-"""TensorBoard, MLflow and Weights & Biases: send the figures of each round there too."""
+"""TensorBoard, MLflow, Weights & Biases, Prometheus: send the figures of each round there too."""
 
 import logging
 import os
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from flwr_hetero.errors import check_choice, install_hint
 from flwr_hetero.report.history import read_config
+from flwr_hetero.report.prometheus import Endpoint
 
 logger = logging.getLogger("flwr")
 # Experiment in MLflow, project in Weights & Biases.
@@ -23,8 +24,8 @@ SKIPPED = ("round", "latency", "weights", "fairness")
 class Tracker(NamedTuple):
     """A run in another system."""
 
-    log: Callable[[int, Mapping[str, float]], object]
-    """Add the figures of a round."""
+    log: Callable[[int, Mapping[str, float], dict[str, Any]], object]
+    """Add a round: its number, the figures of the whole run, and its record."""
     close: Callable[[], object]
     """End the run."""
 
@@ -33,8 +34,8 @@ def check_trackers(names: Sequence[str]) -> list[str]:
     """Refuse a tracker that is unknown (ValueError) or not installed (ModuleNotFoundError)."""
     for name in names:
         check_choice("trackers", name, TRACKERS)
-        if find_spec(name) is None:
-            hint = install_hint("trackers")
+        if find_spec(MODULES.get(name, name)) is None:
+            hint = install_hint(name if name in MODULES else "trackers")
             raise ModuleNotFoundError(f"trackers: {name} is not installed: {hint}", name=name)
     return list(names)
 
@@ -69,8 +70,9 @@ class Trackers:
 
     def log(self, record: dict[str, Any]) -> None:
         """Send the record of a round."""
+        figures = dict(figures_of(record))
         for name, tracker in list(self._open.items()):
-            self._try(name, partial(tracker.log, record["round"], dict(figures_of(record))))
+            self._try(name, partial(tracker.log, record["round"], figures, record))
 
     def close(self) -> None:
         """End the run in each tracker."""
@@ -93,7 +95,7 @@ def tensorboard(folder: Path) -> Tracker:
 
     writer = Writer(str(folder / "tensorboard"))
 
-    def log(step: int, figures: Mapping[str, float]) -> None:
+    def log(step: int, figures: Mapping[str, float], record: dict[str, Any]) -> None:
         for name, value in figures.items():
             writer.add_scalar(name, value, step)
         writer.flush()
@@ -120,7 +122,7 @@ def mlflow(folder: Path) -> Tracker:
         for key, value in _settings(folder).items():
             client.log_param(run_id, key, value)
 
-    def log(step: int, figures: Mapping[str, float]) -> None:
+    def log(step: int, figures: Mapping[str, float], record: dict[str, Any]) -> None:
         now_ms = int(1000 * time.time())
         metrics = [Metric(name, value, now_ms, step) for name, value in figures.items()]
         client.log_batch(run_id, metrics)
@@ -144,7 +146,13 @@ def wandb(folder: Path) -> Tracker:
         mode=mode,
         settings=client.Settings(silent=True),
     )
-    return Tracker(lambda step, figures: run.log(dict(figures), step=step), run.finish)
+    return Tracker(lambda step, figures, record: run.log(dict(figures), step=step), run.finish)
+
+
+def prometheus(folder: Path) -> Tracker:
+    """Serve the figures at ``FLWR_HETERO_METRICS``, else at 127.0.0.1:9464, for Prometheus."""
+    endpoint = Endpoint(folder)
+    return Tracker(lambda step, figures, record: endpoint.log(record), endpoint.close)
 
 
 def _settings(folder: Path) -> dict[str, Any]:
@@ -152,4 +160,11 @@ def _settings(folder: Path) -> dict[str, Any]:
     return dict(read_config(folder).get("settings") or {})
 
 
-TRACKERS = {"tensorboard": tensorboard, "mlflow": mlflow, "wandb": wandb}
+TRACKERS = {
+    "tensorboard": tensorboard,
+    "mlflow": mlflow,
+    "wandb": wandb,
+    "prometheus": prometheus,
+}
+# Trackers whose module has another name; each has an extra of its own.
+MODULES = {"prometheus": "prometheus_client"}

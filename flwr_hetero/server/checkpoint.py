@@ -21,6 +21,7 @@ from flwr_hetero.errors import check_count, check_number, clean, invalid
 from flwr_hetero.exchange.nodes import online_nodes
 from flwr_hetero.exchange.votes import Votes
 from flwr_hetero.files import GrowingFile, drafted
+from flwr_hetero.report.prometheus import FailingNodes
 from flwr_hetero.report.trackers import Trackers, check_trackers
 from flwr_hetero.server.loop import Run
 from flwr_hetero.server.wrapper import Wrapper
@@ -311,7 +312,8 @@ class Recorded(Wrapper):
     resume : bool
         Whether to continue from the last readable checkpoint in the directory.
     trackers : sequence of str
-        Other places for the figures of each round: "tensorboard", "mlflow", "wandb".
+        Other places for the figures of each round: "tensorboard", "mlflow", "wandb",
+        "prometheus".
     """
 
     name: ClassVar[str] = "recorded"
@@ -340,6 +342,7 @@ class Recorded(Wrapper):
         self.resume = resume
         self._begun = False
         self._trackers = Trackers()
+        self._failing_nodes = FailingNodes()
         self.checkpoints: Checkpoints | None = None
 
     def on_start(self, run: Run) -> None:
@@ -357,6 +360,7 @@ class Recorded(Wrapper):
         """Write the line of the round and the checkpoint."""
         self.run_dir.append_round(record)
         self._trackers.log(record)
+        self._failing_nodes.look(record)
         if self.checkpoints:
             self.checkpoints.save_if_due(run)
 

@@ -2,15 +2,15 @@
 
 import os
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from multiprocessing import get_context
+from logging import INFO
 from typing import Any
 
 from flwr.app import RecordDict
 
+from flwr_hetero._flwr import log
 from flwr_hetero.client.device import DeviceProfile
 from flwr_hetero.errors import check_choice, check_count, check_number
 from flwr_hetero.records import payload_bytes
@@ -18,6 +18,7 @@ from flwr_hetero_studies.advise.candidates import BASES, Candidate, candidates
 from flwr_hetero_studies.advise.fleet import for_task, is_limited, read_fleet
 from flwr_hetero_studies.advise.simulate import Point, Row, Simulation, rank
 from flwr_hetero_studies.advise.task import BATCH_SIZE, EXAMPLES, RATES, run_config, small_task
+from flwr_hetero_studies.core.bench import process_pool
 
 SEEDS = 3
 PARTITIONS = {"mixed": "dirichlet", "slow nodes hold classes alone": "classes-by-speed"}
@@ -162,10 +163,12 @@ def advise(
         )  # fmt: skip
 
     rows = {}
-    with ProcessPoolExecutor(jobs or os.cpu_count(), get_context("spawn")) as pool:
+    with process_pool(jobs or os.cpu_count()) as pool:
 
         def execute(work: Iterable[Simulation]) -> list[list[Point]]:
-            return list(pool.map(Simulation.run, work))
+            results = list(pool.map(Simulation.run, work))
+            log(INFO, "%d runs are done", len(results))
+            return results
 
         for name, partition in PARTITIONS.items():
             seeds = range(seed, seed + SEEDS)

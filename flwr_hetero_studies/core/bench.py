@@ -15,6 +15,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from importlib import import_module
 from importlib.metadata import version
@@ -67,19 +68,32 @@ def execute(claim: str, trial: Trial, data: Data, threads: int | None = 1) -> Li
     return line | {"curve": found.get("curve", {}), "versions": versions()}
 
 
+@contextmanager
+def process_pool(jobs: int | None, **options: Any) -> Iterator[ProcessPoolExecutor]:
+    """Make a pool whose processes leave Ctrl-C to this one, which ends them."""
+    # A forked process would inherit torch's threads, and memory that runs may measure.
+    spawn = get_context("spawn")
+    ignore = (signal.SIGINT, signal.SIG_IGN)
+    with ProcessPoolExecutor(jobs, spawn, signal.signal, ignore, **options) as pool:
+        try:
+            yield pool
+        except KeyboardInterrupt:
+            for child in active_children():
+                child.terminate()
+            raise
+
+
 def execute_all(claim: str, trials: list[Trial], data: Data, jobs: int) -> Iterator[Line]:
     """Yield lines in order of completion; with 0 jobs all runs are made in this process."""
     if not jobs:
         yield from (execute(claim, trial, data) for trial in trials)
         return
-    # A forked process would inherit torch's threads, and memory that runs may measure.
-    spawn = get_context("spawn")
-    with ProcessPoolExecutor(jobs, spawn) as pool:
+    with process_pool(jobs) as pool:
         together = [pool.submit(execute, claim, t, data) for t in trials if not t.alone]
         for future in as_completed(together):
             yield future.result()
     # A run that measures time or memory has its own process, so that none warms up the next.
-    with ProcessPoolExecutor(1, spawn, max_tasks_per_child=1) as pool:
+    with process_pool(1, max_tasks_per_child=1) as pool:
         for trial in (trial for trial in trials if trial.alone):
             yield pool.submit(execute, claim, trial, data).result()
 

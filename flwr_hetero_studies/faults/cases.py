@@ -1,14 +1,16 @@
-"""Faults of real processes (``scenarios.py``, ``storage.py``), and lies (``liars.py``)."""
+"""Faults of real processes (``scenarios.py`` and so on), and lies (``liars.py``)."""
 
 import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import SubprocessError
 from typing import Any
 
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
 from flwr_hetero_studies.faults import liars
+from flwr_hetero_studies.faults.one_node import ON_ONE_NODE
 from flwr_hetero_studies.faults.scenarios import ON_A_FLEET, OWN_FLEET, Found, own_fleet
 from flwr_hetero_studies.faults.storage import ON_A_DISK
 
@@ -19,9 +21,9 @@ FAST_CASES = ["liars/FedAvg: *"]
 
 
 def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
-    for name in (*ON_A_FLEET, *OWN_FLEET, *ON_A_DISK):
+    for name in (*ON_A_FLEET, *OWN_FLEET, *ON_A_DISK, *ON_ONE_NODE):
         yield Trial({"experiment": "process", "name": name}, alone=True)
-    for name in (*ON_A_FLEET, *OWN_FLEET):
+    for name in (*ON_A_FLEET, *OWN_FLEET, *ON_ONE_NODE):
         yield Trial({"experiment": "warm", "name": name}, alone=True)
     for name in liars.STRATEGIES:
         lies = [*liars.LIES, *(liars.SCALED if name in liars.SEARCHED else [])]
@@ -47,11 +49,13 @@ def inject(name: str, folder: Path, *, warm: bool) -> list[Found]:
     try:
         if name in ON_A_DISK:
             found = ON_A_DISK[name](folder)
-        elif name in OWN_FLEET:
-            found = OWN_FLEET[name](folder, warm=warm)
+        elif name in OWN_FLEET | ON_ONE_NODE:
+            found = (OWN_FLEET | ON_ONE_NODE)[name](folder, warm=warm)
         else:
             with own_fleet(folder, warm=warm) as fleet:
                 found = ON_A_FLEET[name](fleet, folder / name)
-    except (TimeoutError, RuntimeError, LookupError, OSError) as error:
+    # SubprocessError: a disk cannot be mounted here.
+    except (TimeoutError, RuntimeError, LookupError, OSError, SubprocessError) as error:
         return [{"fault": name, "survived": False, "error": f"{error!r:.300}"}]
-    return list(found["faults"])
+    # A log is for the tests.
+    return [{key: row[key] for key in row if key != "log"} for row in found["faults"]]

@@ -61,6 +61,8 @@ def costs(fault: dict[str, Any]) -> str:
     """Write what a fault cost: replies at once and later, rounds, and seconds."""
     if not fault["survived"]:
         return "**run lost**"
+    if "cost" in fault:
+        return str(fault["cost"])
     replies = fault.get("replies_lost", 0) + fault.get("lost_later", 0)
     counts = (replies, "reply", "replies"), (fault.get("rounds_lost", 0), "round", "rounds")
     lost = [f"{count} {one if count == 1 else many}" for count, one, many in counts if count]

@@ -87,9 +87,12 @@ def test_tracker_that_fails_does_not_end_the_run(run, monkeypatch, caplog):
 
 
 def test_unknown_and_missing_trackers_are_refused(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="trackers must be one of tensorboard, mlflow, wandb"):
+    with pytest.raises(
+        ValueError, match="trackers must be one of tensorboard, mlflow, wandb, prom"
+    ):
         Recorded(run_dir=tmp_path / "run", trackers=["comet"])
     monkeypatch.setattr(trackers, "find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match=r"mlflow is not installed: .*\[trackers\]"):
-        Recorded(run_dir=tmp_path / "run", trackers=["mlflow"])
+    for name, extra in (("mlflow", "trackers"), ("prometheus", "prometheus")):
+        with pytest.raises(ModuleNotFoundError, match=rf"{name} is not installed: .*\[{extra}\]"):
+            Recorded(run_dir=tmp_path / "run", trackers=[name])
     assert not (tmp_path / "run").exists()

@@ -1,6 +1,8 @@
 """What deploy/ hands out: units, environment files, front and scripts, checked without a fleet."""
 
+import json
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -8,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 pytestmark = pytest.mark.deploy
 DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -46,15 +49,20 @@ def test_units_are_valid_and_expose_little(unit, tmp_path):
     assert float(level) <= 4, done.stdout
 
 
+def check_options(command):
+    """Check that a command has options, that they exist, and that it is a secure one."""
+    options = [word.partition("=")[0] for word in command if word.startswith("--")]
+    first = next(i for i, word in enumerate(command) if word.startswith("--"))
+    text = run(BIN / Path(command[0]).name, *command[1:first], "--help").stdout
+    assert len(options) >= 4
+    assert set(options) <= set(re.findall(r"--[a-z-]+", text))
+    assert "--insecure" not in options
+
+
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
 def test_unit_uses_options_and_variables_that_exist(unit):
     command = command_of(unit)
-    options = {word for word in command if word.startswith("--")}
-    program = command[1 : command.index(min(options, key=command.index))]
-    text = run(BIN / Path(command[0]).name, *program, "--help").stdout
-    assert len(options) >= 4
-    assert options <= set(re.findall(r"--[a-z-]+", text))
-    assert "--insecure" not in options
+    check_options(command)
     variables = set(re.findall(r"\$\{(\w+)}", " ".join(command)))
     assert variables
     assert variables <= set(settings_of(unit))
@@ -86,3 +94,55 @@ def test_container_copies_what_it_needs_and_keeps_its_state():
     copied = [word for words in lines for word in words[1:-1]]
     assert {"pyproject.toml", "constraints.txt", *packages} <= set(copied)
     assert all((DEPLOY.parent / name).exists() for name in copied)
+    [entry] = re.findall(r"^ENTRYPOINT (.+)$", text.replace("\\\n", " "), re.MULTILINE)
+    script = json.loads(entry)[2].split()
+    assert script[:3] == ["exec", "flwr-hetero", "supernode"]
+    check_options(script[1:])
+    assert {'"$SUPERLINK"', '"$NODE_CONFIG"', '"$@"'} <= {*script}
+
+
+def test_compose_file_agrees_with_itself_and_the_readme():
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    superlink = services["superlink"]
+    build = superlink["build"]
+    assert (DEPLOY / build["context"] / build["dockerfile"]).is_file()
+    check_options([*superlink["entrypoint"], *superlink["command"]])
+    options = dict(word.removeprefix("--").partition("=")[::2] for word in superlink["command"])
+    assert superlink["ports"] == [f"127.0.0.1:{options['port']}:{options['port']}"]
+    readme = (DEPLOY / "README.md").read_text()
+    [made] = re.findall(r"make-certificates \$FLEET/keys --host (.+) --node (.+)", readme)
+    hosts, nodes = (words.split() for words in made)
+    assert services.keys() == {"superlink", *nodes}
+    assert {"superlink", "localhost", "127.0.0.1"} <= set(hosts)
+    keys = ["ca.crt", "superlink.crt", "superlink.key", *(f"nodes/{node}" for node in nodes)]
+    folders = re.search(r"mkdir (\$FLEET.+)", readme)[1].replace("$FLEET/", "").split()
+    partitions = set()
+    for name, service in services.items():
+        assert service["image"] == superlink["image"]
+        mounts = [volume.split(":") for volume in service["volumes"]]
+        inside = {target for _, target, *_ in mounts}
+        for source, _, *mode in mounts:
+            made_by_readme = source.removeprefix("${FLEET}/")
+            is_key = made_by_readme.removeprefix("keys/") in keys
+            assert is_key == (mode == ["ro"])
+            assert is_key or made_by_readme in folders
+        assert service["environment"]["HOME"] in inside
+        if name in nodes:
+            assert f"${{FLEET}}/keys/nodes/{name}:/keys/node.key:ro" in service["volumes"]
+            # what the image's command reads
+            assert {"/keys/ca.crt", "/keys/node.key"} <= inside
+            assert service["environment"]["SUPERLINK"] == f"superlink:{options['port']}"
+            partitions.add(service["environment"]["NODE_CONFIG"])
+        else:
+            files = {value for option, value in options.items() if option.startswith("ssl")}
+            assert files <= inside
+    assert partitions == {f"partition-id={i} num-partitions=2" for i in range(2)}
+
+
+def test_check_of_wheels_reads_the_commands_of_the_guide():
+    words = runpy.run_path(str(DEPLOY / "check-aarch64"))["guide_words"]()
+    assert words.count("constraints.txt") == 2
+    assert {"torch", "torchvision", ".[task]"} <= set(words)
+    # pip prefers torch+cpu of the first index, and finds the other packages in the second one
+    urls = [words[words.index(option) + 1] for option in ("--index-url", "--extra-index-url")]
+    assert urls == ["https://download.pytorch.org/whl/cpu", "https://pypi.org/simple"]
