@@ -1,35 +1,77 @@
-"""The internals of Flower's SuperNode that a warm node replaces. Tried with flwr 1.41.0."""
+"""The internals of Flower's SuperNode that a warm node replaces.
+
+Each is looked for in the installed version before it is replaced. Tried with flwr 1.39 to 1.43.
+"""
 
 import pickle
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
-from importlib.metadata import entry_points, version
+from importlib.metadata import entry_points
+from inspect import signature
 from pathlib import Path
+from pkgutil import resolve_name
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_type_hints
 
+import flwr
 from flwr.app import Context, RecordDict
-from flwr.clientapp.utils import get_load_client_app_fn
-from flwr.supercore.constant import TaskType
-from flwr.supercore.tls import validate_and_resolve_root_certificates
-
-from flwr_hetero._flwr import TRIED_WITH
 
 PROCESS = "flwr-clientapp"  # name of a message's process
 NODE = "flwr.supernode.start_client_internal"
+SUPEREXEC = "flwr.supercore.superexec"
+CLIENT_APP = "flwr.supernode.runtime.run_clientapp"
+LAUNCH = ("runtime_api_address", "token", "insecure", "parent_pid")
+TIMED = {f"{NODE}:_pull_and_store_message": ("receive",), f"{NODE}:_push_messages": ("send",)}
+"""What the times of messages need of Flower: names, and the parameters of each."""
+WARM: dict[str, tuple[str, ...]] = {
+    **TIMED,
+    f"{NODE}:time.sleep": (),
+    f"{NODE}:subprocess.Popen": (),
+    f"{SUPEREXEC}.run_superexec:time.sleep": (),
+    f"{SUPEREXEC}.run_superexec:get_executor": (),
+    f"{SUPEREXEC}.run_superexec:AutoExecPlugin.launch_task": ("token", "task"),
+    f"{SUPEREXEC}.executor:LaunchResult.accepted": (),
+    f"{SUPEREXEC}.executor:SubprocessExecutor.launch": ("spec",),
+    f"{SUPEREXEC}.executor.types:ExecutionSpec": (*LAUNCH, "task_type", "root_certificates_path"),
+    "flwr.supercore.constant:TaskType.CLIENT_APP": (),
+    "flwr.supercore.tls:validate_and_resolve_root_certificates": (),
+    "flwr.clientapp.utils:get_load_client_app_fn": (),
+    f"{CLIENT_APP}:TaskIdentity": (),
+    f"{CLIENT_APP}:pull_task_input": ("client",),
+    f"{CLIENT_APP}:push_task_output": (),
+    f"{CLIENT_APP}:install_from_fab": (),
+    f"{CLIENT_APP}:run_clientapp": (*LAUNCH, "certificates"),
+}
+"""The same of a warm node."""
+TASK_INPUT = ["Message", "Context", "Run", "Fab"]
 
 
-def why_untried() -> str:
-    """Return why the internals below may have changed; "" in versions that were tried."""
-    installed = version("flwr")
-    # Patch releases leave them as they are.
-    if installed.split(".")[:2] == TRIED_WITH.split(".")[:2]:
-        return ""
-    return f"flwr is {installed}, and warm nodes were tried with {TRIED_WITH}"
+def why_missing(used: Mapping[str, tuple[str, ...]]) -> str:
+    """Return what the installed Flower does not have of names and parameters; "" if nothing."""
+    for name, parameters in used.items():
+        try:
+            part: Any = resolve_name(name)
+        except (ImportError, AttributeError):
+            return f"flwr {flwr.__version__} has no {name}"
+        missing = set(parameters) - signature(part).parameters.keys() if parameters else ()
+        if missing:
+            return f"{name} of flwr {flwr.__version__} has no parameter {min(missing)}"
+    return ""
+
+
+def why_not_warm() -> str:
+    """Return what a warm node does not find in the installed Flower; "" if nothing."""
+    reason = why_missing(WARM)
+    if not reason:
+        hints = get_type_hints(import_process().pull_task_input)
+        names = [kind.__name__ for kind in get_args(hints["return"])]
+        if names != TASK_INPUT:
+            reason = f"pull_task_input of flwr {flwr.__version__} returns {names}"
+    return reason
 
 
 def run_command(name: str) -> None:
@@ -100,6 +142,7 @@ def run_superexec(
     launch: Callable[[int, Any], None], sleep: Callable[[float], None], close: Callable[[], None]
 ) -> None:
     """Run Flower's SuperExec, but launch ClientApps by ``launch(run_id, spec)``."""
+    from flwr.supercore.constant import TaskType
     from flwr.supercore.superexec.executor import LaunchResult, SubprocessExecutor
     from flwr.supercore.superexec.plugin import AutoExecPlugin
 
@@ -128,7 +171,7 @@ def run_superexec(
             return super().launch_task(token, task)
 
     executor = WarmExecutor()
-    superexec: Any = import_module("flwr.supercore.superexec.run_superexec")
+    superexec: Any = import_module(f"{SUPEREXEC}.run_superexec")
     superexec.get_executor = lambda *_, **__: executor
     superexec.AutoExecPlugin = WarmPlugin
     superexec.time = with_replaced(superexec.time, sleep=sleep)
@@ -147,11 +190,13 @@ class App(NamedTuple):
 
 def import_process() -> Any:
     """Import what the process of a message needs of Flower."""
-    return import_module("flwr.supernode.runtime.run_clientapp")
+    return import_module(CLIENT_APP)
 
 
 def load_app(fab_id: str, fab_version: str, fab_hash: str) -> None:
     """Import an installed ClientApp; later loads in this process find it."""
+    from flwr.clientapp.utils import get_load_client_app_fn
+
     get_load_client_app_fn("", None, True)(fab_id, fab_version, fab_hash)
 
 
@@ -168,6 +213,8 @@ def answer_message(
     waited in ``await_order(app, give)``. A process without the app also calls ``await_order()``
     before it pulls. ``on_end`` is called when reply and context are pushed.
     """
+    from flwr.supercore.tls import validate_and_resolve_root_certificates
+
     process = import_process()
     task = process.TaskIdentity
     pull = process.pull_task_input

@@ -92,7 +92,7 @@ def why_cold(options: Sequence[str]) -> str:
         return "each message installs the packages of its app"
     if "process" in options or "--isolation=process" in options:
         return "with --isolation process, others start the processes"
-    return why_not_here() or _flwr.why_untried()
+    return why_not_here() or _flwr.why_not_warm()
 
 
 def main(arguments: Sequence[str] | None = None) -> Any:
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> Any:
         _log.warning("this node is cold, as Flower's own nodes are: %s", reason)
     else:
         on_message = keep_warm()
-    if not _flwr.why_untried():
+    if not _flwr.why_missing(_flwr.TIMED):
         record_times(on_message)
     try:
         _flwr.run_command("flower-supernode")
