@@ -1,6 +1,6 @@
 """Everything of Flower that its reference does not document, in one place.
 
-Tried with flwr 1.41.0 (``tests/test_flwr.py``). With a new version, this file is what to look at.
+Tried with flwr 1.42.0 (``tests/test_flwr.py``). With a new version, this file is what to look at.
 """
 
 import logging
@@ -31,7 +31,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr_hetero.errors import invalid
 from flwr_hetero.records import configs_in, metrics_in
 
-TRIED_WITH = "1.41.0"
+TRIED_WITH = "1.42.0"
 """Version of flwr that all of this was tried with."""
 CLIENT_APP_RAISED, MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE = 2, 3, 5
 """Codes of error replies: an app raised or has no handler, a message has ended, a node is away."""

@@ -1,6 +1,6 @@
 """The internals of Flower's SuperNode that a warm node replaces.
 
-Each is looked for in the installed version before it is replaced. Tried with flwr 1.39 to 1.43.
+Each is looked for in the installed version before it is replaced. Tried with flwr 1.41 to 1.43.
 """
 
 import pickle

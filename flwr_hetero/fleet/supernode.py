@@ -22,6 +22,7 @@ IDLE_SHARE = 0.05  # pause before the next request, as a share of the time witho
 MIN_IDLE_S = 0.05  # shortest such pause
 FLOWERS_IDLE_S = 3.0  # pause of Flower's own SuperNode
 RESTART_S = 10.0  # shortest time between two starts of a launcher
+MAX_STARTS = 2  # launchers that may end before the node's first reply
 
 _log = logging.getLogger("flwr")
 
@@ -35,6 +36,8 @@ class WarmNode:
         self.active_s = time.monotonic()
         self.command: Sequence[str] = ()
         self.started_s = 0.0
+        self.has_replied = False
+        self.is_cold = False
         # Ended launchers are kept as zombies: Flower ends the messages of one whose id is gone.
         self.launchers: list[subprocess.Popen[bytes]] = []
 
@@ -58,10 +61,9 @@ class WarmNode:
     def sleep(self, seconds: float) -> None:
         """Pause before the next request to the SuperLink, or until a reply is there."""
         now_s = time.monotonic()
-        may_restart = self.launchers and now_s > self.started_s + RESTART_S
+        may_restart = self.launchers and not self.is_cold and now_s > self.started_s + RESTART_S
         if may_restart and has_ended(self.launchers[-1].pid):
-            _log.warning("the launcher has ended and is started again")
-            self.start(self.command)
+            self._restart()
         if seconds >= FLOWERS_IDLE_S:
             pause_s = max(IDLE_SHARE * (now_s - self.active_s), MIN_IDLE_S)
             time.sleep(min(pause_s, seconds))
@@ -69,6 +71,18 @@ class WarmNode:
         self.active_s = now_s
         if select([self.on_reply], [], [], seconds)[0]:
             os.read(self.on_reply, 4096)
+            self.has_replied = True
+
+    def _restart(self) -> None:
+        """Start another launcher, or Flower's SuperExec if no launcher can work."""
+        if self.has_replied or len(self.launchers) < MAX_STARTS:
+            _log.warning("the launcher has ended and is started again")
+            self.start(self.command)
+            return
+        self.is_cold = True
+        text = "this node is cold from now on: %d launchers have ended before its first reply"
+        _log.warning(text, MAX_STARTS)
+        self.launchers.append(subprocess.Popen(self.command))
 
 
 def keep_warm() -> Callable[[], None]:
