@@ -116,18 +116,10 @@ class OlderReply(NamedTuple):
     metrics: dict[str, Any]
 
 
-def _older(module: str) -> Any:
-    """Import what Flower converts by; it has moved once."""
-    try:
-        return import_module(f"flwr.compat.common.{module}")
-    except ModuleNotFoundError:
-        return import_module(f"flwr.common.{module}")
-
-
 def older_content(category: str, arrays: ArrayRecord, config: dict[str, Any]) -> RecordDict:
     """Write what a client's ``fit`` ("train") or ``evaluate`` is called with."""
-    convert = _older("recorddict_compat")
-    kinds = _older("typing")
+    convert = import_module("flwr.compat.common.recorddict_compat")
+    kinds = import_module("flwr.compat.common.typing")
     parameters = convert.arrayrecord_to_parameters(arrays, keep_input=True)
     if category == "train":
         write = convert.fitins_to_recorddict
@@ -155,7 +147,7 @@ def is_older_reply(content: RecordDict, category: str) -> bool:
 
 def read_older(content: RecordDict, category: str) -> OlderReply:
     """Read what a client's ``fit`` ("train") or ``evaluate`` returned."""
-    convert = _older("recorddict_compat")
+    convert = import_module("flwr.compat.common.recorddict_compat")
     if category == "train":
         found = convert.recorddict_to_fitres(content, keep_input=True)
         tensors = found.parameters.tensors

@@ -6,7 +6,7 @@ Each is looked for in the installed version before it is replaced. Tried with fl
 import pickle
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
@@ -15,7 +15,7 @@ from inspect import signature
 from pathlib import Path
 from pkgutil import resolve_name
 from types import SimpleNamespace
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Any, NamedTuple
 
 import flwr
 from flwr.app import Context, RecordDict
@@ -24,54 +24,35 @@ PROCESS = "flwr-clientapp"  # name of a message's process
 NODE = "flwr.supernode.start_client_internal"
 SUPEREXEC = "flwr.supercore.superexec"
 CLIENT_APP = "flwr.supernode.runtime.run_clientapp"
-LAUNCH = ("runtime_api_address", "token", "insecure", "parent_pid")
-TIMED = {f"{NODE}:_pull_and_store_message": ("receive",), f"{NODE}:_push_messages": ("send",)}
-"""What the times of messages need of Flower: names, and the parameters of each."""
-WARM: dict[str, tuple[str, ...]] = {
-    **TIMED,
-    f"{NODE}:time.sleep": (),
-    f"{NODE}:subprocess.Popen": (),
-    f"{SUPEREXEC}.run_superexec:time.sleep": (),
-    f"{SUPEREXEC}.run_superexec:get_executor": (),
-    f"{SUPEREXEC}.run_superexec:AutoExecPlugin.launch_task": ("token", "task"),
-    f"{SUPEREXEC}.executor:LaunchResult.accepted": (),
-    f"{SUPEREXEC}.executor:SubprocessExecutor.launch": ("spec",),
-    f"{SUPEREXEC}.executor.types:ExecutionSpec": (*LAUNCH, "task_type", "root_certificates_path"),
-    "flwr.supercore.constant:TaskType.CLIENT_APP": (),
-    "flwr.supercore.tls:validate_and_resolve_root_certificates": (),
-    "flwr.clientapp.utils:get_load_client_app_fn": (),
-    f"{CLIENT_APP}:TaskIdentity": (),
-    f"{CLIENT_APP}:pull_task_input": ("client",),
-    f"{CLIENT_APP}:push_task_output": (),
-    f"{CLIENT_APP}:install_from_fab": (),
-    f"{CLIENT_APP}:run_clientapp": (*LAUNCH, "certificates"),
+WARM = {
+    f"{NODE}:subprocess.Popen": "",
+    f"{NODE}:_pull_and_store_message": "receive:",
+    f"{NODE}:_push_messages": "send:",
+    f"{SUPEREXEC}.run_superexec:get_executor": "",
+    f"{SUPEREXEC}.run_superexec:AutoExecPlugin.launch_task": "token: task:",
+    f"{SUPEREXEC}.executor:SubprocessExecutor.launch": "spec:",
+    f"{SUPEREXEC}.executor.types:ExecutionSpec": "task_type: token: insecure: parent_pid:",
+    "flwr.supercore.tls:validate_and_resolve_root_certificates": "",
+    f"{CLIENT_APP}:pull_task_input": "client: .Message, .Context, .Run, .Fab]",
+    f"{CLIENT_APP}:push_task_output": "",
+    f"{CLIENT_APP}:install_from_fab": "",
+    f"{CLIENT_APP}:run_clientapp": "token: insecure: certificates: parent_pid:",
 }
-"""The same of a warm node."""
-TASK_INPUT = ["Message", "Context", "Run", "Fab"]
+"""What a warm node uses of Flower, and what the signature of each function must contain."""
 
 
-def why_missing(used: Mapping[str, tuple[str, ...]]) -> str:
-    """Return what the installed Flower does not have of names and parameters; "" if nothing."""
-    for name, parameters in used.items():
+def why_not_warm() -> str:
+    """Return what the installed Flower lacks of what a warm node uses; "" if nothing."""
+    for name, contents in WARM.items():
         try:
             part: Any = resolve_name(name)
         except (ImportError, AttributeError):
             return f"flwr {flwr.__version__} has no {name}"
-        missing = set(parameters) - signature(part).parameters.keys() if parameters else ()
+        text = str(signature(part)) if contents else ""
+        missing = [content for content in contents.split() if content not in text]
         if missing:
-            return f"{name} of flwr {flwr.__version__} has no parameter {min(missing)}"
+            return f"{name} of flwr {flwr.__version__} has no {missing[0]!r} in {text}"
     return ""
-
-
-def why_not_warm() -> str:
-    """Return what a warm node does not find in the installed Flower; "" if nothing."""
-    reason = why_missing(WARM)
-    if not reason:
-        hints = get_type_hints(import_process().pull_task_input)
-        names = [kind.__name__ for kind in get_args(hints["return"])]
-        if names != TASK_INPUT:
-            reason = f"pull_task_input of flwr {flwr.__version__} returns {names}"
-    return reason
 
 
 def run_command(name: str) -> None:

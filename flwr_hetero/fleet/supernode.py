@@ -75,14 +75,13 @@ class WarmNode:
 
     def _restart(self) -> None:
         """Start another launcher, or Flower's SuperExec if no launcher can work."""
-        if self.has_replied or len(self.launchers) < MAX_STARTS:
+        self.is_cold = not self.has_replied and len(self.launchers) >= MAX_STARTS
+        if self.is_cold:
+            _log.warning("this node is cold from now on: launchers end before its first reply")
+            self.launchers.append(subprocess.Popen(self.command))
+        else:
             _log.warning("the launcher has ended and is started again")
             self.start(self.command)
-            return
-        self.is_cold = True
-        text = "this node is cold from now on: %d launchers have ended before its first reply"
-        _log.warning(text, MAX_STARTS)
-        self.launchers.append(subprocess.Popen(self.command))
 
 
 def keep_warm() -> Callable[[], None]:
@@ -119,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> Any:
         _log.warning("this node is cold, as Flower's own nodes are: %s", reason)
     else:
         on_message = keep_warm()
-    if not _flwr.why_missing(_flwr.TIMED):
+    if not _flwr.why_not_warm():
         record_times(on_message)
     try:
         _flwr.run_command("flower-supernode")

@@ -115,8 +115,7 @@ def stop_if_asked(run: Run, record: Record) -> None:
     number = record["round"]
     run.result.arrays = run.final or run.strategy.evaluated_model(run.arrays)
     if run.should_stop(number, run.result) and number < run.num_rounds:
-        record["stopped"] = "should_stop returned True"
-        run.fleet.stop_reason = record["stopped"]
+        run.fleet.stop_reason = record["stopped"] = "should_stop returned True"
 
 
 class SynchronousRounds:
