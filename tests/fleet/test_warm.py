@@ -196,7 +196,7 @@ def test_options_that_make_a_node_cold(options, why):
     assert bool(result) == bool(why)
 
 
-def pull_task_input(client) -> tuple[Message, Context, Run]:
+def pull_task_input(client: object) -> tuple[Message, Context, Run]:
     """Return what a version of Flower without apps in files might."""
 
 
