@@ -1,6 +1,6 @@
 """Everything of Flower that its reference does not document, in one place.
 
-Tried with flwr 1.41.0 (``tests/test_flwr.py``). With a new version, this file is what to look at.
+Tried with flwr 1.42.0 (``tests/test_flwr.py``). With a new version, this file is what to look at.
 """
 
 import logging
@@ -31,7 +31,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr_hetero.errors import invalid
 from flwr_hetero.records import configs_in, metrics_in
 
-TRIED_WITH = "1.41.0"
+TRIED_WITH = "1.42.0"
 """Version of flwr that all of this was tried with."""
 CLIENT_APP_RAISED, MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE = 2, 3, 5
 """Codes of error replies: an app raised or has no handler, a message has ended, a node is away."""
@@ -116,18 +116,10 @@ class OlderReply(NamedTuple):
     metrics: dict[str, Any]
 
 
-def _older(module: str) -> Any:
-    """Import what Flower converts by; it has moved once."""
-    try:
-        return import_module(f"flwr.compat.common.{module}")
-    except ModuleNotFoundError:
-        return import_module(f"flwr.common.{module}")
-
-
 def older_content(category: str, arrays: ArrayRecord, config: dict[str, Any]) -> RecordDict:
     """Write what a client's ``fit`` ("train") or ``evaluate`` is called with."""
-    convert = _older("recorddict_compat")
-    kinds = _older("typing")
+    convert = import_module("flwr.compat.common.recorddict_compat")
+    kinds = import_module("flwr.compat.common.typing")
     parameters = convert.arrayrecord_to_parameters(arrays, keep_input=True)
     if category == "train":
         write = convert.fitins_to_recorddict
@@ -155,7 +147,7 @@ def is_older_reply(content: RecordDict, category: str) -> bool:
 
 def read_older(content: RecordDict, category: str) -> OlderReply:
     """Read what a client's ``fit`` ("train") or ``evaluate`` returned."""
-    convert = _older("recorddict_compat")
+    convert = import_module("flwr.compat.common.recorddict_compat")
     if category == "train":
         found = convert.recorddict_to_fitres(content, keep_input=True)
         tensors = found.parameters.tensors

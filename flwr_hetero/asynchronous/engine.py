@@ -136,6 +136,8 @@ class AsynchronousRounds:
         """Keep the newest model, with which another run may continue."""
         self.newest = run.arrays
         self.rule.engine = self
+        # A run that ends early leaves evaluations of its own rounds.
+        self.evaluations.in_flight.clear()
 
     @property
     def now_s(self) -> float:

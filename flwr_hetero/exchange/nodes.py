@@ -92,9 +92,9 @@ class TranslatingGrid(GridAround):
         send = partial(self.grid.send_and_receive, timeout=timeout)
         return self._read_all(self._send(messages, send))
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Pull replies."""
-        return self._read_all(self.grid.pull_messages(message_ids))
+    def pull_messages(self, *args: Any, **kwargs: Any) -> Iterable[Message]:
+        """Pull replies, with the arguments that the other grid's version of Flower takes."""
+        return self._read_all(self.grid.pull_messages(*args, **kwargs))
 
     def _send(self, messages: Iterable[Message], send: Callable[..., Iterable[Any]]) -> list[Any]:
         # A message that occurs twice is sent once, as by other grids.

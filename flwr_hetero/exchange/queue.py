@@ -159,7 +159,10 @@ class MessageQueue:
             wake_s = min(wake_s, first.until_s)
             break
         replies = self._receive(wake_s)
-        answered = {reply.metadata.reply_to_message_id: reply for reply in replies}
+        answered: dict[str, Message] = {}
+        for reply in replies:
+            # A second reply to an instruction does not count.
+            answered.setdefault(reply.metadata.reply_to_message_id, reply)
         answers: list[Answer] = [
             (self.pending.pop(i), answered[i]) for i in answered if i in self.pending
         ]

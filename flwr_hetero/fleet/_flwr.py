@@ -1,39 +1,77 @@
-"""The internals of Flower's SuperNode that a warm node replaces. Tried with flwr 1.41.0."""
+"""The internals of Flower's SuperNode that a warm node replaces.
+
+Each is looked for in the installed version before it is replaced. Tried with flwr 1.41 to 1.43.
+"""
 
 import pickle
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
-from importlib.metadata import entry_points, version
+from importlib.metadata import entry_points
+from inspect import signature
 from pathlib import Path
+from pkgutil import resolve_name
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import flwr
 import httpx
 from flwr.app import Context, RecordDict
-from flwr.clientapp.utils import get_load_client_app_fn
-from flwr.common.constant import APP_DIR, FAB_HASH_TRUNCATION
-from flwr.supercore.constant import TaskType
-from flwr.supercore.fab import Fab
-from flwr.supercore.tls import validate_and_resolve_root_certificates
-from flwr.supercore.utils import get_flwr_home as get_flwr_home
-
-from flwr_hetero._flwr import TRIED_WITH
 
 PROCESS = "flwr-clientapp"  # name of a message's process
 NODE = "flwr.supernode.start_client_internal"
+SUPEREXEC = "flwr.supercore.superexec"
+CLIENT_APP = "flwr.supernode.runtime.run_clientapp"
+WARM = {
+    f"{NODE}:subprocess.Popen": "",
+    f"{NODE}:_pull_and_store_message": "receive:",
+    f"{NODE}:_push_messages": "send:",
+    f"{SUPEREXEC}.run_superexec:get_executor": "",
+    f"{SUPEREXEC}.run_superexec:AutoExecPlugin.launch_task": "token: task:",
+    f"{SUPEREXEC}.executor:SubprocessExecutor.launch": "spec:",
+    f"{SUPEREXEC}.executor.types:ExecutionSpec": "task_type: token: insecure: parent_pid:",
+    "flwr.supercore.tls:validate_and_resolve_root_certificates": "",
+    f"{CLIENT_APP}:pull_task_input": "client: .Message, .Context, .Run, .Fab]",
+    f"{CLIENT_APP}:push_task_output": "",
+    f"{CLIENT_APP}:install_from_fab": "",
+    f"{CLIENT_APP}:run_clientapp": "token: insecure: certificates: parent_pid:",
+}
+"""What a warm node uses of Flower, and what the signature of each function must contain."""
+CONNECTION = "flwr.supernode.fleet_http_connection"
+WATCHED = {
+    f"{NODE}:_pull_and_store_message": "get_fab:",
+    f"{NODE}:_push_messages": "state: send:",
+    f"{CONNECTION}:NodeAuthHttpInterceptor.intercept": "call_next:",
+    "flwr.common.constant:APP_DIR": "",
+    "flwr.common.constant:FAB_HASH_TRUNCATION": "",
+}
+"""What a node that explains its faults uses of Flower."""
 
 
-def why_untried() -> str:
-    """Return why the internals below may have changed; "" in versions that were tried."""
-    installed = version("flwr")
-    # Patch releases leave them as they are.
-    if installed.split(".")[:2] == TRIED_WITH.split(".")[:2]:
-        return ""
-    return f"flwr is {installed}, and warm nodes were tried with {TRIED_WITH}"
+def why_not_warm() -> str:
+    """Return what the installed Flower lacks of what a warm node uses; "" if nothing."""
+    return _lacking(WARM)
+
+
+def why_not_watched() -> str:
+    """Return what it lacks of what a node that explains its faults uses; "" if nothing."""
+    return _lacking(WATCHED)
+
+
+def _lacking(parts: Mapping[str, str]) -> str:
+    for name, contents in parts.items():
+        try:
+            part: Any = resolve_name(name)
+        except (ImportError, AttributeError):
+            return f"flwr {flwr.__version__} has no {name}"
+        text = str(signature(part)) if contents else ""
+        missing = [content for content in contents.split() if content not in text]
+        if missing:
+            return f"{name} of flwr {flwr.__version__} has no {missing[0]!r} in {text}"
+    return ""
 
 
 def run_command(name: str) -> None:
@@ -100,9 +138,18 @@ def time_messages(
 # --- faults of a SuperNode ----------------------------------------------------------------------
 
 
-def app_folders(fab: Fab) -> list[Path]:
+def flwr_home() -> Path:
+    """Return the folder in which Flower keeps apps and its state."""
+    from flwr.supercore.utils import get_flwr_home
+
+    return get_flwr_home()
+
+
+def app_folders(fab: Any) -> list[Path]:
     """Return the folders in FLWR_HOME in which an app is installed, completely or not."""
-    return list((get_flwr_home() / APP_DIR).glob(f"*.{fab.hash_str[:FAB_HASH_TRUNCATION]}"))
+    from flwr.common.constant import APP_DIR, FAB_HASH_TRUNCATION
+
+    return list((flwr_home() / APP_DIR).glob(f"*.{fab.hash_str[:FAB_HASH_TRUNCATION]}"))
 
 
 def watch_node(faults: Any) -> None:
@@ -113,12 +160,12 @@ def watch_node(faults: Any) -> None:
     of the SuperLink, with status 0 if there is none.
     """
     node: Any = import_module(NODE)
-    connection: Any = import_module("flwr.supernode.fleet_http_connection")
+    connection: Any = import_module(CONNECTION)
     pull = node._pull_and_store_message
     push = node._push_messages
 
-    def watched_pull(*, get_fab: Callable[[str, int], Fab], **kwargs: Any) -> Any:
-        def get_and_report(fab_hash: str, run_id: int) -> Fab:
+    def watched_pull(*, get_fab: Callable[[str, int], Any], **kwargs: Any) -> Any:
+        def get_and_report(fab_hash: str, run_id: int) -> Any:
             fab = get_fab(fab_hash, run_id)
             faults.received(fab)
             return fab
@@ -160,6 +207,7 @@ def run_superexec(
     launch: Callable[[int, Any], None], sleep: Callable[[float], None], close: Callable[[], None]
 ) -> None:
     """Run Flower's SuperExec, but launch ClientApps by ``launch(run_id, spec)``."""
+    from flwr.supercore.constant import TaskType
     from flwr.supercore.superexec.executor import LaunchResult, SubprocessExecutor
     from flwr.supercore.superexec.plugin import AutoExecPlugin
 
@@ -188,7 +236,7 @@ def run_superexec(
             return super().launch_task(token, task)
 
     executor = WarmExecutor()
-    superexec: Any = import_module("flwr.supercore.superexec.run_superexec")
+    superexec: Any = import_module(f"{SUPEREXEC}.run_superexec")
     superexec.get_executor = lambda *_, **__: executor
     superexec.AutoExecPlugin = WarmPlugin
     superexec.time = with_replaced(superexec.time, sleep=sleep)
@@ -207,11 +255,13 @@ class App(NamedTuple):
 
 def import_process() -> Any:
     """Import what the process of a message needs of Flower."""
-    return import_module("flwr.supernode.runtime.run_clientapp")
+    return import_module(CLIENT_APP)
 
 
 def load_app(fab_id: str, fab_version: str, fab_hash: str) -> None:
     """Import an installed ClientApp; later loads in this process find it."""
+    from flwr.clientapp.utils import get_load_client_app_fn
+
     get_load_client_app_fn("", None, True)(fab_id, fab_version, fab_hash)
 
 
@@ -228,6 +278,8 @@ def answer_message(
     waited in ``await_order(app, give)``. A process without the app also calls ``await_order()``
     before it pulls. ``on_end`` is called when reply and context are pushed.
     """
+    from flwr.supercore.tls import validate_and_resolve_root_certificates
+
     process = import_process()
     task = process.TaskIdentity
     pull = process.pull_task_input

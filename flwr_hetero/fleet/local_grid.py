@@ -249,9 +249,20 @@ class LocalGrid(Grid):
         self.pending[message_id] = PendingReply(arrival_s, reply, expiry_s)
         return message_id
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Collect the replies that have arrived; an unsuccessful poll takes ``POLL_S``."""
-        ids = set(message_ids)
+    def pull_messages(  # type: ignore[override]
+        self,
+        reply_to_message_ids: Iterable[str] | None = None,
+        *,
+        message_ids: Iterable[str] | None = None,
+    ) -> Iterable[Message]:
+        """Collect the replies that have arrived; an unsuccessful poll takes ``POLL_S``.
+
+        As in Flower 1.43, None stands for all messages. ``message_ids`` is the name until 1.42.
+        """
+        if reply_to_message_ids is not None and message_ids is not None:
+            raise TypeError("reply_to_message_ids and message_ids are the same: give one of them")
+        given = message_ids if reply_to_message_ids is None else reply_to_message_ids
+        ids = set(self.pending if given is None else given)
         arrived = self._collect_all(ids)
         if ids and not arrived:
             self.virtual_time_s += POLL_S

@@ -23,6 +23,7 @@ IDLE_SHARE = 0.05  # pause before the next request, as a share of the time witho
 MIN_IDLE_S = 0.05  # shortest such pause
 FLOWERS_IDLE_S = 3.0  # pause of Flower's own SuperNode
 RESTART_S = 10.0  # shortest time between two starts of a launcher
+MAX_STARTS = 2  # launchers that may end before the node's first reply
 
 _log = logging.getLogger("flwr")
 
@@ -36,6 +37,8 @@ class WarmNode:
         self.active_s = time.monotonic()
         self.command: Sequence[str] = ()
         self.started_s = 0.0
+        self.has_replied = False
+        self.is_cold = False
         # Ended launchers are kept as zombies: Flower ends the messages of one whose id is gone.
         self.launchers: list[subprocess.Popen[bytes]] = []
 
@@ -61,10 +64,9 @@ class WarmNode:
     def sleep(self, seconds: float) -> None:
         """Pause before the next request to the SuperLink, or until a reply is there."""
         now_s = time.monotonic()
-        may_restart = self.launchers and now_s > self.started_s + RESTART_S
+        may_restart = self.launchers and not self.is_cold and now_s > self.started_s + RESTART_S
         if may_restart and has_ended(self.launchers[-1].pid):
-            _log.warning("the launcher has ended and is started again")
-            self.start(self.command)
+            self._restart()
         if seconds >= FLOWERS_IDLE_S:
             pause_s = max(IDLE_SHARE * (now_s - self.active_s), MIN_IDLE_S)
             time.sleep(min(pause_s, seconds))
@@ -72,6 +74,17 @@ class WarmNode:
         self.active_s = now_s
         if select([self.on_reply], [], [], seconds)[0]:
             os.read(self.on_reply, 4096)
+            self.has_replied = True
+
+    def _restart(self) -> None:
+        """Start another launcher, or Flower's SuperExec if no launcher can work."""
+        self.is_cold = not self.has_replied and len(self.launchers) >= MAX_STARTS
+        if self.is_cold:
+            _log.warning("this node is cold from now on: launchers end before its first reply")
+            self.launchers.append(subprocess.Popen(self.command))
+        else:
+            _log.warning("the launcher has ended and is started again")
+            self.start(self.command)
 
 
 def keep_warm() -> Callable[[], None]:
@@ -95,7 +108,7 @@ def why_cold(options: Sequence[str]) -> str:
         return "each message installs the packages of its app"
     if "process" in options or "--isolation=process" in options:
         return "with --isolation process, others start the processes"
-    return why_not_here() or _flwr.why_untried()
+    return why_not_here() or _flwr.why_not_warm()
 
 
 def main(arguments: Sequence[str] | None = None) -> Any:
@@ -112,10 +125,14 @@ def main(arguments: Sequence[str] | None = None) -> Any:
     else:
         on_message = keep_warm()
     faults = NodeFaults()
-    if not _flwr.why_untried():
+    if not _flwr.why_not_warm():
         record_times(on_message)
+    unwatched = _flwr.why_not_watched()
+    if unwatched:
+        _log.warning("this node does not explain its faults: %s", unwatched)
+    else:
         faults.watch()
-    reason = why_not_writable(_flwr.get_flwr_home())
+    reason = why_not_writable(_flwr.flwr_home())
     if reason:
         _log.error("%s", reason)
         sys.exit(1)

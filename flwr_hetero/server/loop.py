@@ -34,6 +34,7 @@ class Run:
     train_config: ConfigRecord
     evaluate_config: ConfigRecord
     evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None
+    should_stop: Callable[[int, Result], bool] | None = None
     result: Result = field(default_factory=Result)
     final: ArrayRecord | None = None
     """The model that is returned, if the newest one has been trained further since."""
@@ -99,10 +100,22 @@ def run_all(run: Run, rounds: Rounds) -> Result:
         rounds.begin(run)
         while run.round < run.num_rounds and run.fleet.stop_reason is None:
             log(DEBUG, "[ROUND %s/%s]", run.round + 1, run.num_rounds)
-            finish_round(run, rounds.next(run))
+            record = rounds.next(run)
+            stop_if_asked(run, record)
+            finish_round(run, record)
         rounds.end(run)
     run.result.arrays = run.arrays
     return run.result
+
+
+def stop_if_asked(run: Run, record: Record) -> None:
+    """Ask ``should_stop`` whether a round is the last one, and say so in the round's line."""
+    if run.should_stop is None:
+        return
+    number = record["round"]
+    run.result.arrays = run.final or run.strategy.evaluated_model(run.arrays)
+    if run.should_stop(number, run.result) and number < run.num_rounds:
+        run.fleet.stop_reason = record["stopped"] = "should_stop returned True"
 
 
 class SynchronousRounds:
@@ -140,6 +153,7 @@ def opened(run: Run, unit: str = "round") -> Iterator[None]:
     log(INFO, "Starting %s", " > ".join(dict.fromkeys(map(name_of, strategy.chain()))))
     fleet.begin_round()
     fleet.is_running = True
+    run.fleet.stop_reason = None
     run.unit = unit
     with quiet_strategies():
         strategy.summary()

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from math import inf
 from typing import Any, ClassVar
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import DEFAULT_TTL, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
@@ -15,6 +15,7 @@ from flwr_hetero.exchange.arrivals import check_late_limit
 from flwr_hetero.exchange.checks import accept, count, judge_of
 from flwr_hetero.exchange.context import Exchange, Fleet
 from flwr_hetero.exchange.limits import aggregate_parts, check_limit
+from flwr_hetero.exchange.nodes import is_simulated
 from flwr_hetero.records import own_records
 from flwr_hetero.server.client_support import (
     ClientSupport,
@@ -346,15 +347,22 @@ class Wrapper(FixedSettings, Strategy):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        should_stop: Callable[[int, Result], bool] | None = None,
     ) -> Result:
-        """Run federated learning; arguments and result as for any Flower strategy.
+        """Run federated learning; arguments and result as for any strategy of Flower 1.43.
 
-        ``grid`` may be a ``LocalGrid``; ``timeout`` is in seconds of the fleet's clock, or None.
+        ``grid`` may be a ``LocalGrid``; ``timeout`` is in seconds of the fleet's clock. None: no
+        limit, on real nodes 12 hours.
+        ``should_stop`` is called after each round, or server update, with its number and the result
+        so far, which it must not change. If it returns True, the run ends.
         """
         pull_quickly()
-        timeout_s = inf if timeout is None else timeout
+        # On real nodes a message lives for 12 hours. Flower 1.43 does not report when it is lost.
+        longest_s = inf if is_simulated(grid) else float(DEFAULT_TTL)
+        timeout_s = longest_s if timeout is None else timeout
         configs = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
-        run = Run(self, grid, initial_arrays, num_rounds, timeout_s, *configs, evaluate_fn)
+        functions = evaluate_fn, should_stop
+        run = Run(self, grid, initial_arrays, num_rounds, timeout_s, *configs, *functions)
         return run_all(run, self.make_rounds(run))
 
     def __getattr__(self, name: str) -> Any:

@@ -13,8 +13,10 @@ from flwr.serverapp.strategy import FedAvg
 from toy import reply_with, target, toy_app, toy_arrays
 
 from flwr_hetero import keys
+from flwr_hetero.exchange.nodes import GridView
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
 from flwr_hetero.fleet.faults import CORRUPTIONS
+from flwr_hetero.older import OlderClients
 from flwr_hetero.strategy import FedBuff, Wrapper
 
 APP = Path(__file__).parents[1] / "e2e" / "deploy" / "probe_app"
@@ -44,6 +46,34 @@ def grid_of(train, profiles=PROFILES):
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
     return LocalGrid(app, profiles)
+
+
+PULLS = {
+    "ids": lambda grid, ids: grid.pull_messages(ids),
+    "name until 1.42": lambda grid, ids: grid.pull_messages(message_ids=ids),
+    "name since 1.43": lambda grid, ids: grid.pull_messages(reply_to_message_ids=ids),
+    "all": lambda grid, ids: grid.pull_messages(),
+}
+
+
+@pytest.mark.parametrize("around", [None, OlderClients, lambda grid: GridView(grid, [1000])])
+@pytest.mark.parametrize("pull", PULLS)
+def test_replies_are_pulled_by_id_or_all(pull, around):
+    app = ClientApp()
+    app.query()(lambda message, context: reply_with(message, {"num-examples": 100}))
+    local = LocalGrid(app, PROFILES)
+    grid = around(local) if around else local
+    questions = [Message(RecordDict(), node, "query") for node in local.get_node_ids()]
+    ids = sorted(grid.push_messages(questions))
+    assert list(PULLS[pull](grid, ids)) == []
+    local.virtual_time_s = 1.5
+    replies = PULLS[pull](grid, ids if pull == "all" else ids[:1])
+    expected = ids[:2] if pull == "all" else ids[:1]
+    assert sorted(reply.metadata.reply_to_message_id for reply in replies) == expected
+    assert sorted(local.pending) == [i for i in ids if i not in expected]
+    assert list(grid.pull_messages([])) == []
+    with pytest.raises(TypeError):
+        grid.pull_messages(ids, message_ids=ids)
 
 
 # --- time --------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
+import flwr
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -195,11 +196,24 @@ def test_options_that_make_a_node_cold(options, why):
     assert bool(result) == bool(why)
 
 
-def test_another_flwr_makes_a_node_cold_but_a_patch_does_not(monkeypatch):
-    for version, why in (("1.41.9", ""), ("1.42.0", "flwr is 1.42.0, ")):
-        monkeypatch.setattr(_flwr, "version", lambda name, version=version: version)
-        assert supernode.why_cold([]).startswith(why)
-        assert bool(supernode.why_cold([])) == bool(why)
+def pull_task_input(client: object) -> tuple[Message, Context, Run]:
+    """Return what a version of Flower without apps in files might."""
+
+
+@pytest.mark.parametrize(
+    ("name", "replaced", "why"),
+    [
+        ("supernode.start_client_internal._push_messages", lambda state: None, "has no 'send:'"),
+        ("supercore.superexec.run_superexec.AutoExecPlugin", None, "has no flwr.supercore.superex"),
+        ("supernode.runtime.run_clientapp.run_clientapp", lambda: None, "has no 'token:'"),
+        ("supernode.runtime.run_clientapp.pull_task_input", pull_task_input, "has no '.Run,'"),
+    ],
+)
+def test_another_flwr_makes_a_node_cold(name, replaced, why, monkeypatch):
+    assert supernode.why_cold([]) == ""
+    monkeypatch.setattr(f"flwr.{name}", replaced)
+    assert why in supernode.why_cold([])
+    assert f"flwr {flwr.__version__}" in supernode.why_cold([])
 
 
 def test_what_a_process_has_pulled_is_answered_by_another(monkeypatch):
@@ -284,3 +298,18 @@ def test_launcher_that_has_ended_is_started_again(monkeypatch, caplog):
     assert "the launcher has ended and is started again" in caplog.text
     assert node.launchers[0].returncode is None  # its id is taken until the node ends
     assert [process.wait() for process in node.launchers] == [0, 0]
+
+
+@pytest.mark.parametrize("has_replied", [False, True])
+def test_node_whose_launchers_end_at_once_is_cold(has_replied, monkeypatch, caplog):
+    monkeypatch.setattr(supernode, "RESTART_S", 0.0)
+    monkeypatch.setattr(sys, "executable", "/bin/true")
+    node = supernode.WarmNode()
+    node.has_replied = has_replied
+    node.start(["/bin/echo", "superexec"])
+    while len(node.launchers) < 4 and not node.is_cold:
+        node.sleep(0.01)
+    node.sleep(0.01)
+    commands = [process.args[0] for process in node.launchers if not process.wait()]
+    assert commands[:3] == ["/bin/true", "/bin/true", "/bin/true" if has_replied else "/bin/echo"]
+    assert caplog.text.count("cold from now on") == (not has_replied)
