@@ -13,7 +13,7 @@ JOB_S = 60.0
 """Seconds for which a node trains, in the estimate of how far one server goes."""
 
 
-class Costs:
+class ReplyCosts:
     """Milliseconds of a reply, by kind of fleet, strategy, nodes and nodes in training."""
 
     def __init__(self, lines: Iterable[Line]) -> None:
@@ -94,7 +94,7 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     scales = record.of(lines, experiment="scale")
     if not scales:
         return {}
-    costs = Costs(scales)
+    costs = ReplyCosts(scales)
     parts = {
         kind.replace(" ", "_"): costs.by_nodes(kind)
         for kind, _ in groupby(sorted(line["case"]["kind"] for line in scales))

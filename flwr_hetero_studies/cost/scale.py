@@ -175,7 +175,7 @@ class Meter:
                 self._apart_s += time.process_time() - start_s
 
 
-class MeteredGrid(LocalGrid):
+class TimedGrid(LocalGrid):
     """An emulated fleet whose own time is not counted."""
 
     def __init__(self, app: ClientApp, num_nodes: int, meter: Meter) -> None:
@@ -263,7 +263,7 @@ def run(case: Case, data: Data) -> dict[str, Any]:
     size = Size(case["nodes"], case["training"], case["kind"] == "all evaluate")
     meter = Meter()
     nodes = EchoFleet()
-    made = ReadyGrid if case["kind"] == "real" else MeteredGrid
+    made = ReadyGrid if case["kind"] == "real" else TimedGrid
     grid: Grid = made(nodes.app, size.nodes, meter)
     marks: list[Mark] = []
 
