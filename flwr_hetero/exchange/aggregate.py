@@ -45,7 +45,13 @@ def aggregate(
     counts = {id(content): other for content, other in zip(contents, limited, strict=True)}
 
     def weigh_metrics(chosen: Sequence[RecordDict], _key: str = "") -> MetricRecord:
-        return weigh([counts.get(id(content), content) for content in chosen], own_key)
+        metrics = weigh([counts.get(id(content), content) for content in chosen], own_key)
+        # What Flower's `metric_records` returns refers to itself, and so do the records that it is
+        # of: without this, all models would wait for the garbage collector.
+        for content in limited:
+            for name in arrays_in(content):
+                del content[name]
+        return metrics
 
     # Where only the mean matters, it is made here. FedAvg adds nothing to it.
     method = type(leaf).aggregate_train

@@ -14,7 +14,7 @@ from flwr_hetero.arrays import array_of, view_array
 from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.exchange.aggregate import keep_dtypes
 from flwr_hetero.exchange.context import Exchange, Messages
-from flwr_hetero.records import BUFFERS
+from flwr_hetero.records import BUFFERS, arrays_in
 from flwr_hetero.server.loop import Run
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.slices.algorithm import TOWARDS, new_part
@@ -163,8 +163,8 @@ class RecentAverage(ModelAverage):
             self._between = self.between(context.arrays)
         between = self._between
         for message in messages:
-            (name,) = message.content.array_records
-            message.content[name] = between
+            for name in arrays_in(message.content):
+                message.content[name] = between
         return messages
 
     def between(self, newest: ArrayRecord) -> ArrayRecord:
