@@ -3,7 +3,7 @@
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from hashlib import sha256
-from math import inf, isfinite, nan
+from math import inf, isfinite, nan, prod
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -44,6 +44,11 @@ def payload_bytes(content: RecordDict) -> int:
             for item in value if isinstance(value, list) else (value,):
                 total += len(item) if isinstance(item, (bytes, str)) else 8
     return total
+
+
+def num_parameters(arrays: ArrayRecord) -> int:
+    """Return how many numbers a model holds."""
+    return sum(prod(array.shape) for array in arrays.values())
 
 
 def own_records(content: RecordDict) -> RecordDict:

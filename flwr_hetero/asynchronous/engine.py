@@ -189,6 +189,9 @@ class AsynchronousRounds:
         self._metrics = self.run.result.train_metrics_clientapp.get(context.round)
         self._is_over = self.rule.ends_round()
         keep_infos(self.run, self._line)
+        # Models of the last server update and of the one before it need not stay in memory.
+        self.rule.updates = {}
+        self._context.arrays = self.run.arrays
 
     def _evaluate(self, number: int) -> Record:
         """Begin an evaluation if one is due; return the results of those that are over."""

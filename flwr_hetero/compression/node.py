@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import NUMPY, ClientAppCallable
+from flwr_hetero.arrays import array_of, view_array
+from flwr_hetero.client import warn_once
+from flwr_hetero.client.carried import MOST_BYTES
 from flwr_hetero.compression import wire
 from flwr_hetero.compression.algorithm import BITS, with_error
 from flwr_hetero.records import arrays_in, configs_in
@@ -57,25 +60,31 @@ def _packed_update(
     start: ArrayRecord, end: ArrayRecord, bits: int, context: Context | None
 ) -> ArrayRecord:
     """Pack what changed (l. 3 and 4); with a context, keep in its state what is lost by that."""
-    found = ArrayRecord(dict(end.items()))
+    packed = end.copy()
     lost = ArrayRecord()
+    lost_bytes = 0
     for name, array in end.items():
         before = start.get(name)
         if before is None or not (wire.is_packable(name, before) and _is_like(array, before)):
             continue
         error = None if context is None else _residual(context, name, before)
         # l. 3: u
-        update = with_error(array.numpy(), before.numpy(), error)
+        update = with_error(view_array(array), view_array(before), error)
         # A model that is not finite is left to the checks of the server.
         with suppress(ValueError):
             # l. 4: q(u)
-            found[name] = wire.pack(before, update, bits, no_longer=context is None)
+            packed[name] = wire.pack(before, update, bits, no_longer=context is None)
             # e <- u - q(u)
-            rest = update - wire.unpack(found[name], before)
-            lost[name] = Array(rest.astype(np.float32))
+            rest = update - wire.unpack(packed[name], before)
+            lost_bytes += 4 * rest.size
+            if context is not None and lost_bytes <= MOST_BYTES:
+                lost[name] = array_of(np.asarray(rest, np.float32))
+    if lost_bytes > MOST_BYTES:
+        warn_once("no error feedback: what the update has lost is too much to keep", topic="lost")
+        lost = ArrayRecord()
     if context is not None:
         context.state[keys.RESIDUAL] = lost
-    return found
+    return packed
 
 
 def _is_like(array: Array, before: Array) -> bool:

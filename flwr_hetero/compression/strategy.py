@@ -10,11 +10,12 @@ from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import CLIENT_APP_RAISED, clips_on_nodes, log, trains_trees
+from flwr_hetero.client.carried import MOST_BYTES
 from flwr_hetero.compression import wire
 from flwr_hetero.compression.algorithm import BITS
 from flwr_hetero.errors import check_choice, invalid
 from flwr_hetero.exchange.nodes import TranslatingGrid
-from flwr_hetero.records import arrays_in, payload_bytes
+from flwr_hetero.records import arrays_in, num_parameters, payload_bytes
 from flwr_hetero.server.client_support import MAX_NAMES, MOD_LINES
 from flwr_hetero.server.loop import Rounds, Run
 from flwr_hetero.server.wrapper import Wrapper
@@ -104,6 +105,13 @@ class Compressed(Wrapper):
         return 2 * sum(known) > len(known) if known else self._most_have
 
     # --- hooks ---------------------------------------------------------------------------
+    def on_start(self, run: Run) -> None:
+        """Say if the model is too large for nodes to keep what its updates lose."""
+        lost_bytes = 4 * num_parameters(run.arrays)
+        if self.bits_up is not None and self.error_feedback and lost_bytes > MOST_BYTES:
+            text = "Compressed: no error feedback. It would be %.1f GB of a node's state, and %.1f "
+            log(WARNING, text + "are kept at most", lost_bytes / 1e9, MOST_BYTES / 1e9)
+
     def round_info(self) -> dict[str, Any]:
         """Return how many nodes get and send whole models, as they have no mod."""
         return {"without_mod": sum(not has for has in self.has_mod.values())}

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import NUMPY
+from flwr_hetero.arrays import array_of, view_array
 from flwr_hetero.compression import algorithm
 from flwr_hetero.compression.algorithm import BITS
 from flwr_hetero.records import BUFFERS
@@ -44,27 +45,27 @@ def unpack(array: Array, like: Array) -> NDArray[np.float32]:
 
 def packed(arrays: ArrayRecord, bits: int) -> ArrayRecord:
     """Pack a model (l. 1)."""
-    found = ArrayRecord(dict(arrays.items()))
+    written = arrays.copy()
     for name, array in arrays.items():
         if is_packable(name, array):
             # l. 1: q(w)
-            found[name] = pack(array, array.numpy(), bits)
-    return found
+            written[name] = pack(array, view_array(array), bits)
+    return written
 
 
 def unpacked(arrays: ArrayRecord) -> ArrayRecord:
     """Read a model that may be packed (l. 2)."""
-    found = ArrayRecord(dict(arrays.items()))
+    read = arrays.copy()
     for name, array in arrays.items():
         if array.stype in STYPES:
             # l. 2: v
-            found[name] = Array(unpack(array, array).astype(array.dtype))
-    return found
+            read[name] = array_of(np.asarray(unpack(array, array), array.dtype))
+    return read
 
 
 def restored(arrays: ArrayRecord, sent: Mapping[str, Array], bits: int | None) -> ArrayRecord:
     """Add packed updates to the model that was sent (l. 5); ValueError if one cannot be read."""
-    found = ArrayRecord(dict(arrays.items()))
+    whole = arrays.copy()
     for name, array in arrays.items():
         if array.stype not in STYPES:
             continue
@@ -73,10 +74,10 @@ def restored(arrays: ArrayRecord, sent: Mapping[str, Array], bits: int | None) -
             raise ValueError(f"array {name!r} is packed, which it should not be so")
         try:
             update = unpack(array, sent[name])
-            start = sent[name].numpy()
+            start = view_array(sent[name])
         except ValueError as error:
             raise ValueError(f"packed array {name!r} {error}") from error
         with np.errstate(over="ignore"):
             # l. 5: w_i <- w + q(u)
-            found[name] = Array(np.asarray(start + update).astype(start.dtype))
-    return found
+            whole[name] = array_of(np.asarray(start + update, start.dtype))
+    return whole

@@ -1,11 +1,9 @@
-"""Models of replies: read, checked and averaged in their own precision."""
+"""Models of replies: checked and averaged in their own precision, one array at a time."""
 
-import io
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from logging import ERROR
 from typing import Any, NamedTuple
 
@@ -16,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import NUMPY, log
+from flwr_hetero.arrays import MovedArray, array_of, step_between, view_array
 from flwr_hetero.errors import invalid, last_line
 from flwr_hetero.exchange.context import QUORUM, Exchange
 from flwr_hetero.records import BUFFERS, arrays_in, limit_metrics, metrics_in, read_number
@@ -46,13 +45,25 @@ def aggregate(
     counts = {id(content): other for content, other in zip(contents, limited, strict=True)}
 
     def weigh_metrics(chosen: Sequence[RecordDict], _key: str = "") -> MetricRecord:
-        return weigh([counts.get(id(content), content) for content in chosen], own_key)
+        metrics = weigh([counts.get(id(content), content) for content in chosen], own_key)
+        # What Flower's `metric_records` returns refers to itself, and so do the records that it is
+        # of: without this, all models would wait for the garbage collector.
+        for content in limited:
+            for name in arrays_in(content):
+                del content[name]
+        return metrics
 
-    # Where only the mean matters, it is made in place and aggregated as a single reply.
-    if inner is leaf and type(leaf).aggregate_train in [s.aggregate_train for s in LINEAR]:
-        mean = mean_reply(replies, weights, like, own_key)
+    # Where only the mean matters, it is made here. FedAvg adds nothing to it.
+    method = type(leaf).aggregate_train
+    if inner is leaf and method in [strategy.aggregate_train for strategy in LINEAR]:
+        models = [model_of(reply) for reply in replies]
+        mean = mean_arrays(models, weights, like)
+        if method is FedAvg.aggregate_train:
+            return mean, weigh_metrics(contents)
+        # Flower divides the weight by itself, and it may be 0 in some replies.
+        heaviest = max(replies, key=lambda reply: weight_of(reply, own_key))
         with replaced(leaf, train_metrics_aggr_fn=lambda *_: weigh_metrics(contents)):
-            return leaf.aggregate_train(number, [mean])
+            return leaf.aggregate_train(number, [with_model(heaviest, mean)])
     if weights == [weight_of(reply, own_key) for reply in replies]:
         with replaced(leaf, train_metrics_aggr_fn=weigh_metrics):
             return inner.aggregate_train(number, replies)
@@ -136,25 +147,26 @@ def with_update(
 
     Buffers have a scale of their own; None: they stay as they are.
     """
-    ((name, arrays),) = arrays_in(reply.content).items()
-    moved = ArrayRecord(dict(arrays.items()))
-    for key, end in arrays.items():
-        before = view_array(start[key])
-        after = view_array(end)
-        own = scale_of_buffers if key.endswith(buffers) else scale
+    moved = model_of(reply).copy()
+    for name, after in list(moved.items()):
+        own_scale = scale_of_buffers if name.endswith(buffers) else scale
         # Integers are averaged and not optimised.
-        if before.dtype.kind == "f" and own is not None:
-            onto = before if base is start else view_array(base[key])
-            dtype = after.dtype if after.dtype.kind == "f" else before.dtype
-            moved[key] = Array(np.asarray(onto + own * step_between(before, after), dtype))
-    content = RecordDict({**reply.content, name: moved})
-    return Message(content, metadata=reply.metadata)  # type: ignore[call-overload,no-any-return]
+        if own_scale is not None and np.dtype(start[name].dtype).kind == "f":
+            moved[name] = MovedArray(base[name], start[name], after, own_scale)
+    return with_model(reply, moved)
 
 
-def step_between(before: NDArray[Any], after: NDArray[Any]) -> NDArray[Any]:
-    """Return the difference of two arrays, at least in single precision."""
-    dtype = np.result_type(after, before, np.float32)
-    return np.asarray(np.subtract(after, before, dtype=dtype))
+def model_of(message: Message) -> ArrayRecord:
+    """Return the arrays of a message that has one model."""
+    (arrays,) = arrays_in(message.content).values()
+    return arrays
+
+
+def with_model(message: Message, model: ArrayRecord) -> Message:
+    """Return a message with another model and the same other records."""
+    ((name, _),) = arrays_in(message.content).items()
+    content = RecordDict({**message.content, name: model})
+    return Message(content, metadata=message.metadata)  # type: ignore[call-overload,no-any-return]
 
 
 class Norms(NamedTuple):
@@ -180,41 +192,31 @@ def model_norms(arrays: Mapping[str, Array], start: Mapping[str, Array] | None =
 
 
 # --- means -------------------------------------------------------------------------------
-def mean_reply(
-    replies: Sequence[Message], weights: ArrayLike, like: ArrayRecord, weight_key: str
-) -> Message:
-    """Make one reply that holds the weighted mean of the models of several."""
-    ((name, _),) = arrays_in(replies[0].content).items()
-    records = [next(iter(arrays_in(reply.content).values())) for reply in replies]
-    content = RecordDict(dict(replies[0].content))
-    content[name] = mean_arrays(records, weights, like)
-    for metrics_name, metrics in metrics_in(replies[0].content).items():
-        content[metrics_name] = MetricRecord({**metrics, weight_key: 1})
-    return Message(content, metadata=replies[0].metadata)  # type: ignore[call-overload,no-any-return]
-
-
 def mean_arrays(
     records: Sequence[ArrayRecord], weights: ArrayLike, like: ArrayRecord
 ) -> ArrayRecord:
     """Average ArrayRecords of one model without unpacking them, in the types of ``like``."""
-    mean = ArrayRecord(dict(like.items()))
+    mean = like.copy()
     for name, array in like.items():
         # What nodes have left out is the server's own array.
         if any(record[name] is not array for record in records):
-            views = [view_array(r[name]).astype(array.dtype, copy=False) for r in records]
-            mean[name] = Array(weighted_mean(views, weights))
+            views = (view_array(r[name]).astype(array.dtype, copy=False) for r in records)
+            mean[name] = array_of(weighted_mean(views, weights))
     return mean
 
 
-def weighted_mean(arrays: Sequence[NDArray[Any]], weights: ArrayLike) -> NDArray[Any]:
-    """Average arrays of one shape and type."""
-    dtype = arrays[0].dtype.newbyteorder("=")
+def weighted_mean(arrays: Iterable[NDArray[Any]], weights: ArrayLike) -> NDArray[Any]:
+    """Average arrays of one shape and type, of which one is needed at a time."""
+    rest = iter(arrays)
+    first = next(rest)
+    dtype = first.dtype.newbyteorder("=")
     # Half precision is added up in single precision, and integers in double precision.
     wide = np.promote_types(dtype, np.float32) if dtype.kind in "fc" else np.dtype(np.float64)
     factors = normalised(weights).astype(wide)
-    total = np.multiply(arrays[0], factors[0], dtype=wide, order="C")
-    for array, factor in zip(arrays[1:], factors[1:], strict=True):
-        total += np.multiply(array, factor, dtype=wide)
+    total = np.multiply(first, factors[0], dtype=wide, order="C")
+    part = np.empty_like(total)
+    for array, factor in zip(rest, factors[1:], strict=True):
+        total += np.multiply(array, factor, out=part, dtype=wide)
     # For masks, the majority counts.
     if dtype.kind == "b":
         return np.asarray(total >= 0.5)
@@ -238,36 +240,13 @@ def keep_dtypes(arrays: ArrayRecord, like: ArrayRecord) -> ArrayRecord:
     for name, array in arrays.items():
         if name in like and array.dtype != like[name].dtype:
             dtype = np.dtype(like[name].dtype)
-            values = array.numpy()
+            values = view_array(array)
             whole = dtype.kind in "iub" and values.dtype.kind == "f"
-            arrays[name] = Array(np.asarray(np.rint(values) if whole else values, dtype))
+            arrays[name] = array_of(np.asarray(np.rint(values) if whole else values, dtype))
     return arrays
 
 
 # --- reading and checking ----------------------------------------------------------------
-def view_array(array: Array) -> NDArray[Any]:
-    """View an array of a reply without copying its payload and without pickle."""
-    # Other versions are for structured types only.
-    if array.data[6:7] != b"\1":
-        raise ValueError("not an npy file of version 1")
-    start = 10 + int.from_bytes(array.data[8:10], "little")
-    shape, fortran, dtype = _parse_header(array.data[:start])
-    if dtype.hasobject:
-        raise ValueError("the array holds Python objects")
-    if any(length < 0 for length in shape):
-        raise ValueError(f"its shape is {shape}")
-    flat = np.frombuffer(array.data, dtype, count=math.prod(shape), offset=start)
-    return flat.reshape(shape, order="F" if fortran else "C")
-
-
-# The same few headers come again and again.
-@lru_cache(maxsize=1024)
-def _parse_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    stream = io.BytesIO(header)
-    np.lib.format.read_magic(stream)
-    return np.lib.format.read_array_header_1_0(stream)
-
-
 def check_arrays(arrays: Mapping[str, Array], sent: Mapping[str, Array]) -> None:
     """Check a model; ValueError says why it cannot be averaged with others of those sent."""
     unknown = arrays.keys() - sent.keys()
@@ -327,7 +306,7 @@ def why_no_model(arrays: ArrayRecord) -> str | None:
     """Return what makes arrays useless as a global model; None if nothing does."""
     try:
         for array in arrays.values():
-            check_values(array.numpy())
+            check_values(view_array(array))
     except ValueError as error:
         return str(error)
     return None

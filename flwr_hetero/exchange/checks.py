@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from reprlib import repr as brief
 from typing import Any, NamedTuple
+from weakref import proxy
 
 from flwr.app import ArrayRecord, Message, MessageType
 
@@ -81,6 +82,8 @@ class Verdicts:
 
 def judge_of(wrapper: Any, context: Exchange, *, trains: bool = True) -> Verdicts:
     """Return what judges replies to training, or to evaluation, for the outermost wrapper."""
+    # The exchange refers to its judge: in a cycle, its models would wait for the garbage collector.
+    context = proxy(context)
     key = getattr(wrapper.leaf, "weighted_by_key", None)
     trees = format_of_trees(wrapper.leaf)
     if not trains:

@@ -25,12 +25,19 @@ from math import sqrt
 from statistics import median_low
 from typing import NamedTuple
 
-from flwr.app import Array, ArrayRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Message, MessageType, MetricRecord
 from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero._flwr import log
 from flwr_hetero.errors import check_number, clean
-from flwr_hetero.exchange.aggregate import Norms, aggregate, model_norms, with_update
+from flwr_hetero.exchange.aggregate import (
+    Norms,
+    aggregate,
+    model_norms,
+    model_of,
+    with_model,
+    with_update,
+)
 from flwr_hetero.exchange.context import QUORUM, Exchange
 from flwr_hetero.figures import usual_of
 from flwr_hetero.records import arrays_in, steps_that_count
@@ -80,8 +87,8 @@ def measure_updates(context: Exchange, good: Sequence[Message]) -> Measured:
     known = context.fleet.norms
     nodes = [context.identity(reply.metadata.src_node_id) for reply in good]
     asked = [context.instruction_of(reply) for reply in good]
-    starts = [_model(message) for message in asked]
-    norms = [model_norms(_model(r), start) for r, start in zip(good, starts, strict=True)]
+    starts = [model_of(message) for message in asked]
+    norms = [model_norms(model_of(r), start) for r, start in zip(good, starts, strict=True)]
     steps = [float(steps_that_count(*each)) for each in zip(asked, good, strict=True)]
     still = [STILL * max(norm, SMALL) for norm in model_norms(_part_of(starts[0], good[0]))]
     for node, own, count in zip(nodes, norms, steps, strict=True):
@@ -196,13 +203,9 @@ def parts_that_count(own: Norms, most: Norms) -> Norms:
     return Norms(*(min(1.0, limit / norm) ** 2 if norm and limit else 1.0 for norm, limit in pairs))
 
 
-def _model(message: Message) -> ArrayRecord:
-    return next(iter(arrays_in(message.content).values()))
-
-
 def _part_of(start: ArrayRecord, reply: Message) -> dict[str, Array]:
     """Return what a node was sent of the arrays that it returns."""
-    return {name: start[name] for name in _model(reply)}
+    return {name: start[name] for name in model_of(reply)}
 
 
 def _say(context: Exchange, node: str, part: float) -> None:
@@ -224,7 +227,7 @@ def keep_common(context: Exchange, replies: Sequence[Message]) -> list[Message]:
     if fleet.first_arrays is None:
         fleet.first_arrays = dict(sent.items())
     for reply in replies:
-        names = frozenset(sent.keys() - _model(reply).keys())
+        names = frozenset(sent.keys() - model_of(reply).keys())
         votes.cast(context.identity(reply.metadata.src_node_id), names)
     counts = votes.by_array()
     total = len(votes.by_node)
@@ -240,7 +243,7 @@ def keep_common(context: Exchange, replies: Sequence[Message]) -> list[Message]:
 
 def _takes_part(context: Exchange, reply: Message) -> bool:
     """Take out of a reply what most nodes leave out; drop it if it lacks what most return."""
-    model = _model(reply)
+    model = model_of(reply)
     left_out = context.left_out
     if lacking := context.arrays.keys() - left_out.keys() - model.keys():
         text = f"it leaves out arrays {_brief(lacking)}, which most nodes return"
@@ -282,10 +285,10 @@ def with_left_out(arrays: ArrayRecord, context: Exchange) -> ArrayRecord:
 
 def _whole(context: Exchange, reply: Message) -> Message:
     """Complete a reply with the server's arrays, which are not copied, in their order."""
-    ((name, part),) = arrays_in(reply.content).items()
-    whole = {n: part[n] if n in part else context.left_out[n] for n in context.arrays}
-    content = RecordDict({**reply.content, name: ArrayRecord(whole)})
-    return Message(content, metadata=reply.metadata)  # type: ignore[call-overload,no-any-return]
+    whole = context.arrays.copy()
+    whole.update(context.left_out)
+    whole.update(model_of(reply))
+    return with_model(reply, whole)
 
 
 def _say_left_out(context: Exchange, num_arrays: int) -> None:

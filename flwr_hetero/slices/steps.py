@@ -1,6 +1,7 @@
 """FedSlice's steps of a slice."""
 
 from collections.abc import Hashable, Sequence
+from logging import WARNING
 from math import inf, nan
 from statistics import median, median_low
 from typing import ClassVar, NamedTuple
@@ -11,10 +12,13 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from flwr_hetero import keys
+from flwr_hetero._flwr import log
 from flwr_hetero.biased_local_sgd.node_speeds import MeasuredSteps
+from flwr_hetero.client.carried import MOST_BYTES
 from flwr_hetero.exchange.context import Exchange, Messages
 from flwr_hetero.figures import Figure
-from flwr_hetero.records import config_of
+from flwr_hetero.records import config_of, num_parameters
+from flwr_hetero.server.loop import Run
 from flwr_hetero.slices.algorithm import (
     FIXED_SHARE,
     Ending,
@@ -67,6 +71,14 @@ class SliceSteps(MeasuredSteps):
         self._usual_slice_s = Figure[float]()
         self._are_similar = Figure[bool]()
         self._usual_of_others = Figure[Usual]()
+
+    def on_start(self, run: Run) -> None:
+        """Say if the model is too large for nodes to keep the state of an optimizer."""
+        super().on_start(run)
+        adam_bytes = 8 * num_parameters(run.arrays)
+        if self.keep_optimizer and adam_bytes > MOST_BYTES and not run.continues:
+            text = "FedSlice: optimizers start over in each message where their state exceeds %.1f "
+            log(WARNING, text + "GB. Adam's has %.1f GB here", MOST_BYTES / 1e9, adam_bytes / 1e9)
 
     def num_steps(self, nodes: Sequence[str]) -> NDArray[np.int64]:
         """Return the steps of each node's next slice; shape (len(nodes),)."""

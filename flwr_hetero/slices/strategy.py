@@ -10,10 +10,11 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from flwr_hetero._flwr import trains_trees
+from flwr_hetero.arrays import array_of, view_array
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 from flwr_hetero.exchange.aggregate import keep_dtypes
 from flwr_hetero.exchange.context import Exchange, Messages
-from flwr_hetero.records import BUFFERS
+from flwr_hetero.records import BUFFERS, arrays_in
 from flwr_hetero.server.composition import check_enough_updates, name_of
 from flwr_hetero.server.loop import Run
 from flwr_hetero.server.wrapper import Wrapper
@@ -184,21 +185,22 @@ class ModelAverage(Wrapper):
         self.count += 1
         part = self.part()
         for name, array in model.items():
-            new = array.numpy()
+            new = view_array(array)
             if new.dtype.kind != "f":
                 self.average[name] = new.copy()
                 continue
             # Half precision would drift, and the difference might be too large for the type.
-            wide = new.astype(np.promote_types(new.dtype, np.float32))
-            old = self.average.get(name, wide)
-            self.average[name] = np.asarray((1 - part) * old + part * wide)
+            wide = new.astype(np.promote_types(new.dtype, np.float32), copy=False)
+            average = np.asarray(part * wide)
+            average += (1 - part) * self.average.get(name, wide)
+            self.average[name] = average
 
     def averaged(self, arrays: ArrayRecord) -> ArrayRecord:
         """Return the average, or these arrays before the first one."""
-        found = ArrayRecord(dict(arrays.items()))
+        averaged = arrays.copy()
         for name, average in self.average.items():
-            found[name] = Array(average.astype(arrays[name].dtype))
-        return found
+            averaged[name] = array_of(np.asarray(average, arrays[name].dtype))
+        return averaged
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message], context: Exchange | None = None
@@ -277,19 +279,20 @@ class RecentAverage(ModelAverage):
             self._between = self.between(context.arrays)
         between = self._between
         for message in messages:
-            (name,) = message.content.array_records
-            message.content[name] = between
+            for name in arrays_in(message.content):
+                message.content[name] = between
         return messages
 
     def between(self, newest: ArrayRecord) -> ArrayRecord:
         """Return the model between the newest one and the average."""
-        found = ArrayRecord(dict(newest.items()))
+        between = newest.copy()
         for name, average in self.average.items():
-            new = newest[name].numpy()
+            new = view_array(newest[name])
             if new.dtype.kind == "f":
-                mixed = (1 - TOWARDS) * new + TOWARDS * average
-                found[name] = Array(np.asarray(mixed).astype(new.dtype))
-        return found
+                mixed = np.asarray(TOWARDS * average)
+                mixed += (1 - TOWARDS) * new
+                between[name] = array_of(np.asarray(mixed, new.dtype))
+        return between
 
     def part(self) -> float:
         """Return the newest model's part in the average."""

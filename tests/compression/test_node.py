@@ -8,7 +8,7 @@ from toy import reply_with
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import be_server_task
-from flwr_hetero.compression import wire
+from flwr_hetero.compression import node, wire
 from flwr_hetero.compression.node import unpacking
 
 START = np.linspace(-1, 1, 300).astype(np.float32).reshape(30, 10)
@@ -134,3 +134,11 @@ def test_without_the_servers_word_nothing_changes():
     reply = ask(new_context(), message)
     assert not packed_in(reply)
     assert keys.COMPRESSION not in reply
+
+
+def test_what_is_lost_is_not_kept_if_it_is_too_much(monkeypatch):
+    context = new_context()
+    ask(context)
+    monkeypatch.setattr(node, "MOST_BYTES", 4 * START.size - 1)
+    assert packed_in(ask(context)) == ["x"]
+    assert not context.state[keys.RESIDUAL]

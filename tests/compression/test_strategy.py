@@ -200,3 +200,17 @@ def test_a_resumed_run_is_the_same_without_feedback(tmp_path):
         return recorded.start(Wire(goals_of(3)), first(), 4, evaluate_fn=evaluate)
 
     killed_and_resumed(go, tmp_path, 2)
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "module", "said"),
+    [
+        (Compressed, "compression.strategy", "no error feedback. It would be 0.0 GB"),
+        (FedSlice, "slices.steps", "optimizers start over in each message"),
+    ],
+)
+def test_the_server_says_what_a_node_cannot_keep(monkeypatch, caplog, wrapper, module, said):
+    monkeypatch.setattr(f"flwr_hetero.{module}.MOST_BYTES", 1)
+    grid = Wire(goals_of(3))
+    wrapper(fedavg()).start(grid, first(), 2)
+    assert caplog.text.count(said) == 1
