@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import inf
@@ -10,14 +11,14 @@ from typing import Any, NamedTuple
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
+from numpy.random import default_rng
 
 from flwr_hetero import _flwr, keys
-from flwr_hetero.client.data_pass import Stream
+from flwr_hetero.client.data_pass import Generators
 from flwr_hetero.client.device import DeviceProfile, message_time_s
-from flwr_hetero.client.emulation import device_rng, in_config, reply_if_away, stamp
+from flwr_hetero.client.emulation import device_seed, in_config, reply_if_away, stamp
 from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.fleet.faults import Fault, corrupt
-from flwr_hetero.records import arrays_in, own_records
 
 FIRST_NODE_ID = 1_000
 POLL_S = 0.1  # virtual seconds that an unsuccessful poll takes
@@ -38,22 +39,27 @@ class LocalNode:
     ) -> Answer:
         """Run the ClientApp on an instruction; return when the reply arrives, and the reply."""
         partition = int(self.context.node_config[keys.PARTITION_ID])
-        server_round = in_config(message, keys.SERVER_ROUND)
-        message_type = message.metadata.message_type
-        faults = [fault for fault in faults if fault.hits(partition, server_round, message_type)]
+        if faults:
+            server_round = in_config(message, keys.SERVER_ROUND)
+            kind = message.metadata.message_type
+            faults = [fault for fault in faults if fault.hits(partition, server_round, kind)]
         if any(fault.kind == "dies" for fault in faults):
             return inf, None
-        rng = device_rng(self.seed, partition, message)
-        away = reply_if_away(message, self.profile, rng)
-        if away is not None:
-            return now_s, away
+        seed = device_seed(self.seed, partition, message)
+        rng = None
+        # Most profiles draw nothing.
+        if self.profile.jitter or self.profile.availability < 1:
+            rng = default_rng(seed)
+            away = reply_if_away(message, self.profile, rng)
+            if away is not None:
+                return now_s, away
         # The seed comes from the message alone, so that other nodes' draws do not change it.
-        app_seed = int(rng.bit_generator.seed_seq.generate_state(1)[0])
-        with Stream(app_seed).used():
-            torch: Any = sys.modules.get("torch")
-            if torch is not None and torch.cuda.is_initialized():
-                torch.cuda.manual_seed_all(app_seed)
-            reply = self._run(message, client_app, faults)
+        app_seed = int(seed.generate_state(1)[0])
+        Generators().seed(app_seed)
+        torch: Any = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(app_seed)
+        reply = self._run(message, client_app, faults)
         stamp(message, reply, self.context, self.profile, rng)
         # As with a real node, the message's own cost is in the round trip, not in the reply.
         latency_s = message_time_s(self.profile)
@@ -70,14 +76,17 @@ class LocalNode:
 
         if any(fault.kind == "errs" for fault in faults):
             return fail("injected error")
-        content = own_records(message.content)
-        # Copy the records, so that a ClientApp cannot change what other nodes see. The arrays in
-        # them are immutable bytes and can be shared.
-        for name, arrays in arrays_in(content).items():
-            content[name] = ArrayRecord(dict(arrays))
-        copy = Message(content, metadata=message.metadata)  # type: ignore[call-overload]
+        # Copy the records, so that a ClientApp cannot change what other nodes see. The bytes of
+        # the arrays are immutable and can be shared.
+        content = RecordDict()
+        for name, record in message.content.items():
+            copied = record.copy()
+            if isinstance(record, ArrayRecord):
+                _flwr.set_entries(copied, {key: copy(array) for key, array in record.items()})
+            _flwr.set_entries(content, {name: copied})
+        instruction = Message(content, metadata=message.metadata)  # type: ignore[call-overload]
         try:
-            reply: Any = client_app(copy, self.context)
+            reply: Any = client_app(instruction, self.context)
         # Flower, too, turns any error of a ClientApp into its reply.
         except Exception as error:
             return fail(f"{type(error).__name__}: {error}")
@@ -217,11 +226,12 @@ class LocalGrid(Grid):
             metadata = message.metadata
             if metadata.reply_to_message_id or metadata.delivered_at or metadata.ttl <= 0:
                 raise ValueError(f"Invalid message, a reply or sent before: {metadata}")
-        return [
-            self._keep(message, self._answer(message))
-            for message in distinct
-            if message.metadata.dst_node_id in self._nodes
-        ]
+        with Generators().restored():
+            return [
+                self._keep(message, self._answer(message))
+                for message in distinct
+                if message.metadata.dst_node_id in self._nodes
+            ]
 
     def _answer(self, message: Message) -> Answer:
         """Run a node on an instruction; return when its reply arrives, and the reply."""
