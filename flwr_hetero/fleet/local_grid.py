@@ -155,10 +155,10 @@ class LocalGrid(Grid):
         self.faults = list(faults)
         self.seed = check_count("seed", seed)
         self.virtual_time_s = 0.0
-        # Arrival times of the replies that were collected last, by the id of the instruction.
-        self.arrived_s: dict[str, float] = {}
         self.num_sent = 0
         self.pending: dict[str, PendingReply] = {}
+        # No pending reply expires before this.
+        self._next_expiry_s = inf
         self._run = _flwr.new_run(_flwr.be_server_task(run_id=1, task_id=1, node_id=1))
         self._run_config = dict(run_config or {})
         self._node_config = {keys.EMULATED: True, "num-partitions": len(profiles)}
@@ -220,7 +220,10 @@ class LocalGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send instructions; return the ids of the messages to nodes that exist."""
         now_s = self.virtual_time_s
-        self.pending = {i: entry for i, entry in self.pending.items() if entry.expiry_s >= now_s}
+        if now_s > self._next_expiry_s:
+            kept = {i: entry for i, entry in self.pending.items() if entry.expiry_s >= now_s}
+            self.pending = kept
+            self._next_expiry_s = min((entry.expiry_s for entry in kept.values()), default=inf)
         distinct = list({id(message): message for message in messages}.values())
         for message in distinct:
             metadata = message.metadata
@@ -257,6 +260,7 @@ class LocalGrid(Grid):
         else:
             _flwr.set_message_id(reply, f"{message_id}-reply")
         self.pending[message_id] = PendingReply(arrival_s, reply, expiry_s)
+        self._next_expiry_s = min(self._next_expiry_s, expiry_s)
         return message_id
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -273,21 +277,15 @@ class LocalGrid(Grid):
         """Send instructions and wait for all replies, or until the time-out."""
         return self.wait_for(self.push_messages(messages), timeout)
 
-    def wait_for(
-        self, message_ids: Iterable[str], timeout: float | None = None, enough: int | None = None
-    ) -> list[Message]:
+    def wait_for(self, message_ids: Iterable[str], timeout: float | None = None) -> list[Message]:
         """Wait for replies for at most ``timeout`` virtual seconds; return them as they arrive.
 
-        The wait ends early when ``enough`` replies without an error have arrived. Without a
-        time-out, it lasts until the messages to nodes that never answer expire. Replies that arrive
-        later can still be pulled.
+        Without a time-out, the wait lasts until the messages to nodes that never answer expire.
+        Replies that arrive later can still be pulled.
         """
         ids = set(message_ids)
-        awaited = [self.pending[i] for i in ids & self.pending.keys()]
-        good_s = sorted(entry.arrival_s for entry in awaited if entry.reply.has_content())
-        until_s = max((entry.arrival_s for entry in awaited), default=self.virtual_time_s)
-        if enough is not None and len(good_s) >= enough:
-            until_s = good_s[enough - 1]
+        arrivals_s = [self.pending[i].arrival_s for i in ids & self.pending.keys()]
+        until_s = max(arrivals_s, default=self.virtual_time_s)
         if timeout is not None:
             until_s = min(until_s, self.virtual_time_s + timeout)
         self.virtual_time_s = max(self.virtual_time_s, until_s)
@@ -303,9 +301,9 @@ class LocalGrid(Grid):
 
     def _collect(self, ids: set[str]) -> list[Message]:
         """Return the replies that have arrived by now, in the order of their arrival."""
-        arrivals = sorted((self.pending[i].arrival_s, i) for i in ids & self.pending.keys())
-        self.arrived_s = {i: at_s for at_s, i in arrivals if at_s <= self.virtual_time_s}
-        return [self.pending.pop(i).reply for i in self.arrived_s]
+        arrivals = [(self.pending[i].arrival_s, i) for i in ids & self.pending.keys()]
+        arrived = sorted(arrival for arrival in arrivals if arrival[0] <= self.virtual_time_s)
+        return [self.pending.pop(i).reply for _, i in arrived]
 
     def _collect_all(self, ids: set[str]) -> list[Message]:
         """Return the same after errors for messages that were collected, expired or never sent."""

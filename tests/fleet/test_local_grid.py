@@ -115,17 +115,6 @@ def test_timeout_moves_the_clock():
     assert grid.pending == {}
 
 
-@pytest.mark.parametrize(
-    ("enough", "timeout", "expected", "time_s"),
-    [(1, None, [1], 1.0), (1, 0.5, [], 0.5), (2, None, [1, 2], 2.0), (3, None, [1, 2], 2.0)],
-)
-def test_enough_counts_good_replies_only(enough, timeout, expected, time_s):
-    grid = LocalGrid(toy_app(), profiles=PROFILES, faults=[Fault(0, "errs")])
-    replies = grid.wait_for(grid.push_messages(ask(grid)), timeout, enough)
-    assert partitions(grid, [r for r in replies if r.has_content()]) == expected
-    assert grid.virtual_time_s == pytest.approx(time_s)
-
-
 def test_node_does_one_job_at_a_time():
     grid = LocalGrid(toy_app(), profiles=[DeviceProfile(1.0)])
     grid.push_messages(ask(grid))
