@@ -14,6 +14,7 @@ from flwr.serverapp.strategy import FedAvg
 from toy import reply_with, target, toy_app, toy_arrays
 
 from flwr_hetero import keys
+from flwr_hetero.client.data_pass import Generators
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
 from flwr_hetero.fleet.faults import CORRUPTIONS
 from flwr_hetero.strategy import FedBuff, Wrapper
@@ -206,6 +207,17 @@ def test_what_a_node_draws_depends_on_its_message_alone():
     assert len({number for drawn in found for number in drawn}) == 12
     random.seed(8)
     assert draws() == found
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**32 - 1, 2**40])
+def test_generators_are_seeded_as_their_libraries_do(seed):
+    generators = Generators()
+    with generators.restored():
+        generators.seed(seed)
+        drawn = random.random(), np.random.rand(700).tolist(), torch.rand(700).tolist()  # noqa: NPY002
+    torch_numbers = torch.rand(700, generator=torch.Generator().manual_seed(seed)).tolist()
+    numpy_numbers = np.random.RandomState(np.random.MT19937(seed)).rand(700).tolist()
+    assert drawn == (random.Random(seed).random(), numpy_numbers, torch_numbers)
 
 
 def test_processes_change_no_result():
