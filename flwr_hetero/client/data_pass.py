@@ -60,7 +60,7 @@ class Generators:
     def seed(self, seed: int) -> None:
         """Seed all of them."""
         random.seed(seed)
-        bit_generator = np.random.MT19937(SeedWords(seed))
+        bit_generator = np.random.MT19937(SeedWords(seed))  # type: ignore[arg-type]
         np.random.set_bit_generator(bit_generator)  # type: ignore[attr-defined]
         for generator in self._torch:
             generator.manual_seed(seed)
