@@ -28,7 +28,8 @@ from flwr_hetero_studies.cost.scale import fedavg
 
 CORES = 2
 NODES = 50
-ENGINES = ("LocalGrid", "Ray")
+PROCESSES = {"LocalGrid": 1, "LocalGrid in 2 processes": CORES}
+RAY = "Ray"
 ROUNDS = {"empty": 40, "softmax": 20, "cnn": 8}
 """Rounds by job: the empty one returns its model of 20 numbers, the others train on digits."""
 STEPS = {"softmax": 5, "cnn": 20}
@@ -37,7 +38,7 @@ SHAPE: Any = ((1, 8, 8), 10)
 
 
 def plan(options: Options) -> Iterator[Trial]:
-    for job, engine in product(ROUNDS, ENGINES):
+    for job, engine in product(ROUNDS, (*PROCESSES, RAY)):
         case = {"experiment": "simulators", "name": f"{job}, {engine}", "engine": engine}
         rounds = 2 if options.fast else ROUNDS[job]
         yield Trial(case | {"job": job, "nodes": NODES, "rounds": rounds}, alone=True)
@@ -100,8 +101,10 @@ def measure(grid: Grid, case: Case) -> dict[str, float]:
 
 def run(case: Case, data: Data) -> dict[str, float]:
     app = app_for(case["job"])
-    if case["engine"] == "LocalGrid":
-        return measure(LocalGrid(app, named_fleet("uniform", case["nodes"])), case)
+    if case["engine"] != RAY:
+        processes = PROCESSES[case["engine"]]
+        profiles = named_fleet("uniform", case["nodes"])
+        return measure(LocalGrid(app, profiles, processes=processes), case)
     if find_spec("ray") is None:
         raise NotHereError("ray is not installed")
     from flwr.simulation import run_simulation
