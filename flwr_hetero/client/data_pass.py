@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
+from numpy.random.bit_generator import ISeedSequence
 
 from flwr_hetero.errors import invalid
 
@@ -29,48 +30,78 @@ class Place(NamedTuple):
         return int(np.random.SeedSequence([self.seed, self.number]).generate_state(1)[0])
 
 
-class Stream:
-    """A seeded run of the global generators, and of a loader's own, that continues at each use."""
+# The constants by which SeedSequence turns its pool of four words into those of a state.
+FACTORS = np.cumprod([0x8B51F9DD, *[0x58F38DED] * 624], dtype=np.uint32)
 
-    def __init__(self, seed: int, generators: Iterable[Any] = ()) -> None:
+
+class SeedWords(ISeedSequence):
+    """The words of NumPy's SeedSequence for MT19937, in a fifth of the time."""
+
+    def __init__(self, seed: int) -> None:
+        self._pool = np.random.SeedSequence(seed).pool
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> Any:
+        """Return the 624 words of the state of a Mersenne Twister."""
+        words = (FACTORS[:-1].reshape(-1, 4) ^ self._pool) * FACTORS[1:].reshape(-1, 4)
+        words ^= words >> np.uint32(16)
+        # NumPy reads the items of a list faster than those of an array.
+        return words.ravel()[:n_words].tolist()
+
+
+class Generators:
+    """Python's, NumPy's and torch's global random generators, and a loader's own."""
+
+    def __init__(self, loaders: Iterable[Any] = ()) -> None:
         torch: Any = sys.modules.get("torch")
-        self._generators = list(generators)
+        self._torch = list(loaders)
         if torch is not None:
-            self._generators.append(torch.default_generator)
-        states = [torch.Generator().manual_seed(seed).get_state() for _ in self._generators]
-        self._states = (random.Random(seed).getstate(), states)
-        self._numpy = np.random.MT19937(seed)
+            self._torch.append(torch.default_generator)
+
+    def seed(self, seed: int) -> None:
+        """Seed all of them."""
+        random.seed(seed)
+        bit_generator = np.random.MT19937(SeedWords(seed))  # type: ignore[arg-type]
+        np.random.set_bit_generator(bit_generator)  # type: ignore[attr-defined]
+        for generator in self._torch:
+            generator.manual_seed(seed)
+
+    def states(self) -> tuple[Any, Any, list[Any]]:
+        """Return the states that they have; of NumPy's it is the generator itself."""
+        numpy = np.random.get_bit_generator()  # type: ignore[attr-defined]
+        return random.getstate(), numpy, [generator.get_state() for generator in self._torch]
+
+    def set_states(self, states: tuple[Any, Any, list[Any]]) -> None:
+        """Put states into them."""
+        python, numpy, others = states
+        random.setstate(python)
+        np.random.set_bit_generator(numpy)  # type: ignore[attr-defined]
+        for generator, state in zip(self._torch, others, strict=True):
+            generator.set_state(state)
 
     @contextmanager
-    def used(self) -> Iterator[None]:
-        """Draw from this stream within the block, and restore the users' generators after it."""
-        before = self._swap(self._states)
-        numpy = np.random.get_bit_generator()  # type: ignore[attr-defined]
-        np.random.set_bit_generator(self._numpy)  # type: ignore[attr-defined]
+    def restored(self) -> Iterator[None]:
+        """Give them back, after the block, the states that they had before."""
+        before = self.states()
         try:
             yield
         finally:
-            self._states = self._swap(before)
-            np.random.set_bit_generator(numpy)  # type: ignore[attr-defined]
+            self.set_states(before)
 
-    def _swap(self, states: tuple[Any, list[Any]]) -> tuple[Any, list[Any]]:
-        """Put states into the generators; return those that they had."""
-        before = (random.getstate(), [generator.get_state() for generator in self._generators])
-        random.setstate(states[0])
-        for generator, state in zip(self._generators, states[1], strict=True):
-            generator.set_state(state)
-        return before
 
-    def iterate(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Give the items of a source, whose random draws come from this stream."""
-        with self.used():
-            items = iter(source)
-        while True:
-            with self.used():
-                item = list(islice(items, 1))
-            if not item:
-                return
-            yield item[0]
+def iterate(source: Iterable[Any], seed: int, generators: Generators) -> Iterator[Any]:
+    """Give the items of a source, whose random draws come from a seeded run of the generators."""
+    with generators.restored():
+        generators.seed(seed)
+        items = iter(source)
+        states = generators.states()
+    while True:
+        with generators.restored():
+            generators.set_states(states)
+            item = list(islice(items, 1))
+            states = generators.states()
+        if not item:
+            return
+        yield item[0]
 
 
 class Passes:
@@ -157,14 +188,16 @@ class Passes:
                 self._sampler.continues = True
             return self._source
         # All random draws of a pass come from its seed, so its order is the same in each message.
-        stream = Stream(place.pass_seed, self._generators)
+        generators = Generators(self._generators)
         if not self._by_index:
-            return islice(stream.iterate(self._source), place.position, None)
+            items = iterate(self._source, place.pass_seed, generators)
+            return islice(items, place.position, None)
         # A distributed sampler repeats its order until it is given the epoch.
         for sampler in self._samplers:
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(place.number)
-        with stream.used():
+        with generators.restored():
+            generators.seed(place.pass_seed)
             return list(islice(self._source, place.position, place.position + count))
 
 

@@ -1,13 +1,16 @@
 """Emulated devices: a reply reports the time that a device profile would have taken."""
 
 import zlib
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from typing import Any
 
+import numpy as np
 from flwr.app import Context, Error, Message, MessageType
-from numpy.random import Generator, default_rng
+from numpy.random import Generator, SeedSequence, default_rng
 
 from flwr_hetero import keys
-from flwr_hetero._flwr import NODE_UNAVAILABLE, ClientAppCallable, older_metrics
+from flwr_hetero._flwr import NODE_UNAVAILABLE, ClientAppCallable, older_metrics, set_entries
 from flwr_hetero.client.device import (
     REAL,
     DeviceProfile,
@@ -52,11 +55,22 @@ def is_emulated(context: Context) -> bool:
     return in_emulation or context.node_config.get(keys.EMULATED) is True
 
 
-def device_rng(seed: int, partition: int, message: Message) -> Generator:
-    """Make the generator for one message to one device: independent of the order of messages."""
+def device_seed(seed: int, partition: int, message: Message) -> SeedSequence:
+    """Make the seed for one message to one device: independent of the order of messages."""
     kind = zlib.crc32(message.metadata.message_type.encode())
-    rounds = (in_config(message, key) for key in (keys.SERVER_ROUND, keys.PROFILE_ROUND))
-    return default_rng([seed, partition, kind, *rounds, *repeat_of(message)])
+    configs = configs_in(message.content).values()
+    rounds = [whole_number(configs, key) for key in (keys.SERVER_ROUND, keys.PROFILE_ROUND)]
+    repeat = whole_number(configs, keys.REPEAT)
+    entropy: Any = [seed, partition, kind, *rounds, *([repeat] if repeat else [])]
+    # NumPy reads an array of words faster than a list, with the same result.
+    if max(entropy) < 2**32:
+        entropy = np.array(entropy, dtype=np.uint32)
+    return SeedSequence(entropy)
+
+
+def device_rng(seed: int, partition: int, message: Message) -> Generator:
+    """Make the generator for one message to one device."""
+    return default_rng(device_seed(seed, partition, message))
 
 
 def repeat_of(message: Message) -> list[int]:
@@ -67,7 +81,12 @@ def repeat_of(message: Message) -> list[int]:
 
 def in_config(message: Message, key: str) -> int:
     """Read a whole number, such as the round, from an instruction; 0 if there is none."""
-    for config in configs_in(message.content).values():
+    return whole_number(configs_in(message.content).values(), key)
+
+
+def whole_number(configs: Iterable[Mapping[str, Any]], key: str) -> int:
+    """Read a whole number from the first config that has one; 0 if there is none."""
+    for config in configs:
         value = config.get(key)
         if isinstance(value, int) and value >= 0:
             return value
@@ -86,7 +105,7 @@ def stamp(
     reply: Message,
     context: Context,
     profile: DeviceProfile,
-    rng: Generator,
+    rng: Generator | None,
     *,
     fixed_s: float = 0.0,
 ) -> None:
@@ -94,22 +113,23 @@ def stamp(
     if not reply.has_content():
         return
     # The clock reading of a mod is no payload.
-    reply.content.pop(keys.TIMING, None)
+    if keys.TIMING in reply.content:
+        del reply.content[keys.TIMING]
     processed, scored, hidden = work(reply)
     train_s = compute_time_s(profile, processed, scored, rng)
     record = configs_in(reply.content).get(keys.WORK)
     if record:
         # The time of a step is by the device's clock too.
-        record[keys.STEP_TIME] = train_s / max(1.0, read_number(record, keys.NUM_STEPS, 1.0))
+        step_s = train_s / max(1.0, read_number(record, keys.NUM_STEPS, 1.0))
+        set_entries(record, {keys.STEP_TIME: step_s})
     bytes_down = payload_bytes(message.content)
     transfer_s = transfer_time_s(profile, bytes_down, payload_bytes(reply.content))
     if message.metadata.message_type == MessageType.TRAIN:
         note_pace(context, transfer_s, compute_time_s(profile, 1.0))
         # Scoring during the transfer lengthens the round only if it takes longer than that.
         train_s += max(0.0, compute_time_s(profile, 0.0, hidden) - transfer_s)
-    reply.content[keys.TIMING] = timing_record(
-        context, train_s, transfer_s + fixed_s, emulated=True
-    )
+    record = timing_record(context, train_s, transfer_s + fixed_s, emulated=True)
+    set_entries(reply.content, {keys.TIMING: record})
 
 
 def work(reply: Message) -> tuple[float, float, float]:
@@ -118,12 +138,14 @@ def work(reply: Message) -> tuple[float, float, float]:
     for record in metrics_in(reply.content).values():
         reported.update(record)
     reported |= older_metrics(reply.content)
-    metrics = {**configs_in(reply.content).get(keys.WORK, {}), **reported}
+    metrics: dict[str, Any] = {**configs_in(reply.content).get(keys.WORK, {}), **reported}
     stated = keys.EXAMPLES_PROCESSED if keys.EXAMPLES_PROCESSED in metrics else keys.NUM_EXAMPLES
-    # A node does not know the strategy's weighted_by_key. If there is only one count, it is that.
-    counts = [key for key in reported.keys() - keys.PROTOCOL if type(reported[key]) is int]
-    if stated not in metrics and len(counts) == 1:
-        stated = counts[0]
+    if stated not in metrics:
+        # A node does not know the strategy's weighted_by_key. If there is only one count, it is
+        # that.
+        counts = [key for key in reported.keys() - keys.PROTOCOL if type(reported[key]) is int]
+        if len(counts) == 1:
+            stated = counts[0]
     processed = read_number(metrics, stated, 1.0)
     if processed < 0:
         processed = 1.0

@@ -2,9 +2,9 @@
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import wraps
+from functools import lru_cache, wraps
 from threading import Lock
 from typing import Any
 
@@ -60,8 +60,9 @@ class TorchWatch:
     def __init__(self) -> None:
         self._lock = Lock()
         self._num_users = 0
-        self._is_on = False
-        self._undo = ExitStack()
+        # The constructors that are replaced, by class; empty while nobody watches.
+        self._constructors: dict[Any, Callable[..., None]] = {}
+        self._hook: Any = None
 
     @contextmanager
     def on(self) -> Iterator[None]:
@@ -75,27 +76,33 @@ class TorchWatch:
             with self._lock:
                 self._num_users -= 1
                 if not self._num_users:
-                    self._undo.close()
-                    self._is_on = False
+                    self._end()
 
     def _begin(self) -> None:
         torch: Any = sys.modules.get("torch")
         # A module that is still being imported lacks some of its parts.
-        if self._is_on or not hasattr(torch, "optim") or not hasattr(torch, "amp"):
+        if self._constructors or not hasattr(torch, "optim") or not hasattr(torch, "amp"):
             return
-        self._is_on = True
         schedules = torch.optim.lr_scheduler
         watched = [torch.optim.Optimizer, schedules.LRScheduler, torch.amp.GradScaler]
         # These do not call the constructor of their parent.
         watched += [schedules.SequentialLR, schedules.ChainedScheduler]
         watched += [torch.optim.swa_utils.AveragedModel]
         for kind in watched:
-            self._undo.callback(setattr, kind, "__init__", kind.__init__)
+            self._constructors[kind] = kind.__init__
             kind.__init__ = _noting(kind.__init__)
         register = sys.modules["torch.optim.optimizer"].register_optimizer_step_pre_hook
-        self._undo.callback(register(_before_step).remove)
+        self._hook = register(_before_step)
+
+    def _end(self) -> None:
+        for kind, constructor in self._constructors.items():
+            kind.__init__ = constructor
+        if self._constructors:
+            self._hook.remove()
+        self._constructors = {}
 
 
+@lru_cache(maxsize=16)
 def _noting(constructor: Callable[..., None]) -> Callable[..., None]:
     """Return a constructor that passes what it has made to the current session."""
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from flwr.app import ConfigRecord, Context, Message, MessageType
 
 from flwr_hetero import keys
-from flwr_hetero._flwr import ClientAppCallable, is_message_process
+from flwr_hetero._flwr import ClientAppCallable, is_message_process, set_entries
 from flwr_hetero.client import warn_once
 from flwr_hetero.client.device import FORWARD_SHARE
 from flwr_hetero.client.samplers import save_state
@@ -32,18 +32,19 @@ def timing(message: Message, context: Context, call_next: ClientAppCallable) -> 
     >>> from flwr.clientapp import ClientApp
     >>> app = ClientApp(mods=[timing])
     """
+    # The times and the pace of an emulated node come from its profile.
+    if context.node_config.get(keys.EMULATED) is True:
+        return call_app(message, context, call_next)
     start_s = time.monotonic()
     reply = call_app(message, context, call_next)
     end_s = time.monotonic()
-    # The pace of an emulated node comes from its profile.
-    if context.node_config.get(keys.EMULATED) is not True:
-        # A node is idle from its reply to a training message until the next instruction.
-        pace = context.state.config_records.setdefault(keys.PACE, ConfigRecord())
-        replied_s = pace.pop(keys.REPLIED_AT, None)
-        if isinstance(replied_s, float) and start_s > replied_s:
-            note_pace(context, start_s - replied_s, nan)
-        if message.metadata.message_type == MessageType.TRAIN:
-            pace[keys.REPLIED_AT] = end_s
+    # A node is idle from its reply to a training message until the next instruction.
+    pace = pace_record(context)
+    replied_s = pace.pop(keys.REPLIED_AT, None)
+    if isinstance(replied_s, float) and start_s > replied_s:
+        note_pace(context, start_s - replied_s, nan)
+    if message.metadata.message_type == MessageType.TRAIN:
+        pace[keys.REPLIED_AT] = end_s
     if reply.has_content():
         record = timing_record(context, end_s - start_s, 0.0, emulated=False)
         record.update(times_beside(start_s) if is_message_process() else {})
@@ -129,11 +130,15 @@ def timing_record(
     context: Context, train_s: float, transfer_s: float, *, emulated: bool
 ) -> ConfigRecord:
     """Make the record that a timing mod adds to a reply."""
-    record = ConfigRecord(
-        {keys.TRAIN_TIME: train_s, keys.TRANSFER_TIME: transfer_s, keys.EMULATED: emulated}
-    )
+    entries: dict[str, Any] = {
+        keys.TRAIN_TIME: train_s,
+        keys.TRANSFER_TIME: transfer_s,
+        keys.EMULATED: emulated,
+    }
     if keys.PARTITION_ID in context.node_config:
-        record[keys.PARTITION_ID] = int(context.node_config[keys.PARTITION_ID])
+        entries[keys.PARTITION_ID] = int(context.node_config[keys.PARTITION_ID])
+    record = ConfigRecord()
+    set_entries(record, entries)
     return record
 
 
@@ -187,16 +192,21 @@ def read_pace(context: Context) -> NodePace | None:
     return NodePace(read_number(record, keys.IDLE_TIME, 0.0), FORWARD_SHARE * example_s)
 
 
+def pace_record(context: Context) -> Any:
+    """Return the record of a node's pace in its state; one is made where there is none."""
+    record = configs_in(context.state).get(keys.PACE)
+    if record is None:
+        context.state[keys.PACE] = record = ConfigRecord()
+    return record
+
+
 def note_pace(context: Context, idle_s: float, example_s: float) -> None:
     """Update a node's pace by one round; NaN is no observation."""
-    record = context.state.config_records.setdefault(keys.PACE, ConfigRecord())
+    record = pace_record(context)
     is_first = keys.IDLE_TIME not in record
     for key, new in ((keys.IDLE_TIME, idle_s), (keys.EXAMPLE_TIME, example_s)):
-        old = read_number(record, key, 0.0)
-        if not isfinite(new) or new < 0.0:
-            record[key] = old
-        elif is_first:
-            record[key] = new
-        else:
+        mean = old = read_number(record, key, 0.0)
+        if isfinite(new) and new >= 0.0:
             # A moving average that follows a change within a few rounds.
-            record[key] = 0.5 * old + 0.5 * new
+            mean = new if is_first else 0.5 * old + 0.5 * new
+        set_entries(record, {key: mean})

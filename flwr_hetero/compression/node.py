@@ -22,10 +22,10 @@ def unpacking(call_next: ClientAppCallable) -> ClientAppCallable:
     """Wrap an app: it is given whole models, and its own is packed if the server asks for it."""
 
     def call(message: Message, context: Context) -> Message:
-        content = RecordDict({**message.content})
-        asked = configs_in(content).get(keys.COMPRESSION)
+        asked = configs_in(message.content).get(keys.COMPRESSION)
         if asked is None:
             return call_next(message, context)
+        content = RecordDict({**message.content})
         # Mods of Flower's look for the only ConfigRecord.
         del content[keys.COMPRESSION]
         for name, arrays in arrays_in(content).items():

@@ -2,22 +2,26 @@
 
 import sys
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextvars import ContextVar
+from copy import copy
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import inf
+from multiprocessing import get_context
 from typing import Any, NamedTuple
 
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
+from numpy.random import default_rng
 
 from flwr_hetero import _flwr, keys
-from flwr_hetero.client.data_pass import Stream
+from flwr_hetero.client.data_pass import Generators
 from flwr_hetero.client.device import DeviceProfile, message_time_s
-from flwr_hetero.client.emulation import device_rng, in_config, reply_if_away, stamp
+from flwr_hetero.client.emulation import device_seed, in_config, reply_if_away, stamp
 from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.fleet.faults import Fault, corrupt
-from flwr_hetero.records import arrays_in, own_records
 
 FIRST_NODE_ID = 1_000
 POLL_S = 0.1  # virtual seconds that an unsuccessful poll takes
@@ -38,22 +42,27 @@ class LocalNode:
     ) -> Answer:
         """Run the ClientApp on an instruction; return when the reply arrives, and the reply."""
         partition = int(self.context.node_config[keys.PARTITION_ID])
-        server_round = in_config(message, keys.SERVER_ROUND)
-        message_type = message.metadata.message_type
-        faults = [fault for fault in faults if fault.hits(partition, server_round, message_type)]
+        if faults:
+            server_round = in_config(message, keys.SERVER_ROUND)
+            kind = message.metadata.message_type
+            faults = [fault for fault in faults if fault.hits(partition, server_round, kind)]
         if any(fault.kind == "dies" for fault in faults):
             return inf, None
-        rng = device_rng(self.seed, partition, message)
-        away = reply_if_away(message, self.profile, rng)
-        if away is not None:
-            return now_s, away
+        seed = device_seed(self.seed, partition, message)
+        rng = None
+        # Most profiles draw nothing.
+        if self.profile.jitter or self.profile.availability < 1:
+            rng = default_rng(seed)
+            away = reply_if_away(message, self.profile, rng)
+            if away is not None:
+                return now_s, away
         # The seed comes from the message alone, so that other nodes' draws do not change it.
-        app_seed = int(rng.bit_generator.seed_seq.generate_state(1)[0])
-        with Stream(app_seed).used():
-            torch: Any = sys.modules.get("torch")
-            if torch is not None and torch.cuda.is_initialized():
-                torch.cuda.manual_seed_all(app_seed)
-            reply = self._run(message, client_app, faults)
+        app_seed = int(seed.generate_state(1)[0])
+        Generators().seed(app_seed)
+        torch: Any = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(app_seed)
+        reply = self._run(message, client_app, faults)
         stamp(message, reply, self.context, self.profile, rng)
         # As with a real node, the message's own cost is in the round trip, not in the reply.
         latency_s = message_time_s(self.profile)
@@ -70,14 +79,17 @@ class LocalNode:
 
         if any(fault.kind == "errs" for fault in faults):
             return fail("injected error")
-        content = own_records(message.content)
-        # Copy the records, so that a ClientApp cannot change what other nodes see. The arrays in
-        # them are immutable bytes and can be shared.
-        for name, arrays in arrays_in(content).items():
-            content[name] = ArrayRecord(dict(arrays))
-        copy = Message(content, metadata=message.metadata)  # type: ignore[call-overload]
+        # Copy the records, so that a ClientApp cannot change what other nodes see. The bytes of
+        # the arrays are immutable and can be shared.
+        content = RecordDict()
+        for name, record in message.content.items():
+            copied = record.copy()
+            if isinstance(record, ArrayRecord):
+                _flwr.set_entries(copied, {key: copy(array) for key, array in record.items()})
+            _flwr.set_entries(content, {name: copied})
+        instruction = Message(content, metadata=message.metadata)  # type: ignore[call-overload]
         try:
-            reply: Any = client_app(copy, self.context)
+            reply: Any = client_app(instruction, self.context)
         # Flower, too, turns any error of a ClientApp into its reply.
         except Exception as error:
             return fail(f"{type(error).__name__}: {error}")
@@ -87,6 +99,26 @@ class LocalNode:
             if fault.kind == "garbage" and reply.has_content():
                 corrupt(reply.content, fault.corrupt)
         return reply
+
+
+# In a process of a LocalGrid: its ClientApp, which was inherited and need not be picklable.
+APP: ContextVar[ClientApp] = ContextVar("app")
+
+
+def _begin_process(client_app: ClientApp) -> None:
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        # The processes share the cores, and a fork must not use the threads of its parent.
+        torch.set_num_threads(1)
+    APP.set(client_app)
+
+
+def _answer_there(
+    node: LocalNode, message: Message, faults: Sequence[Fault], now_s: float
+) -> tuple[LocalNode, Answer]:
+    """Run a copy of a node on an instruction; return the copy, which has changed, as well."""
+    answer = node.answer(message, APP.get(), faults, now_s)
+    return node, answer
 
 
 class PendingReply(NamedTuple):
@@ -116,6 +148,11 @@ class LocalGrid(Grid):
         The ``context.run_config`` of the ClientApp.
     faults : sequence of Fault
         Faults to inject into the nodes' replies.
+    processes : int
+        With more than one, as many forks of this process run the ClientApp for the messages of a
+        push, with the same results if torch has one thread here, too. As in Flower's simulation,
+        the app keeps nothing but ``context.state``. A GPU cannot be used. It pays if a reply takes
+        some milliseconds and messages are pushed together: not for FedSlice and FedBuff.
 
     Examples
     --------
@@ -139,6 +176,7 @@ class LocalGrid(Grid):
         *,
         run_config: dict[str, Any] | None = None,
         faults: Sequence[Fault] = (),
+        processes: int = 1,
     ) -> None:
         if not profiles:
             raise invalid("profiles", profiles, "hold at least one device")
@@ -146,10 +184,16 @@ class LocalGrid(Grid):
         self.faults = list(faults)
         self.seed = check_count("seed", seed)
         self.virtual_time_s = 0.0
-        # Arrival times of the replies that were collected last, by the id of the instruction.
-        self.arrived_s: dict[str, float] = {}
         self.num_sent = 0
         self.pending: dict[str, PendingReply] = {}
+        # No pending reply expires before this.
+        self._next_expiry_s = inf
+        self._pool: ProcessPoolExecutor | None = None
+        if check_count("processes", processes, 1) > 1:
+            fork = get_context("fork")
+            self._pool = ProcessPoolExecutor(processes, fork, _begin_process, (client_app,))
+        # Messages that a process works on, by id.
+        self._jobs: dict[str, Future[tuple[LocalNode, Answer]]] = {}
         self._run = _flwr.new_run(_flwr.be_server_task(run_id=1, task_id=1, node_id=1))
         self._run_config = dict(run_config or {})
         self._node_config = {keys.EMULATED: True, "num-partitions": len(profiles)}
@@ -211,28 +255,50 @@ class LocalGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send instructions; return the ids of the messages to nodes that exist."""
         now_s = self.virtual_time_s
-        self.pending = {i: entry for i, entry in self.pending.items() if entry.expiry_s >= now_s}
+        if now_s > self._next_expiry_s:
+            kept = {i: entry for i, entry in self.pending.items() if entry.expiry_s >= now_s}
+            self.pending = kept
+            self._next_expiry_s = min((entry.expiry_s for entry in kept.values()), default=inf)
         distinct = list({id(message): message for message in messages}.values())
         for message in distinct:
             metadata = message.metadata
             if metadata.reply_to_message_id or metadata.delivered_at or metadata.ttl <= 0:
                 raise ValueError(f"Invalid message, a reply or sent before: {metadata}")
-        return [
-            self._keep(message, self._answer(message))
-            for message in distinct
-            if message.metadata.dst_node_id in self._nodes
-        ]
+        sent = [m for m in distinct if m.metadata.dst_node_id in self._nodes]
+        for message in sent:
+            self.num_sent += 1
+            _flwr.set_message_id(message, f"{self.num_sent:08d}")
+        if self._pool is not None:
+            self._begin_jobs(self._pool, sent)
+        with Generators().restored():
+            return [self._keep(message, self._answer(message)) for message in sent]
+
+    def _begin_jobs(self, pool: ProcessPoolExecutor, messages: Iterable[Message]) -> None:
+        """Let processes begin the first message to each node that is online."""
+        begun = set[int]()
+        for message in messages:
+            node_id = message.metadata.dst_node_id
+            if node_id not in self._online or node_id in begun:
+                continue
+            begun.add(node_id)
+            job = (self._nodes[node_id], message, self.faults, self.virtual_time_s)
+            self._jobs[message.metadata.message_id] = pool.submit(_answer_there, *job)
 
     def _answer(self, message: Message) -> Answer:
         """Run a node on an instruction; return when its reply arrives, and the reply."""
-        self.num_sent += 1
-        _flwr.set_message_id(message, f"{self.num_sent:08d}")
         node_id = message.metadata.dst_node_id
         now_s = self.virtual_time_s
         if node_id not in self._online:
             offline = Error(_flwr.NODE_UNAVAILABLE, "the node is offline")
             return now_s, Message(offline, reply_to=message)
-        return self._nodes[node_id].answer(message, self.client_app, self.faults, now_s)
+        node = self._nodes[node_id]
+        job = self._jobs.pop(message.metadata.message_id, None)
+        if job is None:
+            return node.answer(message, self.client_app, self.faults, now_s)
+        changed, answer = job.result()
+        node.free_at_s = changed.free_at_s
+        vars(node.context).update(vars(changed.context))
+        return answer
 
     def _keep(self, message: Message, answer: Answer) -> str:
         """Keep a reply until it is collected; return the message's id."""
@@ -247,6 +313,7 @@ class LocalGrid(Grid):
         else:
             _flwr.set_message_id(reply, f"{message_id}-reply")
         self.pending[message_id] = PendingReply(arrival_s, reply, expiry_s)
+        self._next_expiry_s = min(self._next_expiry_s, expiry_s)
         return message_id
 
     def pull_messages(  # type: ignore[override]
@@ -274,21 +341,15 @@ class LocalGrid(Grid):
         """Send instructions and wait for all replies, or until the time-out."""
         return self.wait_for(self.push_messages(messages), timeout)
 
-    def wait_for(
-        self, message_ids: Iterable[str], timeout: float | None = None, enough: int | None = None
-    ) -> list[Message]:
+    def wait_for(self, message_ids: Iterable[str], timeout: float | None = None) -> list[Message]:
         """Wait for replies for at most ``timeout`` virtual seconds; return them as they arrive.
 
-        The wait ends early when ``enough`` replies without an error have arrived. Without a
-        time-out, it lasts until the messages to nodes that never answer expire. Replies that arrive
-        later can still be pulled.
+        Without a time-out, the wait lasts until the messages to nodes that never answer expire.
+        Replies that arrive later can still be pulled.
         """
         ids = set(message_ids)
-        awaited = [self.pending[i] for i in ids & self.pending.keys()]
-        good_s = sorted(entry.arrival_s for entry in awaited if entry.reply.has_content())
-        until_s = max((entry.arrival_s for entry in awaited), default=self.virtual_time_s)
-        if enough is not None and len(good_s) >= enough:
-            until_s = good_s[enough - 1]
+        arrivals_s = [self.pending[i].arrival_s for i in ids & self.pending.keys()]
+        until_s = max(arrivals_s, default=self.virtual_time_s)
         if timeout is not None:
             until_s = min(until_s, self.virtual_time_s + timeout)
         self.virtual_time_s = max(self.virtual_time_s, until_s)
@@ -304,9 +365,9 @@ class LocalGrid(Grid):
 
     def _collect(self, ids: set[str]) -> list[Message]:
         """Return the replies that have arrived by now, in the order of their arrival."""
-        arrivals = sorted((self.pending[i].arrival_s, i) for i in ids & self.pending.keys())
-        self.arrived_s = {i: at_s for at_s, i in arrivals if at_s <= self.virtual_time_s}
-        return [self.pending.pop(i).reply for i in self.arrived_s]
+        arrivals = [(self.pending[i].arrival_s, i) for i in ids & self.pending.keys()]
+        arrived = sorted(arrival for arrival in arrivals if arrival[0] <= self.virtual_time_s)
+        return [self.pending.pop(i).reply for _, i in arrived]
 
     def _collect_all(self, ids: set[str]) -> list[Message]:
         """Return the same after errors for messages that were collected, expired or never sent."""

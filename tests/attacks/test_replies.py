@@ -187,8 +187,8 @@ class Forger(LyingGrid):
                 all_replies.append(other)
         return all_replies
 
-    def wait_for(self, message_ids, timeout=None, enough=None):
-        return self.forged(super().wait_for(message_ids, timeout, enough))
+    def wait_for(self, message_ids, timeout=None):
+        return self.forged(super().wait_for(message_ids, timeout))
 
     def wait_for_next(self, message_ids, until_s=float("inf")):
         return self.forged(super().wait_for_next(message_ids, until_s))

@@ -1,5 +1,6 @@
 """The virtual clock, nodes and faults; unusual messages go as with Flower's grids (tests/e2e)."""
 
+import os
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from flwr.serverapp.strategy import FedAvg
 from toy import reply_with, target, toy_app, toy_arrays
 
 from flwr_hetero import keys
+from flwr_hetero.client.data_pass import Generators
 from flwr_hetero.exchange.nodes import GridView
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
 from flwr_hetero.fleet.faults import CORRUPTIONS
@@ -36,7 +38,7 @@ def partitions(grid, replies):
     return [node.node_config["partition-id"] for node in nodes]
 
 
-def grid_of(train, profiles=PROFILES):
+def grid_of(train, profiles=PROFILES, **settings):
     """Make a grid whose nodes train by a function of message and context, and reply its metrics."""
     app = ClientApp()
 
@@ -45,7 +47,7 @@ def grid_of(train, profiles=PROFILES):
         metrics = MetricRecord({"num-examples": 1, **(train(message, context) or {})})
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
-    return LocalGrid(app, profiles)
+    return LocalGrid(app, profiles, **settings)
 
 
 PULLS = {
@@ -145,17 +147,6 @@ def test_timeout_moves_the_clock():
     assert grid.pending == {}
 
 
-@pytest.mark.parametrize(
-    ("enough", "timeout", "expected", "time_s"),
-    [(1, None, [1], 1.0), (1, 0.5, [], 0.5), (2, None, [1, 2], 2.0), (3, None, [1, 2], 2.0)],
-)
-def test_enough_counts_good_replies_only(enough, timeout, expected, time_s):
-    grid = LocalGrid(toy_app(), profiles=PROFILES, faults=[Fault(0, "errs")])
-    replies = grid.wait_for(grid.push_messages(ask(grid)), timeout, enough)
-    assert partitions(grid, [r for r in replies if r.has_content()]) == expected
-    assert grid.virtual_time_s == pytest.approx(time_s)
-
-
 def test_node_does_one_job_at_a_time():
     grid = LocalGrid(toy_app(), profiles=[DeviceProfile(1.0)])
     grid.push_messages(ask(grid))
@@ -246,6 +237,52 @@ def test_what_a_node_draws_depends_on_its_message_alone():
     assert len({number for drawn in found for number in drawn}) == 12
     random.seed(8)
     assert draws() == found
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**32 - 1, 2**40])
+def test_generators_are_seeded_as_their_libraries_do(seed):
+    generators = Generators()
+    with generators.restored():
+        generators.seed(seed)
+        drawn = random.random(), np.random.rand(700).tolist(), torch.rand(700).tolist()  # noqa: NPY002
+    torch_numbers = torch.rand(700, generator=torch.Generator().manual_seed(seed)).tolist()
+    numpy_numbers = np.random.RandomState(np.random.MT19937(seed)).rand(700).tolist()
+    assert drawn == (random.Random(seed).random(), numpy_numbers, torch_numbers)
+
+
+def test_processes_change_no_result():
+    def train(message, context):
+        count = context.state.setdefault("seen", MetricRecord({"messages": 0}))
+        count["messages"] += 1
+        if context.node_config["partition-id"] == 2:
+            raise RuntimeError("out of memory")
+        drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]  # noqa: NPY002
+        return {"drawn": drawn, "messages": count["messages"], "process": os.getpid()}
+
+    def seen(processes):
+        faults = [Fault(0, "garbage", 2, corrupt="nan-weight"), Fault(1, "late", 2, delay_s=7.0)]
+        profiles = [DeviceProfile(2.0**i, jitter=0.3) for i in range(4)]
+        grid = grid_of(train, profiles, faults=faults, processes=processes)
+        found = []
+        where = set()
+        for number in range(1, 4):
+            # The first node is asked twice, and the last one is offline in the end.
+            messages = ask(grid, number) + ask(grid, number)[:1]
+            for reply in grid.send_and_receive(messages):
+                content = reply.content["metrics"] if reply.has_content() else reply.error.reason
+                if reply.has_content():
+                    where.add(content.pop("process"))
+                found.append((reply.metadata.reply_to_message_id, repr(content)))
+            found.append((grid.virtual_time_s, repr(grid.context(1000).state)))
+            if number == 2:
+                grid.leave(1003)
+        return found, where
+
+    alone, here = seen(1)
+    together, elsewhere = seen(2)
+    assert together == alone
+    assert here == {os.getpid()}
+    assert len(elsewhere - here) == 2
 
 
 def test_leave_join_and_come_back():

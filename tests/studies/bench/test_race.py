@@ -71,7 +71,7 @@ def test_fleet_counts_work_that_nobody_waits_for():
     grid = fleet(2.0, 1.0, 0.1)
     content = RecordDict({"config": ConfigRecord({"server-round": 1})})
     ask = [Message(content, node_id, "train") for node_id in grid.get_node_ids()]
-    assert len(grid.wait_for(grid.push_messages(ask), None, 2)) == 2
+    assert len(grid.send_and_receive(ask, timeout=1.0)) == 2
     assert grid.virtual_time_s == 1.0
     assert grid.device_s == pytest.approx(0.5 + 1.0 + 10.0)
     assert grid.examples == 300
