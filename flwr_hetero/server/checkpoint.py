@@ -17,6 +17,7 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from flwr_hetero._flwr import log, trains_trees
+from flwr_hetero.arrays import view_array
 from flwr_hetero.errors import check_count, check_number, clean, invalid
 from flwr_hetero.exchange.nodes import online_nodes
 from flwr_hetero.exchange.votes import Votes
@@ -79,7 +80,9 @@ class Checkpoints:
         for text in self.unsaved.warnings(run.strategy.wrappers(), Wrapper):
             log(WARNING, "%s", text)
         fleet = run.fleet
-        arrays: dict[str, NDArray[Any]] = {f"model/{k}": v.numpy() for k, v in run.arrays.items()}
+        arrays: dict[str, NDArray[Any]] = {
+            f"model/{k}": view_array(v) for k, v in run.arrays.items()
+        }
         strategies = []
         for number, strategy in enumerate(run.strategy.chain()):
             is_ours = isinstance(strategy, Wrapper)
@@ -368,7 +371,7 @@ class Recorded(Wrapper):
         """Save the model and build the report, if the run has begun."""
         try:
             if self._begun:
-                self.run_dir.save_model({k: v.numpy() for k, v in run.arrays.items()})
+                self.run_dir.save_model({k: view_array(v) for k, v in run.arrays.items()})
                 log(INFO, "Run directory: %s", self.run_dir.finish())
         finally:
             self._trackers.close()
