@@ -72,6 +72,8 @@ def test_table_of_the_docs_is_that_of_the_apps():
     found = overheads()
     assert set(found) == set(APPS)
     for kind in found:
-        assert set(found[kind]) == {name for name in METHODS if (kind, name) not in REFUSED}
+        # The record also has rivals that the page leaves out.
+        measured = set(found[kind]).intersection(METHODS)
+        assert measured == {name for name in METHODS if (kind, name) not in REFUSED}
     assert set(REFUSED) < {(kind, name) for kind in APPS for name in METHODS}
     assert parts()[1] == made(found)
