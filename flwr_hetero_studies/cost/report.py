@@ -1,4 +1,4 @@
-"""How the server's cost of a reply grows with the fleet."""
+"""What methods cost by fleet and model, and simulators."""
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -90,14 +90,57 @@ class ReplyCosts:
         return {"fedslice_ms": reply_ms, "fedslice_per_s": per_s, "fedslice_nodes": int(nodes)}
 
 
+def models_table(lines: Iterable[Line]) -> str:
+    """Tabulate peak memory and CPU time by strategy and size of the model."""
+    found = {
+        (case["strategy"], case["parameters"], case["nodes"]): line["metrics"]
+        for line in lines
+        for case in [line["case"]]
+    }
+    sizes = sorted({(parameters, nodes) for _, parameters, nodes in found})
+    rows = []
+    for strategy in dict.fromkeys(strategy for strategy, *_ in found):
+        row = [strategy]
+        for size in sizes:
+            metrics = found.get((strategy, *size))
+            row.append(f"{metrics['copies']:.1f}, {metrics['ns']:.1f}" if metrics else "")
+        rows.append(row)
+    head = [f"{parameters // 10**6} million, {nodes} nodes" for parameters, nodes in sizes]
+    return tables.table(["strategy", *head], rows)
+
+
+def simulators_table(lines: Iterable[Line]) -> str:
+    """Tabulate replies a second and CPU time of a reply by job and engine."""
+    found = {(line["case"]["job"], line["case"]["engine"]): line["metrics"] for line in lines}
+    engines = list(dict.fromkeys(engine for _, engine in found))
+    rows = [
+        [job, *(_speed(found.get((job, engine))) for engine in engines)]
+        for job in dict.fromkeys(job for job, _ in found)
+    ]
+    return tables.table(["job", *engines], rows)
+
+
+def _speed(metrics: dict[str, float] | None) -> str:
+    if metrics is None:
+        return ""
+    return f"{metrics['replies_per_s']:.0f} a second, {metrics['cpu_ms']:.1f} ms"
+
+
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     scales = record.of(lines, experiment="scale")
     if not scales:
         return {}
+    models = record.of(lines, experiment="models")
+    simulators = record.of(lines, experiment="simulators")
     costs = ReplyCosts(scales)
     parts = {
         kind.replace(" ", "_"): costs.by_nodes(kind)
         for kind, _ in groupby(sorted(line["case"]["kind"] for line in scales))
     }
     software = record.software(scales, "flwr", "torch", "python", "machine")
-    return {"software": software, "by_training": costs.by_training()} | parts | costs.limits()
+    parts |= {"software": software, "by_training": costs.by_training()}
+    if models:
+        parts["models"] = models_table(models)
+    if simulators:
+        parts["simulators"] = simulators_table(simulators)
+    return parts | costs.limits()
