@@ -48,7 +48,7 @@ class SeedWords(ISeedSequence):
         return words.ravel()[:n_words].tolist()
 
 
-class Generators:
+class GlobalGenerators:
     """Python's, NumPy's and torch's global random generators, and a loader's own."""
 
     def __init__(self, loaders: Iterable[Any] = ()) -> None:
@@ -88,7 +88,7 @@ class Generators:
             self.set_states(before)
 
 
-def iterate(source: Iterable[Any], seed: int, generators: Generators) -> Iterator[Any]:
+def iterate(source: Iterable[Any], seed: int, generators: GlobalGenerators) -> Iterator[Any]:
     """Give the items of a source, whose random draws come from a seeded run of the generators."""
     with generators.restored():
         generators.seed(seed)
@@ -188,7 +188,7 @@ class Passes:
                 self._sampler.continues = True
             return self._source
         # All random draws of a pass come from its seed, so its order is the same in each message.
-        generators = Generators(self._generators)
+        generators = GlobalGenerators(self._generators)
         if not self._by_index:
             items = iterate(self._source, place.pass_seed, generators)
             return islice(items, place.position, None)

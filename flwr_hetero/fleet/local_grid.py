@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 from numpy.random import default_rng
 
 from flwr_hetero import _flwr, keys
-from flwr_hetero.client.data_pass import Generators
+from flwr_hetero.client.data_pass import GlobalGenerators
 from flwr_hetero.client.device import DeviceProfile, message_time_s
 from flwr_hetero.client.emulation import device_seed, in_config, reply_if_away, stamp
 from flwr_hetero.errors import check_count, invalid
@@ -58,7 +58,7 @@ class LocalNode:
                 return now_s, away
         # The seed comes from the message alone, so that other nodes' draws do not change it.
         app_seed = int(seed.generate_state(1)[0])
-        Generators().seed(app_seed)
+        GlobalGenerators().seed(app_seed)
         torch: Any = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():
             torch.cuda.manual_seed_all(app_seed)
@@ -270,7 +270,7 @@ class LocalGrid(Grid):
             _flwr.set_message_id(message, f"{self.num_sent:08d}")
         if self._pool is not None:
             self._begin_jobs(self._pool, sent)
-        with Generators().restored():
+        with GlobalGenerators().restored():
             return [self._keep(message, self._answer(message)) for message in sent]
 
     def _begin_jobs(self, pool: ProcessPoolExecutor, messages: Iterable[Message]) -> None:

@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import FedAvg
 from toy import reply_with, target, toy_app, toy_arrays
 
 from flwr_hetero import keys
-from flwr_hetero.client.data_pass import Generators
+from flwr_hetero.client.data_pass import GlobalGenerators
 from flwr_hetero.exchange.nodes import GridView
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
 from flwr_hetero.fleet.faults import CORRUPTIONS
@@ -241,7 +241,7 @@ def test_what_a_node_draws_depends_on_its_message_alone():
 
 @pytest.mark.parametrize("seed", [0, 7, 2**32 - 1, 2**40])
 def test_generators_are_seeded_as_their_libraries_do(seed):
-    generators = Generators()
+    generators = GlobalGenerators()
     with generators.restored():
         generators.seed(seed)
         drawn = random.random(), np.random.rand(700).tolist(), torch.rand(700).tolist()  # noqa: NPY002
