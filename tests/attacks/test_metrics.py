@@ -80,16 +80,6 @@ def test_one_node_does_not_set_the_accuracy(name, value):
     assert not any("limited" in record for record in honest)
 
 
-@pytest.mark.parametrize("value", [7.0, float("nan")])
-def test_three_of_twenty_do_not_either(value):
-    honest = honest_records("rounds")[1]
-    lies = dict.fromkeys((3, 4, 5), told(value, "eval-acc"))
-    lied = run(EVALUATED["rounds"](), lies)[0][1]
-    assert lied["evaluate"] == pytest.approx(honest["evaluate"], abs=0.15)
-    median = lied["evaluate_range"]["eval-acc"][1]
-    assert median == pytest.approx(honest["evaluate"]["eval-acc"], abs=0.031)
-
-
 @pytest.mark.parametrize("name", ["FedAvg", "Bulyan", "QFedAvg"])
 def test_one_node_sets_no_metric_of_training_and_the_model_is_the_same(name):
     usual = dict.fromkeys(range(20), told(0.5, "odd", "train"))
@@ -101,15 +91,6 @@ def test_one_node_sets_no_metric_of_training_and_the_model_is_the_same(name):
         assert after["train"]["odd"] == pytest.approx(0.5, abs=0.26)
         assert after["train_range"]["odd"][1] == 0.5
     np.testing.assert_array_equal(model.arrays["w"].numpy(), other.arrays["w"].numpy())
-
-
-def test_alone_in_a_buffer_it_is_compared_with_the_last_ones():
-    usual = dict.fromkeys(range(20), told(0.5, "odd", "train"))
-    lies = usual | {LIAR: told(1e308, "odd", "train")}
-    records, _ = run(rivals.FedAsync(leaf()), lies, rounds=25)
-    shown = [record["train"]["odd"] for record in records[2:] if record["train"]]
-    assert max(shown) == 5.5
-    assert shown.count(0.5) > 15
 
 
 def test_lists_are_cut_number_by_number():
@@ -124,23 +105,6 @@ def test_shares_are_never_cut(values):
     low, usual, high = honest_range("eval-acc", values)
     assert (low, high) == (0, 1)
     assert usual == np.median(values)
-
-
-def test_few_values_that_honest_nodes_have_are_cut():
-    rng = np.random.default_rng(0)
-    for count in (3, 5, 20):
-        for draw in (rng.normal, rng.uniform, rng.gumbel, rng.exponential, rng.lognormal):
-            values = np.abs(draw(size=(4000 // count, count)))
-            limits = [honest_range("loss", row) for row in values.tolist()]
-            cut = [(row > high).sum() for row, (_, _, high) in zip(values, limits, strict=True)]
-            assert sum(cut) <= 100, (count, draw)
-
-
-def test_range_stands_in_the_line_of_the_log(caplog):
-    with caplog.at_level(logging.INFO):
-        grid = LyingGrid(toy_app(), TWENTY, {LIAR: told(7.0, "eval-acc")})
-        EVALUATED["rounds"]().start(grid, toy_arrays(), 1)
-    assert "eval-acc 0.6165 (median 0.605)" in caplog.text
 
 
 # --- names -----------------------------------------------------------------------------------

@@ -65,15 +65,6 @@ def test_take_losses_gives_each_once_with_its_latest():
     assert sampler.take_losses()[0].size == 0
 
 
-def test_state_keeps_assigned_samples_and_losses():
-    sampler, resumed = TopLossSampler(23, 4, seed=9), TopLossSampler(23, 4, seed=1)
-    sampler.assign(np.arange(0, 23, 3))
-    sampler.update(sampler.next_batch()[0], np.ones(4))
-    resumed.load_state_dict(sampler.state_dict())
-    assert draw(resumed, 30) == draw(sampler, 30)
-    assert resumed.take_losses()[0].tolist() == [0, 3, 6, 9]
-
-
 @pytest.mark.parametrize(
     ("call", "argument"),
     [

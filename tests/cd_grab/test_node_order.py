@@ -83,19 +83,6 @@ def test_next_order_waits_for_the_end_of_the_pass():
     assert (seen.version, seen.first_pair, len(seen.diffs)) == (1, 0, 3)
 
 
-def test_half_a_pair_ends_with_its_pass():
-    vectors, order = vectors_of(6), ServedOrder(6)
-    visit(order, vectors, 6)
-    order.follow(Answer())  # no answer yet: watched again
-    visit(order, vectors, 3)
-    assert len(order.report().diffs) == 1
-    order.follow(Answer(1, np.array([0, 2, 4, 5, 3, 1])))
-    assert not order.watching  # nothing more to learn of the old order
-    visit(order, vectors, 3)
-    seen = vectors[visit(order, vectors, 6)]
-    assert np.array_equal(order.report().diffs, seen[0::2] - seen[1::2])
-
-
 def test_a_node_without_a_position_adopts_its_order_at_once():
     order = ServedOrder(4)
     order.follow(Answer(9, np.array([3, 2, 1, 0])))

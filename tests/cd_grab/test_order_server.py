@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from flwr_hetero.cd_grab.algorithm import herding_bound, pair_balance, reorder, unit_signs
+from flwr_hetero.cd_grab.algorithm import herding_bound
 from flwr_hetero.cd_grab.strategy import OrderServer
 from flwr_hetero.cd_grab.wire import Report
 
@@ -109,61 +109,3 @@ def test_outlier_does_not_rule_the_signs(factor):
         assert server.states["node-0"].group == {f"node-{i}" for i in range(6)}
     else:
         assert bounds["with"] == bounds["with, exact"]
-
-
-@pytest.mark.parametrize("pairs_per_round", [4, 8])
-def test_one_long_pair_makes_no_outlier(pairs_per_round):
-    """Real gradients differ in length; with few pairs a round that must not split the group."""
-    bounds = []
-    for per_round in (32, pairs_per_round):
-        fleet, server = Fleet(8, dim=16), OrderServer()
-        fleet.vectors *= np.exp(np.random.default_rng(1).standard_normal((8, 64, 1)))
-        fleet.vectors -= fleet.vectors.mean(axis=(0, 1))
-        for _ in range(8):
-            for first in range(0, 32, per_round):
-                fleet.round(server, range(8), first, first + per_round)
-        bounds.append(fleet.bound(range(8)))
-    assert bounds[1] == bounds[0]
-
-
-def test_gap_makes_the_pass_start_again():
-    fleet, server = Fleet(1), OrderServer()
-    server.receive({"node-0": fleet.report(0, 0, 10)})
-    assert server.receive({"node-0": fleet.report(0, 20, 32)}).pairs == 0
-    other_model = fleet.report(0, 10, 32)._replace(diffs=np.ones((22, 5)))
-    assert server.receive({"node-0": other_model}).pairs == 0
-    assert server.receive({"node-0": fleet.report(0, 0, 32)}).pairs == 32
-    assert server.states["node-0"].version == 1
-    _, signs = pair_balance(np.zeros(8), fleet.report(0).diffs)
-    expected = reorder(np.arange(64), unit_signs(signs, 64))
-    assert server.answer("node-0").order.tolist() == expected.tolist()
-
-
-def test_unknown_order_is_replaced():
-    fleet, server = Fleet(1), OrderServer()
-    fleet.versions[0], fleet.orders[0] = 5, np.arange(64)[::-1]
-    assert fleet.round(server, [0]).pairs == 0
-    fleet.follow(0, server.answer("node-0"))
-    assert (fleet.versions[0], fleet.orders[0].tolist()) == (6, list(range(64)))
-    assert fleet.round(server, [0]).pairs == 32
-    ten = Fleet(1, num_units=10).report(0)  # other data: another order
-    assert server.receive({"node-0": ten._replace(version=2)}).pairs == 0
-    assert server.answer("node-0").order.tolist() == list(range(10))
-
-
-def test_saved_and_loaded_is_uninterrupted():
-    """Groups and overlaps survive, which the table over all wrappers does not look at."""
-    fleets = [Fleet(6), Fleet(6)]
-    whole, restored = OrderServer(), OrderServer()
-    rng = np.random.default_rng(0)
-    for step in range(12):
-        nodes = sorted(rng.choice(6, 3, replace=False))
-        for fleet, server in zip(fleets, (whole, restored), strict=True):
-            fleet.round(server, nodes, 0, 16 if step % 3 else None)
-        state = restored.state_dict()
-        restored = OrderServer()
-        restored.load_state_dict(state)
-    np.testing.assert_equal(restored.state_dict(), whole.state_dict())
-    np.testing.assert_equal(vars(fleets[1]), vars(fleets[0]))
-    for node, saved in restored.states.items():
-        assert not np.shares_memory(saved.own_sum, state[f"{node}/own_sum"])

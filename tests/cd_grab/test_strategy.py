@@ -77,12 +77,6 @@ def test_orders_of_all_nodes_go_together():
     assert rounds.of("cd_grab", "pairs_together") == rounds.of("cd_grab", "pairs")
 
 
-@pytest.mark.parametrize(("num_units", "together"), [(None, 0), (24, 4 * 12)])
-def test_num_units_brings_unequal_nodes_together(num_units, together):
-    rounds = Rounds(CDGraB(fedavg(), num_units=num_units), grid_of([24, 48, 96, 120]), 2)
-    assert set(rounds.of("cd_grab", "pairs_together")) == {together}
-
-
 STEPS = {"fast_steps": 8, "high_loss_fraction": None}
 
 
@@ -127,21 +121,6 @@ def test_dropped_reply_costs_its_node_one_pass(kind):
         assert visited(grid, node) != states[f"node-{i}"].order.tolist()
 
 
-def test_joiner_and_a_node_without_orders():
-    grid = grid_of(
-        [20] * 4, profiles=[DeviceProfile()] * 3, ordered=lambda partition: partition != 2
-    )
-
-    def join(server_round):
-        if server_round == 3:
-            grid.join(DeviceProfile())
-
-    rounds = Rounds(CDGraB(fedavg()), grid, 6, look=join)
-    assert rounds.of("cd_grab", "pairs") == [10, 10, 10, 15, 15, 15]
-    assert rounds.of("cd_grab", "pairs_together")[-1] == 15
-    assert rounds.reasons() == []
-
-
 def test_killed_and_resumed_equals_unbroken(tmp_path):
     """Also if rounds end within a pass, even within a pair: the steps follow measured times."""
     grids = {}
@@ -153,18 +132,6 @@ def test_killed_and_resumed_equals_unbroken(tmp_path):
         return strategy.start(grid, order_arrays(), 8, evaluate_fn=evaluate_fn)
 
     killed_and_resumed(go, tmp_path, killed_in=5)
-
-
-def test_nodes_without_state_get_their_orders_after_a_resume():
-    first, second = CDGraB(fedavg()), CDGraB(fedavg())
-    Rounds(first, grid_of([20] * 3, lr=0.001), 4)
-    second.load_state_dict(first.state_dict())
-    before = [state.order.tolist() for state in second.server.states.values()]
-    grid, seen = grid_of([20] * 3, lr=0.001), []
-    look = lambda number: seen.append([visited(grid, n) for n in nodes_of(grid)] if number else 0)  # noqa: E731
-    rounds = Rounds(second, grid, 4, look=look)
-    assert rounds.of("cd_grab", "pairs") == [15, 15, 15, 15]
-    assert seen[1] == before
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from flwr_hetero.client import work as work_module
 from flwr_hetero.client.session import current_session
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import StepLoader, hetero
-from flwr_hetero.sampler import UniformSampler
 from flwr_hetero.strategy import LocalSteps
 
 
@@ -95,14 +94,6 @@ def test_the_reply_says_what_was_done(name):
     for asked, lengths, work in messages:
         assert node.work(asked) == work
         assert node.results[-1] == lengths
-
-
-def test_evaluation_says_and_moves_nothing():
-    node = Node(loop())
-    node.ask(2)
-    before = dict(node.context.state[keys.PASS])
-    assert keys.WORK not in node.ask(kind="evaluate").content
-    assert dict(node.context.state[keys.PASS]) == before
 
 
 @pytest.mark.parametrize(("steps", "seconds"), [(1, 9.0), (4, 2.0)])
@@ -218,16 +209,6 @@ def test_a_pass_without_a_batch_is_an_error(loader, good):
     assert [next(batches) for _ in range(good)] == [1, 2][:good]
     with pytest.raises(ValueError, match=r"loader must give a batch .* not an iterator"):
         next(batches)
-
-
-def test_a_batch_in_use_is_not_lost_where_passes_meet():
-    sampler = UniformSampler(10, 4)
-    batches = iter(load(DataLoader(NUMBERS, batch_sampler=sampler), 8))
-    ahead = next(batches)
-    for _ in range(8):
-        batch, ahead = ahead, next(batches, None)  # a consumer that looks one batch ahead
-        assert sampler.take()[0].tolist() == batch[1].tolist()
-    assert ahead is None
 
 
 @pytest.mark.parametrize("number", [0, -1, 2.5, "many"])

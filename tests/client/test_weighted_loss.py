@@ -142,12 +142,6 @@ def test_masked_tokens_do_not_count(flat, ignored, learns_from):
     assert scores == pytest.approx(losses)
 
 
-@pytest.mark.parametrize("loss_fn", [cross_entropy, lambda outputs, targets: outputs[:3, 0]])
-def test_losses_that_are_none_per_example_are_refused(loss_fn):
-    with pytest.raises(ValueError, match=r'loss for each of 4 examples.*reduction="none"'):
-        one_batch(loss_fn, *NOTHING)
-
-
 @by_scores
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(dtype, learns_from):
@@ -162,16 +156,6 @@ def test_half_precision(dtype, learns_from):
     assert (loss.dtype, scores.dtype) == (torch.float32, np.float64)
     assert loss.item() == pytest.approx(wanted.item(), rel=0.03)
     assert scores == pytest.approx(exact, rel=0.03)
-
-
-def test_it_is_a_module_that_takes_the_place_of_a_models_own_loss():
-    loss_fn = nn.CrossEntropyLoss(torch.ones(3), reduction="none")
-    WeightedLoss(UniformSampler(12, 4), loss_fn).to("meta")
-    assert loss_fn.weight.device.type == "meta"  # class weights move with it
-    model = nn.Linear(3, 3)
-    model.criterion, names = nn.CrossEntropyLoss(), list(model.state_dict())
-    model.criterion = WeightedLoss(UniformSampler(12, 4))
-    assert list(model.state_dict()) == names
 
 
 def test_evaluation_is_refused():

@@ -34,12 +34,6 @@ def test_a_message_is_told_the_last_send_of_its_type(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["times.json"]
 
 
-def test_no_room_costs_no_message(tmp_path):
-    times = MessageTimes(tmp_path / "gone" / "times.json")
-    times.received("train", 0.5)
-    times.sent("train", 0.25)
-
-
 class Clock:
     now_s = 0.0
 
@@ -106,15 +100,3 @@ def test_the_file_is_complete_when_a_message_is_reported(monkeypatch, node):
     [(remove, folder)] = ended
     remove(folder)
     assert not file.parent.exists()
-
-
-def test_a_message_is_reported_without_a_folder(monkeypatch, node):
-    def refuse(**_):
-        raise OSError("no room")
-
-    monkeypatch.setenv(keys.TIMES_FILE, "")
-    monkeypatch.setattr(message_times.tempfile, "mkdtemp", refuse)
-    reported = []
-    message_times.record_times(lambda: reported.append(1))
-    node[0]._pull_and_store_message(state=1, receive=lambda: (MESSAGE, "tree"))
-    assert reported == [1]

@@ -155,12 +155,6 @@ def test_bad_offer_is_refused_whole(slots: list[int], content: bytes) -> None:
     assert (table.store, table.received) == ([b"xy"], {"a": 1})
 
 
-def test_fresh_is_what_was_not_held() -> None:
-    first = NodeShard(Delivery([0], [1], [0], b"B0").to_record())
-    again = NodeShard(Delivery([0], [1], [0], b"B0").to_record(), first.state_dict())
-    assert (first.fresh, again.fresh) == ([0], [])
-
-
 def test_queue_resumes_where_the_server_says() -> None:
     state, choose = None, Mock(side_effect=[None, np.array([5, 3, 9, 1])])
     rounds = [

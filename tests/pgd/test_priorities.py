@@ -211,18 +211,6 @@ def test_models_whose_layers_do_not_tell_are_refused_at_once(way, layers, match)
         listener.collect(8)
 
 
-def test_the_last_layer_of_an_lstm_is_measured():
-    torch.manual_seed(0)
-    model = Words(lambda self, steps: self.head(steps).mean(1), recurrent=True)
-    words, targets = torch.randint(9, (8, 3)), torch.arange(8) % 5
-    listener = aimed(model)
-    backward(model, words, targets)
-    found = listener.collect(8)
-    still = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
-    expected = one_by_one(model, LOSS, words, targets, still | listener.direction)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-
-
 def random_net():
     """Random in training, and its examples depend on each other."""
     norm = (nn.BatchNorm1d(9), nn.Dropout())
@@ -247,18 +235,3 @@ def test_measuring_disturbs_nothing(make, layers):
         results.append([p.grad for p in model.parameters()] + [torch.get_rng_state()])
     assert all(map(torch.equal, *results))
     assert model.training
-
-
-def test_batches_of_others_do_not_count():
-    model = nn.Linear(3, 2)
-    inputs, targets = torch.randn(4, 3), torch.tensor([0, 1, 0, 1])
-    listener = aimed(model)
-    backward(model, torch.randn(7, 3), torch.zeros(7, dtype=torch.int64))
-    backward(model, inputs, targets)
-    with torch.no_grad():
-        model(inputs)
-    expected = sample_priorities(model, LOSS, inputs, targets, listener.direction)
-    torch.testing.assert_close(listener.collect(4), expected)
-    listener.close()
-    backward(model, inputs, targets)
-    assert listener.collect(4) is None

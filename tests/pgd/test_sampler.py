@@ -49,18 +49,6 @@ def test_two_iterations_by_hand():
     assert sampler.summary() == {"coverage": 1.0, "mean-age": 1.5}
 
 
-def test_first_epoch_is_taken_in_turn():
-    sampler = PGDSampler(10, 4, seed=0, rule="topk")
-    seen = []
-    for _ in range(3):
-        indices, _ = sampler.next_batch()
-        seen += indices.tolist()
-        sampler.update(indices, np.ones(4))
-    assert sorted(seen[:10]) == list(range(10))
-    sampler.update(np.arange(10), 1e3 * (np.arange(10) == 5))
-    assert all(5 in sampler.next_batch()[0] for _ in range(5))
-
-
 @pytest.mark.parametrize("renewal_share", [0.25, 0.5, 1.0])
 def test_weighted_mean_is_unbiased(renewal_share):
     rng = np.random.default_rng(5)

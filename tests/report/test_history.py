@@ -41,12 +41,6 @@ def line(number, **more):
     return json.dumps({"round": number, "virtual_s": 1.5 * number} | more) + "\n"
 
 
-def test_figures_of_a_run_are_bounded(tmp_path):
-    text = "".join(line(i, train={f"{i}-{k}": 1.0 for k in range(300)}) for i in range(1, 9))
-    (tmp_path / "history.jsonl").write_text(line(0) + text)
-    assert len(read_history(tmp_path).table) == 1000
-
-
 def test_words_of_nodes_in_old_lines_are_printable_and_huge_numbers_are_none(tmp_path):
     failure = {"node": "a\x1b[2J\u202e", "reason": "b\x7f\n\b"}
     text = line(0, failures=[failure], train={"x\x1b": 1.0}, wall_s=10**400)

@@ -1,16 +1,13 @@
 """Which run is better: right for any length of run, and named only where runs can show it."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from flwr_hetero.report.compare import Recording, compare, figures, read_runs
-from flwr_hetero.report.compare.page import comparison_data
+from flwr_hetero.report.compare import Recording, compare, read_runs
 from flwr_hetero.report.compare.verdict import noise_of
 from flwr_hetero.report.history import History
-from flwr_hetero.report.page import run_data
 from flwr_hetero.report.run_dir import RunDirectory
 
 FEDAVG = [0.072, 0.691, 0.883, 0.936]
@@ -176,28 +173,3 @@ def test_random_short_runs(verdict_of, rising, seed):
     turned = {"base": "other", "other": "base", None: None}[verdict.winner]
     assert verdict_of(other, base, goal).winner == turned
     assert not is_short or verdict_of(other, base).winner == turned
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_headline_tile_table_and_compare_agree(rising, seed):
-    rng = np.random.default_rng(seed)
-    runs = [
-        Recording(Path(name), History(tuple(rising(2.0, random_values(rng)))), {})
-        for name in ("base", "other")
-    ]
-    comparison = compare(runs)
-    [table] = [t for t in comparison_data(comparison)["tables"] if t["title"] == "Runs"]
-    place = table["head"].index("final accuracy")
-    for run, row, group in zip(runs, table["rows"], figures(comparison)["groups"], strict=True):
-        data = run_data(run.path, run.history)
-        end = data["facts"][0]["value"]
-        assert data["sentences"][0].startswith(f"Final accuracy: {end}")
-        assert row[place][0] == f"{100 * group['runs'][0]['end']:.1f} %" == end
-        assert end in comparison.sentences[0]
-
-
-def test_page_of_an_untrained_model_has_no_end(make_run, rising):
-    data = run_data(make_run(rounds=rising(values=[0.1])))
-    assert data["sentences"] == []
-    assert data["facts"][0]["label"] == "Rounds"
-    json.dumps(data, allow_nan=False)

@@ -19,7 +19,7 @@ def late(partition, number):
 
 
 RUNS = {
-    **{n: (partial(leaf, n), 15, ()) for n in ("FedAdam", "FedYogi", "FedAdagrad", "FedAvgM")},
+    **{n: (partial(leaf, n), 15, ()) for n in ("FedAdam", "FedAvgM")},
     "FedAvg": (leaf, 15, ()),
     "sampling by Flower": (partial(leaf, fraction_train=0.3), 15, ()),
     "the usual metrics": (leaf, 2, [altered({"odd": 1.0}, late)]),
@@ -61,16 +61,6 @@ def run(path, num_rounds=2, arrays=None, inner=None, **options):
     return path / "checkpoint"
 
 
-def test_log_of_a_resumed_round_has_the_seconds_of_that_round(tmp_path, caplog):
-    caplog.set_level("INFO", logger="flwr")
-    run(tmp_path, 1)
-    run(tmp_path, 2, resume=True)
-    first, second = (
-        re.findall(r"([\d.]+) s  at", line) for line in caplog.messages if " s  at" in line
-    )
-    assert float(second[0]) == pytest.approx(float(first[0]), rel=0.5)
-
-
 def spoil(path, change=lambda meta: None, **model):
     """Write other arrays of the model, and another meta, into a checkpoint."""
     arrays, meta = checkpoint(path)
@@ -89,9 +79,7 @@ def flipped(content, place):
 
 DAMAGES = {
     "missing": lambda path: path.unlink(),
-    "cut": lambda path: path.write_bytes(path.read_bytes()[:-40]),
     "a flipped bit": lambda path: path.write_bytes(flipped(path.read_bytes(), 200)),
-    "empty": lambda path: path.write_bytes(b""),
     "a pickle": lambda path: path.write_bytes(pickle.dumps([1])),
     "another file": lambda path: np.savez(path, meta=np.array("[3]")),
 }

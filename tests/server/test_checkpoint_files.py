@@ -227,8 +227,6 @@ def mutated(meta, place, value):
 
 NESTS = {
     "FedAdam": lambda: leaf("FedAdam"),
-    "TiFL": lambda: ours.TiFL(leaf("FedYogi"), 2, 5),
-    "FedBuff": lambda: ours.FedBuff(leaf("FedAvgM"), buffer_size=3),
     "everything": lambda: unrecorded(NESTED["everything"](leaf())),
     "merged": lambda: unrecorded(NESTED["merged"](leaf())),
 }

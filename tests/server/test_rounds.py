@@ -92,13 +92,6 @@ def errs_in(rounds, nodes=range(6)):
     return LocalGrid(toy_app(), [DeviceProfile(1.0)] * 6, faults=faults)
 
 
-def test_two_rounds_in_vain_of_a_few_nodes_end_no_run_that_has_begun():
-    """With two nodes a round and one failure in three, such rounds come in most runs."""
-    history = History(RandomSelection(flower.FedAvg(fraction_evaluate=0.0), 2))
-    history.start(errs_in([3, 4, 5]), toy_arrays(), 8)
-    assert [bool(record["weights"]) for record in history.records[3:]] == [False] * 3 + [True] * 3
-
-
 @pytest.mark.parametrize(("nodes_a_round", "first", "last"), [(2, 3, 8), (6, 3, 4), (2, 1, 2)])
 def test_a_fault_of_all_nodes_ends_the_run(nodes_a_round, first, last):
     history = History(RandomSelection(flower.FedAvg(fraction_evaluate=0.0), nodes_a_round))

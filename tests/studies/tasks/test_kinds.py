@@ -120,16 +120,3 @@ def test_own_task_by_import_path_with_own_targets(own):
 def test_unknown_task_is_refused_with_the_settings(own, name, message):
     with pytest.raises(ValueError, match=rf"^task must {message}.* got '{name}'"):
         Settings(task=name)
-
-
-@pytest.mark.parametrize(
-    ("columns", "task", "message"),
-    [
-        ({"series": [[1.0] * 25]}, "auto", "hold examples, .* too short"),
-        ({"text": ["a", ""]}, "auto", "hold examples, .* too short"),
-        ({"text": TEXTS}, "classification", "have one column of type label"),
-    ],
-)
-def test_broken_texts_and_series(tmp_path, columns, task, message):
-    with pytest.raises(ValueError, match=rf"^dataset must .*{message}"):
-        open_source(table(tmp_path, **columns), task)
