@@ -43,7 +43,7 @@ def quick_and_bad(num_nodes, num_bad):
 
 
 @pytest.mark.parametrize(
-    ("num_nodes", "num_bad", "per_round", "rounds"), [(1000, 3, 3, 2), (200, 10, 5, 20)]
+    ("num_nodes", "num_bad", "per_round", "rounds"), [(100, 3, 3, 2), (200, 10, 5, 10)]
 )
 def test_tifl_goes_on_with_the_first_good_replies(num_nodes, num_bad, per_round, rounds):
     strategy = ours.TiFL(leaf(), per_round)
@@ -78,7 +78,7 @@ def test_what_a_wrapper_refuses_takes_no_place():
 
 
 # --- nodes that are late beside the others ---------------------------------------------------
-LATE_NESTS = ["none", "TiFL", "BiasedLocalSGD", "LocalSteps", "CDGraB", "FedNova", "FedBuff"]
+LATE_NESTS = ["none", "TiFL", "BiasedLocalSGD", "FedBuff"]
 
 
 @pytest.mark.parametrize("nest", LATE_NESTS)
@@ -88,9 +88,9 @@ def test_a_late_node_costs_two_honest_runs_at_most(nest):
     for faults in [], [Fault(0, "late", delay_s=LATE_S)]:
         strategy, app = NESTS[nest](leaf(fraction_evaluate=1.0)), composition_app()
         profiles = [DeviceProfile(4.0, jitter=0.1)] * 6
-        records, took_s = run(strategy, profiles, faults, 25, app=app, arrays=start())
+        records, took_s = run(strategy, profiles, faults, 12, app=app, arrays=start())
         seconds.append(took_s)
-        assert len(records) == 25
+        assert len(records) == 12
         assert all(record["train"] for record in records)
     assert seconds[1] <= 3 * seconds[0]
 
@@ -112,7 +112,10 @@ def test_honest_fleets_keep_all_their_nodes(select):
         assert failures(records) == []
 
 
-@pytest.mark.parametrize(("kind", "others_s"), [("train", 1.0), ("evaluate", 1 / 30)])
+@pytest.mark.parametrize(
+    ("kind", "others_s"),
+    [("train", 1.0), pytest.param("evaluate", 1 / 30, marks=pytest.mark.nightly)],
+)
 def test_what_a_late_node_costs(kind, others_s, caplog):
     """50 times as long as most took, its reply, and twice that as a rest; the history says so."""
     faults = [Fault(0, "late", 2, 2, message_type=kind, delay_s=LATE_S)]

@@ -14,7 +14,9 @@ from flwr_hetero._flwr import only_errors
 from flwr_hetero.fleet import LocalGrid, named_fleet
 from flwr_hetero.strategy import FedSlice
 
-NODES, JOB, RATE = 20, 20, 0.1
+NODES = 20
+JOB = 20
+RATE = 0.1
 
 
 def noisy_app(noise, minority):
@@ -52,7 +54,7 @@ def end_of(strategy, noise, rounds, minority=4):
 @pytest.mark.parametrize("noise", [0.0, pytest.param(2.0, marks=pytest.mark.nightly)])
 def test_slow_nodes_that_stand_alone_keep_their_part(noise):
     """The slowest fifth holds what no other node does: FedAvg's objective is 0.2."""
-    assert 0.14 < end_of(FedSlice(fedavg(), concurrency=5), noise, 30) < 0.27
+    assert 0.14 < end_of(FedSlice(fedavg(), concurrency=5), noise, 60) < 0.27
 
 
 def slices_of(strategy, rounds, calls=1):
