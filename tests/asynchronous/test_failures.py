@@ -110,7 +110,9 @@ def test_same_seed_same_run():
         records, _, found = run(grid, 15, strategy, timeout=25.0)
         return [{k: v for k, v in record.items() if k != "wall_s"} for record in records], found
 
-    one, again, other = go(1), go(1), go(2)
+    one = go(1)
+    again = go(1)
+    other = go(2)
     assert one[0] == again[0]
     assert one[1].tolist() == again[1].tolist()
     assert one[1].tolist() != other[1].tolist()

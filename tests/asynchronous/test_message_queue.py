@@ -26,9 +26,12 @@ class InMemoryGrid:
     """
 
     def __init__(self, grid, clock=None):
-        self.hidden, self.clock = grid, clock
-        self.collected, self.asked_again = set(), []
-        self.polled_s, self.poll_s = [], 0.0  # when it was polled; how long each poll takes
+        self.hidden = grid
+        self.clock = clock
+        self.collected = set()
+        self.asked_again = []
+        self.polled_s = []
+        self.poll_s = 0.0  # when it was polled; how long each poll takes
 
     def __getattr__(self, name):
         if name == "virtual_time_s":

@@ -112,24 +112,6 @@ def test_report_of_more_steps_is_cut_down(claim):
 
 
 @pytest.mark.parametrize(
-    ("times_s", "steps"),
-    [
-        ((2.0, 0.0), [8, 32]),  # with a deadline a lie about its speed concerns the liar only
-        ((0.5, 0.0), [32, 32]),
-        ((1e12, math.inf), [1, 1]),
-    ],
-)
-def test_absurd_times_are_bounded(times_s, steps):
-    strategy = LocalSteps(budget="deadline", deadline_s=16.0)
-    for name, time_s in zip("ab", times_s, strict=True):
-        strategy.speeds.observe(name, steps=1, compute_s=time_s, link_s=0.0)
-    assert strategy.num_steps(["a", "b"]).tolist() == steps
-    strategy.speeds.observe("a", steps=1, compute_s=1.0, link_s=math.inf)
-    times = {**strategy.speeds.step_s, "link": strategy.speeds.link_s["a"]}.values()
-    assert all(1e-9 <= time_s <= 1e9 for time_s in times)
-
-
-@pytest.mark.parametrize(
     ("settings", "argument"),
     [
         ({"fast_steps": 0}, "fast_steps"),

@@ -52,7 +52,8 @@ def test_assigned_samples_come_in_order_then_shuffled():
     assert [sampler.next_batch()[0].tolist() for _ in range(2)] == [[7, 99, 3], [42]]
     assert sorted(draw(sampler, 4)) == [3, 7, 42, 99]
     sampler.assign(np.arange(60))
-    first, second = draw(sampler, 60), draw(sampler, 60)
+    first = draw(sampler, 60)
+    second = draw(sampler, 60)
     assert first == list(range(60)) == sorted(second) != second
 
 

@@ -21,7 +21,8 @@ class Fleet:
 
     def follow(self, i, answer):
         if answer.order is not None:
-            self.orders[i], self.versions[i] = answer.order, answer.version
+            self.orders[i] = answer.order
+            self.versions[i] = answer.version
 
     def report(self, i, first=0, last=None):
         seen = self.vectors[i, self.orders[i][: self.num_units // 2 * 2]]
@@ -52,7 +53,9 @@ GROUPS = {
 @pytest.mark.parametrize("pattern", GROUPS)
 def test_group_is_never_worse_than_alone(pattern, monkeypatch):
     def settled_bound(share):
-        fleet, server, rng = Fleet(16), OrderServer(), np.random.default_rng(3)
+        fleet = Fleet(16)
+        server = OrderServer()
+        rng = np.random.default_rng(3)
         bounds = []
         with monkeypatch.context() as patch:
             if share is not None:
@@ -64,7 +67,9 @@ def test_group_is_never_worse_than_alone(pattern, monkeypatch):
                 bounds.append(fleet.bound(nodes))
         return np.mean(bounds[-10:])
 
-    ours, alone, paper = settled_bound(None), settled_bound(1.0), settled_bound(0.0)
+    ours = settled_bound(None)
+    alone = settled_bound(1.0)
+    paper = settled_bound(0.0)
     assert ours < 1.1 * min(alone, paper)
     if pattern == "tiers":
         assert ours == paper < 0.6 * alone
@@ -73,7 +78,9 @@ def test_group_is_never_worse_than_alone(pattern, monkeypatch):
 
 
 def test_only_nodes_side_by_side_form_a_group():
-    fleet, odd, server = Fleet(4), Fleet(1, num_units=60), OrderServer()
+    fleet = Fleet(4)
+    odd = Fleet(1, num_units=60)
+    server = OrderServer()
     reports = {f"node-{i}": fleet.report(i) for i in range(2)}
     done = server.receive(reports | {"node-2": fleet.report(2, 0, 5), "odd": odd.report(0)})
     assert done.pairs == 32 + 32 + 5 + 30
@@ -95,7 +102,8 @@ def test_outlier_does_not_rule_the_signs(factor):
     """Neither one that lies nor one with odd data; in exact mode, as in the paper, it does."""
     bounds = {}
     for kind in ("without", "with", "with, exact"):
-        fleet, server = Fleet(6), OrderServer(exact=kind == "with, exact")
+        fleet = Fleet(6)
+        server = OrderServer(exact=kind == "with, exact")
         for step in range(12):
             reports = fleet.reports(server, range(6))
             noise = np.random.default_rng(step).standard_normal((32, 8))

@@ -28,7 +28,8 @@ from flwr_hetero.sampler import WeightedLoss
 def test_pass_is_the_mean_over_all_examples(method, num_samples, options, num_units, num_batches):
     sampler = OrderedSampler(num_samples, 8, seed=3, method=method, **options)
     assert (len(sampler.units), len(sampler)) == (num_units, num_batches)
-    total, seen = np.zeros(num_samples), []
+    total = np.zeros(num_samples)
+    seen = []
     for _ in range(num_batches):
         before = sampler.node_order.position
         indices, weights = sampler.next_batch()
@@ -109,7 +110,8 @@ def test_a_loss_shows_what_observe_is_told(method, workers, factor):
 
 def observed(sampler):
     """Return a list of all vectors that an order will observe."""
-    seen, observe = [], sampler.node_order.observe
+    seen = []
+    observe = sampler.node_order.observe
     sampler.node_order.observe = lambda vectors: (seen.extend(vectors), observe(vectors))
     return seen
 
@@ -128,7 +130,8 @@ PLAIN = [0, 1, 2, 3, 4, 5, 6]
 )
 def test_gradients_are_those_of_the_order(kind, told, zero):
     workers = 2 if kind == "stops" else 0
-    vectors, ends = [], []
+    vectors = []
+    ends = []
     for how in ("plain", kind):
         sampler, criterion = trained(method="id-grab")
         seen = observed(sampler)

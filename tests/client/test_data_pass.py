@@ -145,7 +145,8 @@ def test_the_same_seed_gives_the_same_run(name):
 
 @pytest.mark.parametrize("name", ["shuffled stream", "stream by NumPy"])
 def test_what_the_user_seeded_is_put_back(name):
-    one, other = node(LOADERS[name]), node(LOADERS[name])
+    one = node(LOADERS[name])
+    other = node(LOADERS[name])
     one.ask(1), one.ask(3), other.ask(2), other.ask(5)
     assert one.results[1][1] == other.results[1][1]  # whatever the loader drew
 

@@ -33,7 +33,8 @@ def loop(epochs=1, *, look=False, anew=False, stop=99, make=plain):
     """Make an app's loop over epochs; it returns the lengths of its passes."""
 
     def train(msg, context):
-        loader, lengths = hetero.batches(make(), msg), []
+        loader = hetero.batches(make(), msg)
+        lengths = []
         if look:
             next(iter(loader))
         for _ in range(epochs):
@@ -143,10 +144,8 @@ def metrics_of(own=None, claim=None):
         metrics = {"num-examples": NUM, **(own or {})}
         return reply_with(msg, metrics, dict(msg.content["arrays"]))
 
-    app, run = (
-        ClientApp(mods=[rewriting(spoil), hetero]),
-        History(LocalSteps(fedavg(), fast_steps=3)),
-    )
+    app = ClientApp(mods=[rewriting(spoil), hetero])
+    run = History(LocalSteps(fedavg(), fast_steps=3))
     app.train()(train)
     run.start(LocalGrid(app, [DeviceProfile()] * 3), start(np.zeros(2)), num_rounds=2)
     return run.records[-1]["train"]

@@ -76,7 +76,8 @@ def train(sampler, context=None, *, workers=0, batches=99, loss=True):
     ("mod", "workers", "batches"), [(timing, 0, 99), (emulated_device, 0, 2), (timing, 2, 2)]
 )
 def test_the_state_at_the_return_is_kept(mod, workers, batches):
-    samplers, held = [], []
+    samplers = []
+    held = []
 
     def function(msg, context):
         samplers.append(mercury())
@@ -141,7 +142,8 @@ def orders_of(steps, workers=0, loss=WeightedLoss):
 
     def train(msg, context):
         torch.manual_seed(1)
-        model, sampler = nn.Linear(3, 2), OrderedSampler(NUM, BATCH, method="id-grab")
+        model = nn.Linear(3, 2)
+        sampler = OrderedSampler(NUM, BATCH, method="id-grab")
         follow(sampler, msg, context, model)
         orders.append(sampler.node_order.order.tolist())
         loader = StepLoader(DataLoader(DATA, batch_sampler=sampler, num_workers=workers), msg)
@@ -234,7 +236,8 @@ def test_a_sampler_is_put_in_place_and_kept(name, steps, epochs):
         assert node.work(steps) == report(steps or epochs * FULL, epochs, epochs * FULL)
     sampler = node.results[1][0]
     assert isinstance(sampler, PriorityFeed) == (name == "pgd")
-    kept, now = node.state(), sampler.state_dict()
+    kept = node.state()
+    now = sampler.state_dict()
     assert kept.keys() == now.keys()
     for key, value in now.items():
         np.testing.assert_array_equal(kept[key], value)
@@ -265,7 +268,8 @@ def test_criterion_fits_the_sampler(reduction):
     )
     own.ask(2), sampled.ask(2)
     assert isinstance(sampled.results[0][1], WeightedLoss)
-    outputs, targets = torch.randn(5, 2), torch.arange(5) % 2
+    outputs = torch.randn(5, 2)
+    targets = torch.arange(5) % 2
     expected = nn.functional.cross_entropy(outputs, targets)
     assert own.results[0][1](outputs, targets).item() == pytest.approx(expected.item())
     assert reduction is None or loss_fn.reduction == reduction

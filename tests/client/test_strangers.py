@@ -184,7 +184,8 @@ LOOKS = {
 
 @pytest.mark.parametrize(("look", "early"), [("one batch", True), ("classes", False)])
 def test_other_passes_without_a_step_do_not_count_and_are_said_once(look, early, caplog):
-    trained, kept = [], []
+    trained = []
+    kept = []
 
     def train(model, msg, partition):
         loader = hetero.batches(data_of(partition), msg)
@@ -255,7 +256,8 @@ def test_the_second_of_two_optimizers_steps_as_often_as_in_fedavg(first):
     counts = []
 
     def train(model, msg, partition):
-        critic, other = sgd(model), torch.optim.Adam(model.parameters(), 1e-4)
+        critic = sgd(model)
+        other = torch.optim.Adam(model.parameters(), 1e-4)
         given = seldom = 0
         for batch in hetero.batches(data_of(partition), msg):
             fit(model, critic, [batch])
@@ -304,7 +306,8 @@ def rates_of(make, *, rounds=4, per_epoch=False, strategy="FedSlice", batches_of
     batches_of = batches_of or (lambda loader, msg: hetero.batches(loader, msg))
 
     def train(model, msg, partition):
-        loader, optimizer = batches_of(data_of(partition), msg), sgd(model)
+        loader = batches_of(data_of(partition), msg)
+        optimizer = sgd(model)
         schedule = make(optimizer, loader)
 
         def after(_):
@@ -404,7 +407,8 @@ def test_a_loss_scaler_goes_on(strategy):
     counts = {}
 
     def train(model, msg, partition):
-        optimizer, scaler = sgd(model), torch.amp.GradScaler("cpu")
+        optimizer = sgd(model)
+        scaler = torch.amp.GradScaler("cpu")
         for inputs, targets in hetero.batches(data_of(partition), msg):
             optimizer.zero_grad()
             scaler.scale(nn.functional.cross_entropy(model(inputs), targets)).backward()
@@ -517,7 +521,8 @@ def restarted(loader):
 
 def test_a_loop_by_steps_that_runs_out_of_batches_is_told_what_to_do():
     def train(model, msg, partition):
-        optimizer, batches = sgd(model), iter(hetero.batches(data_of(partition), msg))
+        optimizer = sgd(model)
+        batches = iter(hetero.batches(data_of(partition), msg))
         for _ in range(40):
             fit(model, optimizer, [next(batches)])
 
@@ -543,7 +548,8 @@ def test_loaders_side_by_side_have_a_place_each_and_count_once(strategy):
 
     def train(model, msg, partition):
         ordered = [DataLoader(range(start, start + 20), 2) for start in (0, 100)]
-        loaders, optimizer = [hetero.batches(each, msg) for each in ordered], sgd(model)
+        loaders = [hetero.batches(each, msg) for each in ordered]
+        optimizer = sgd(model)
         pairs = []
         for left, right in zip(*loaders, strict=False):
             fit(model, optimizer, [(torch.ones(2, 8), torch.zeros(2).long())])

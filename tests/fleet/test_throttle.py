@@ -1,5 +1,4 @@
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -10,7 +9,7 @@ import pytest
 from waiting import wait_until
 
 from flwr_hetero.fleet import throttle as t
-from flwr_hetero.fleet.processes import FleetFile, SuperNodeSpec, free_ports
+from flwr_hetero.fleet.processes import free_ports
 from flwr_hetero.fleet.throttle import BURST_S, Throttle
 
 SPIN = "import sys; print('up', flush=True)\nwhile True: pass"
@@ -60,21 +59,6 @@ def test_throttle_stops_client_apps_until_paid(tree):
     assert t.cpu_time_s(client_app) > 0
     wait_until(lambda: not is_stopped(client_app), step_s=0.001, meanwhile=poll)
     assert throttle.credit_s > 0
-
-
-@pytest.mark.parametrize("tagged", [True, False])
-def test_enforce_polls_tagged_processes_only(tmp_path, monkeypatch, tagged):
-    polled = []
-    slow = SuperNodeSpec("node-0", cpu=0.5, pid=os.getpid())
-    FleetFile(port=1, nodes=[slow]).save(tmp_path)
-    monkeypatch.setattr(t, "has_tag", lambda pid, folder: tagged)
-    monkeypatch.setattr(Throttle, "poll", lambda _, pid: polled.append(pid))
-    monkeypatch.setattr(t, "descendants", lambda pid: [-pid])
-    monkeypatch.setattr(t, "send", lambda pids, number: polled.extend([*pids, number]))
-
-    with pytest.raises(TimeoutError):
-        asyncio.run(asyncio.wait_for(t.enforce(tmp_path), timeout=0.1))
-    assert set(polled) == ({slow.pid, -slow.pid, signal.SIGCONT} if tagged else set())
 
 
 async def talk(mbps, payload, server=True):

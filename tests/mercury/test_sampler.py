@@ -20,7 +20,8 @@ SCORES = {
 @pytest.mark.parametrize("step", [1, 2])
 @pytest.mark.parametrize("kind", SCORES)
 def test_mean_gradient_is_unbiased(kind: str, step: int) -> None:
-    sampler, known = MercurySampler(N, N, seed=2), np.arange(0, N, step)
+    sampler = MercurySampler(N, N, seed=2)
+    known = np.arange(0, N, step)
     sampler.update(known, SCORES[kind][known])
     batches = [sampler.next_batch() for _ in range(120)]
     indices, weights = (np.concatenate(x) for x in zip(*batches, strict=True))

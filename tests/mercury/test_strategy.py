@@ -27,7 +27,8 @@ def app(seen: list, spoil=None) -> ClientApp:
     def train(message, context):
         node = partition_of(context)
         inputs = np.array([[node, slot] for slot in range(SLOTS)], np.float32)
-        targets, shard = np.full(SLOTS, node), NodeShard.open(message, context)
+        targets = np.full(SLOTS, node)
+        shard = NodeShard.open(message, context)
         for slot, content in shard.held.items():
             inputs[slot], targets[slot] = (x[0] for x in unpack(content, (2,), NODES))
         keep = np.setdiff1d(np.arange(SLOTS), shard.missing)
@@ -96,7 +97,8 @@ def test_failures_lose_and_double_nothing(kind):
 
 def test_killed_run_resumes_on_nodes_without_state(tmp_path):
     def start(num_rounds, resume):
-        seen, strategy = [], resharding()
+        seen = []
+        strategy = resharding()
         recorded = Recorded(strategy, run_dir=Folder(tmp_path), resume=resume)
         recorded.start(grid_of(seen), toy_arrays(), num_rounds)
         return seen, strategy
@@ -111,7 +113,8 @@ def test_killed_run_resumes_on_nodes_without_state(tmp_path):
 
 
 def test_after_a_resume_nodes_are_identified_in_time():
-    first, second = resharding(), resharding()
+    first = resharding()
+    second = resharding()
     first.start(grid_of([]), toy_arrays(), 2)
     second.load_state_dict(first.state_dict())
     grid = grid_of([], faults=[Fault(0, "dies", message_type="train.profile")])
@@ -151,7 +154,8 @@ def test_bad_offer_costs_its_node_only(kind, caplog):
 
 def test_invented_offers_buy_nothing():
     """A node that claims a million samples and offers new slots in every round."""
-    rounds, store = 12, []
+    rounds = 12
+    store = []
 
     def invent(record: ConfigRecord, node: int) -> None:
         if node == 0:

@@ -44,7 +44,9 @@ def loop(model, feed, inputs, targets, steps):
 def test_aggregate_follows_eq_9():
     weight = nn.Parameter(torch.zeros(3))
     gradient = AggregatedGradient({"w": weight}, num_samples=10)
-    rng, total, covered = np.random.default_rng(0), np.zeros(3), np.zeros(())
+    rng = np.random.default_rng(0)
+    total = np.zeros(3)
+    covered = np.zeros(())
     for size in (4, 2, 10, 3, 25):
         weight.grad = torch.from_numpy(rng.normal(size=3).astype(np.float32))
         gradient.absorb(size, {"w": weight.grad})
@@ -63,9 +65,11 @@ def test_sampler_gets_the_steps_priorities(rule, layers, monkeypatch, every_batc
     inputs, targets = data(model)
     sampler = PGDSampler(NUM, 8, rule=rule, seed=1)
     feed = PriorityFeed(sampler, model, layers=layers)
-    updates, update = [], sampler.update
+    updates = []
+    update = sampler.update
     monkeypatch.setattr(sampler, "update", lambda *given: (updates.append(given), update(*given)))
-    optimizer, total = torch.optim.SGD(model.parameters(), 0.05), torch.zeros(5, 9)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    total = torch.zeros(5, 9)
     for number in range(9):
         direction = feed.gradient.direction
         expected = sample_priorities(model, LOSS, inputs, targets, direction)
@@ -137,7 +141,8 @@ def measured_by_loss(layers, dtype=None, scale=1.0):
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.LayerNorm(9), nn.Linear(9, 5))
     inputs, targets = data(model)
     sampler = PGDSampler(NUM, 4, rule="topk")
-    feed, told = PriorityFeed(sampler, model, layers=layers), []
+    feed = PriorityFeed(sampler, model, layers=layers)
+    told = []
     sampler.update = lambda *given: told.append(given)
     criterion = WeightedLoss(feed)
     for indices in feed:

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from flwr_hetero.report import History, read_history, time_to_target
-from flwr_hetero.report.compare.verdict import settled_value
 
 OLD = Path(__file__).with_name("old_lines.jsonl")
 """A line from before names had one case, of every wrapper that was spelled otherwise."""
@@ -141,19 +140,3 @@ def test_time_to_target_by_hand(name, target, clock, cost):
     for arguments, words in (((0.5, "moon"), "clock must be one"), ((np.nan,), "target must be")):
         with pytest.raises(ValueError, match=words):
             time_to_target(history, name, *arguments)
-
-
-@pytest.mark.parametrize(
-    ("name", "values", "settled"),
-    [
-        ("accuracy", [0.1, 0.5, 0.6, 0.6, 0.62, 0.99], 0.6),  # one peak at the end
-        ("loss", [9, 3.0, 2.0, 2.1, 2.2, 0.1], 2.1),
-        ("accuracy", [0.1, 0.99, 0.5, 0.6, 0.62, 0.7], 0.62),  # five of six count
-        ("accuracy", [0.9, 0.1, 0.2, 0.3, 0.2, None], 0.2),  # of four trained models the last
-        ("loss", [0.2, 0.4, None], 0.4),
-        ("loss", [0.2, None], np.nan),
-    ],
-)
-def test_settled_value_by_hand(name, values, settled):
-    value = settled_value(history_of(name, values), name)
-    np.testing.assert_equal(value, settled)

@@ -116,21 +116,6 @@ def curves(rounds, metric="accuracy"):
     return curve_data([line], metric, "virtual_s", 0.5)
 
 
-def test_curves_show_every_value_by_every_axis(history):
-    data = curves(history.rounds)
-    keys = ["virtual_s", "wall_s", "round", "bytes", "device_s"]
-    assert [axis["key"] for axis in data["axes"]] == keys
-    accuracy = data["lines"][0]["curves"]["accuracy"]
-    expected = [record["global"]["accuracy"] for record in history.rounds]
-    traffic = np.cumsum([r["bytes_up"] + r["bytes_down"] for r in history.rounds]) / 1e6
-    busy_s = np.cumsum([r["device_s"] for r in history.rounds])
-    for key, x in (("round", range(31)), ("bytes", traffic), ("device_s", busy_s / 60)):
-        np.testing.assert_allclose(accuracy[key]["x"], x, rtol=1e-5)
-        np.testing.assert_allclose(accuracy[key]["y"], expected, rtol=1e-5)
-    labels = [axis["label"] for axis in data["axes"]][3:]
-    assert labels == ["bytes sent and received (MB)", "time of all devices (min)"]
-
-
 def test_page_of_a_long_run_is_bounded(make_run):
     sizes = []
     for count in (1000, 4000):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from flwr_hetero.report.compare import Recording, compare, read_runs
-from flwr_hetero.report.compare.verdict import noise_of
 from flwr_hetero.report.history import History
 from flwr_hetero.report.run_dir import RunDirectory
 
@@ -115,21 +114,6 @@ def test_other_data_or_another_model_have_no_winner(make_run, rising, tmp_path):
     # a model that is not whole says nothing
     (runs[0] / "model.safetensors").write_bytes(b"\xff" * 20)
     assert compare(read_runs(runs)).groups[1].verdict.winner
-
-
-@pytest.mark.parametrize(
-    ("metric", "values", "noise"),
-    [
-        ("accuracy", [0.9, 0.1, 0.2, 0.4, 0.8], 0.01),  # a rise is no noise
-        ("accuracy", [0.1, 0.8, 0.2, 0.9, 0.87, 0.9, 0.85, 0.9], 0.05),  # the last five count
-        ("accuracy", [10.0, 50.0, 60.0], 1.0),
-        ("loss", [9.0, 2.0, 2.5, 1.0], 0.5),
-        ("loss", [9.0, 2.0, 1.0], 0.01),
-    ],
-)
-def test_noise_by_hand(rising, metric, values, noise):
-    history = History(tuple(rising(1.0, values, metric)))
-    assert noise_of(history, metric) == pytest.approx(noise)
 
 
 def test_target_in_per_cent(verdict_of, rising):

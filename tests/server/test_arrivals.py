@@ -86,7 +86,8 @@ def test_a_late_node_costs_two_honest_runs_at_most(nest):
     """It answers at 0.99 of the time-out to all, and so, without a limit, makes each round last."""
     seconds = []
     for faults in [], [Fault(0, "late", delay_s=LATE_S)]:
-        strategy, app = NESTS[nest](leaf(fraction_evaluate=1.0)), composition_app()
+        strategy = NESTS[nest](leaf(fraction_evaluate=1.0))
+        app = composition_app()
         profiles = [DeviceProfile(4.0, jitter=0.1)] * 6
         records, took_s = run(strategy, profiles, faults, 25, app=app, arrays=start())
         seconds.append(took_s)
@@ -171,10 +172,14 @@ class RealGrid:
     """Nodes answer in turn: ``answers`` has the seconds and, for a bad reply, what is wrong."""
 
     def __init__(self, clock, answers, held_up_s=0.0):
-        self.clock, self.answers, self.held_up_s, self.num_polls = clock, answers, held_up_s, 0
+        self.clock = clock
+        self.answers = answers
+        self.held_up_s = held_up_s
+        self.num_polls = 0
 
     def push_messages(self, messages):
-        self.messages, self.sent_s = messages, self.clock.now_s
+        self.messages = messages
+        self.sent_s = self.clock.now_s
         for number, message in enumerate(messages):
             set_message_id(message, f"{number}")
         return [message.metadata.message_id for message in messages]

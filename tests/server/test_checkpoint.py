@@ -87,7 +87,8 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_checkpoint_falls_back(tmp_path, damage, caplog):
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    whole = tmp_path / "whole"
+    broken = tmp_path / "broken"
     random.seed(0)
     run(whole, 4)
     random.seed(0)
@@ -133,7 +134,8 @@ def test_resume_without_checkpoint_is_refused(tmp_path, inner):
         path.unlink()
     with pytest.raises(ValueError, match="run_dir must hold a checkpoint to resume from"):
         run(tmp_path / "run", 4, inner=inner(), resume=True)
-    folder, grid = Folder(tmp_path / "other"), LocalGrid(toy_app(), profiles=[DeviceProfile()])
+    folder = Folder(tmp_path / "other")
+    grid = LocalGrid(toy_app(), profiles=[DeviceProfile()])
     strategy = Recorded(inner(), run_dir=folder, resume=True)
     with pytest.raises(ValueError, match=r"no checkpoint in .*other can be read"):
         strategy.start(grid, toy_arrays(), 2)

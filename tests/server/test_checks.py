@@ -101,7 +101,9 @@ ODD = {"odd": 1.0}
 
 
 def test_duplicate_and_stale_replies_are_dropped():
-    wrapper, seen, rounds = Wrapper(), [], []
+    wrapper = Wrapper()
+    seen = []
+    rounds = []
     grid = LocalGrid(toy_app(), [DeviceProfile()] * 2)
     for number in (1, 2):
         context = Exchange(wrapper.fleet, number, toy_arrays())

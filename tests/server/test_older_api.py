@@ -77,7 +77,8 @@ def test_every_strategy_makes_the_same_model_and_history(make):
 
 
 def test_the_client_gets_all_settings_and_mods_all_records():
-    seen, contents = [], []
+    seen = []
+    contents = []
 
     def mod(message, context, call_next):
         contents.append(sorted(message.content))

@@ -138,7 +138,8 @@ FEW = [  # strategy, the least nodes with which it runs, what is said with one l
 def test_too_few_updates_are_refused_by_what_to_change(make, least, text):
     for nodes in (least - 1, least):
         profiles = [DeviceProfile(1.0 + 0.1 * number) for number in range(nodes)]
-        models, grid = [], LocalGrid(steps_app(), profiles)
+        models = []
+        grid = LocalGrid(steps_app(), profiles)
         start = partial(make().start, grid, steps_arrays(), 1)
         if nodes == least:
             start()

@@ -66,7 +66,9 @@ def test_line_of_a_round():
     assert line == (
         "round  7/20  tier 4   2 nodes     2.50 s  at    2.5 s  acc 0.1  failed: b, c and 2 more"
     )
-    run.logged_s, record["train"], record["failures"] = 0.5, {}, []
+    run.logged_s = 0.5
+    record["train"] = {}
+    record["failures"] = []
     line = lines.log_line(run, record | {"tifl": {"tier": None}})
     assert line == "round  7/20  tier -   2 nodes     2.00 s  at    2.5 s  loss 0.25"
 

@@ -63,7 +63,8 @@ def test_line_of_a_round_has_means_by_node():
         set_message_id(message, str(i))
     times = [{"wait": 1.0, "train": 2.0}, {"wait": 2.0, "train": 1.0, "start": 0.5004}, None]
     context.latency = {str(i): Latency(2.0, False, "reported", t) for i, t in enumerate(times)}
-    node, other = context.identity(7), context.identity(8)
+    node = context.identity(7)
+    other = context.identity(8)
     found = lines._times_by_node(context)
     assert found["latency"] == {node: 2.0, other: 2.0}
     expected = {"wait": {node: 1.5}, "train": {node: 1.5}, "start": {node: 0.25}}

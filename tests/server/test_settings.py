@@ -83,7 +83,9 @@ def run(strategy, rounds=2, **settings):
 
 def test_limits_may_be_set_before_start():
     strategy = ours.FedSlice()
-    strategy.update_limit, strategy.late_limit, strategy.node_limit = 2, None, 3.0
+    strategy.update_limit = 2
+    strategy.late_limit = None
+    strategy.node_limit = 3.0
     assert strategy.rule.update_limit == 2
     assert strategy.rule.late_limit is None
     assert strategy.rule.node_limit == 3.0
@@ -119,7 +121,8 @@ def parts_of(strategy):
 @pytest.mark.parametrize("name", LEAVES)
 def test_the_users_strategy_never_changes(name, nest):
     own = LEAVES[name]()
-    before, seen = parts_of(own), []
+    before = parts_of(own)
+    seen = []
     wrapper = NESTS[nest](own)
     seen.append(parts_of(own))
     arrays = ArrayRecord({"w": Array(start()["w"].numpy())}) if name == "QFedAvg" else start()

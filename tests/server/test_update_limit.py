@@ -43,7 +43,8 @@ def scaled(factor):
 
 def run(strategy, factor=1.0, rounds=2, goals=(*GOALS, 1.0), x=1.0):
     """Return the history, and the model after each round; the last node scales its updates."""
-    history, found = (strategy if hasattr(strategy, "records") else History(strategy)), []
+    history = strategy if hasattr(strategy, "records") else History(strategy)
+    found = []
     clients = app(goals, [100] * len(goals), 0.1)
     grid = LyingGrid(clients, DEVICES[: len(goals)], {len(goals) - 1: scaled(factor)})
     with only_errors():
@@ -79,7 +80,8 @@ def test_an_update_times_minus_20_moves_the_model_little(kind):
 @pytest.mark.parametrize("kind", STRATEGIES)
 def test_equal_nodes_are_left_alone(kind):
     goals = [1.0, -1.0] * 3
-    limited, unlimited = STRATEGIES[kind](), STRATEGIES[kind]()
+    limited = STRATEGIES[kind]()
+    unlimited = STRATEGIES[kind]()
     # None would not measure lengths, which FedSlice weighs by
     unlimited.update_limit = 1e9
     records, found = run(limited, goals=goals, x=0.1)
@@ -143,7 +145,8 @@ def test_lies_do_not_make_the_next_ones_longer():
 
 def test_of_the_first_few_most_may_lie():
     """Three quick liars of twenty are most of the first five: one median would be theirs."""
-    fleet, examples = Fleet(), [10, 10, 2**53, 2**53, 2**53]
+    fleet = Fleet()
+    examples = [10, 10, 2**53, 2**53, 2**53]
     fleet.asked[MessageType.TRAIN] = {*range(20)}
     _, context = exchange([1.0, 1.0, 50.0, 50.0, 50.0], fleet, examples=examples)
     # twice the lower quartile stands for the median: ten times 20 examples, norms of 2 times 2
@@ -264,7 +267,8 @@ def test_types_statistics_and_integers_are_kept(dtype):
         return ArrayRecord({name: Array(value) for name, value in (values | counts).items()})
 
     be_server_task(1, 1, 1)
-    before, after = model(-60000.0, 1.0, 3), model(60000.0, 3.0, 7)
+    before = model(-60000.0, 1.0, 3)
+    after = model(60000.0, 3.0, 7)
     reply = Message(RecordDict({"arrays": after}), reply_to=Message(RecordDict(), 1, "train"))
     assert model_norms(after, before) == pytest.approx((240000.0, 4.0))
     cut = with_update(reply, before, before, 0.25, scale_of_buffers=0.5).content["arrays"]

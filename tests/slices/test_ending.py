@@ -43,7 +43,8 @@ def noisy_app(noise, minority):
 
 def end_of(strategy, noise, rounds, minority=4):
     """Return the mean of the last models of a run."""
-    grid, found = LocalGrid(noisy_app(noise, minority), named_fleet("paper-5", NODES)), []
+    grid = LocalGrid(noisy_app(noise, minority), named_fleet("paper-5", NODES))
+    found = []
     with only_errors():
         strategy.start(
             grid, start(2.0), rounds, evaluate_fn=lambda _, a: found.append(a["x"].numpy()[0])
@@ -61,7 +62,9 @@ def slices_of(strategy, rounds, calls=1):
     """Return the steps of each node's last slice by round, of a fleet with two of each speed."""
     client = app([0.0] * 10, [JOB] * 10, 0.01)
     grid = LocalGrid(client, named_fleet("paper-5", 10))
-    seen, arrays, steps = History(strategy), start(1.0), dict[str, int]()
+    seen = History(strategy)
+    arrays = start(1.0)
+    steps = dict[str, int]()
     found = []
     with only_errors():
         for _ in range(calls):
@@ -113,7 +116,8 @@ def test_a_model_with_running_statistics_is_not_mixed():
 
 def models_sent(names):
     """Return the models that nodes were sent, and the newest ones at that time."""
-    client, found = ClientApp(), []
+    client = ClientApp()
+    found = []
 
     @client.train()
     def train(message, context):

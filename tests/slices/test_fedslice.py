@@ -117,7 +117,8 @@ def test_it_ends_as_good_as_fedavg_in_a_fraction_of_the_time(num_rounds, num_see
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_equal_nodes_bear_fedavgs_learning_rate(seed):
     """Their updates start from about the same model: unbounded, the sum of them overshoots."""
-    task, config = small_task(NODES, EXAMPLES, seed=seed), CONFIG | {"learning-rate": 0.6}
+    task = small_task(NODES, EXAMPLES, seed=seed)
+    config = CONFIG | {"learning-rate": 0.6}
 
     def first_round(strategy):
         grid = LocalGrid(task.app, [DeviceProfile()] * NODES, seed=seed, run_config=config)
@@ -182,7 +183,9 @@ def test_every_round_has_one_line_one_evaluation_and_one_on_nodes():
 @pytest.mark.nightly
 def test_a_loop_of_single_rounds_takes_up_what_is_in_flight():
     grid = Metered(TASK.app, named_fleet("paper-5", NODES), seed=1, run_config=CONFIG)
-    strategy, arrays, versions = FedSlice(quiet()), TASK.first(), []
+    strategy = FedSlice(quiet())
+    arrays = TASK.first()
+    versions = []
     for _ in range(6):
         result = strategy.start(grid, arrays, 1, evaluate_fn=accuracy)
         arrays = result.arrays

@@ -40,7 +40,8 @@ def run(strategy, num_rounds=5, app=None, **settings):
 
 def average(models, window):
     """By the definition: the mean of the first R models, then an exponential one."""
-    mean, means = 0.0, []
+    mean = 0.0
+    means = []
     for t, model in enumerate(models, 1):
         mean += max(1 / t, 1 / window) * (model - mean)
         means.append(mean)

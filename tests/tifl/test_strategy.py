@@ -132,7 +132,8 @@ def test_wraps_flowers_own_wrappers(make):
 
 
 def resumed_after_two_rounds(grid):
-    before, tifl = make_tifl(), make_tifl()
+    before = make_tifl()
+    tifl = make_tifl()
     before.start(grid, toy_arrays(), 2)
     tifl.load_state_dict(before.state_dict())
     return tifl

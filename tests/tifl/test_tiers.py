@@ -110,7 +110,8 @@ def test_variance_components_by_hand():
 def test_expected_slowest_equals_all_draws(latency, num_selected):
     mean = mean_of_all_draws(latency, num_selected)
     assert expected_slowest(np.array(latency), num_selected) == pytest.approx(mean)
-    n, c = 10**6, 10 ** (num_selected - 1) if num_selected < 7 else 10**6 + 1 - num_selected
+    n = 10**6
+    c = 10 ** (num_selected - 1) if num_selected < 7 else 10**6 + 1 - num_selected
     exact = c * (n + 1) / (c + 1)  # the expected largest of c numbers drawn from 1..n
     assert expected_slowest(np.arange(1.0, n + 1), c) == pytest.approx(exact, rel=1e-9)
 

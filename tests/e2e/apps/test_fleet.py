@@ -51,21 +51,6 @@ def test_parts_of_the_strategy_follow_the_settings(settings, parts):
 
 
 @pytest.mark.parametrize(
-    ("settings", "weighting"),
-    [
-        ({}, "fair"),
-        ({"steps": "epochs", "weighting": "examples"}, "sqrt"),
-        ({"weighting": "steps"}, "examples"),
-        ({"weighting": "sqrt"}, "sqrt"),
-        ({"weighting": "fednova", "steps": "deadline"}, "fair"),
-    ],
-)
-def test_weighting_of_the_buffered_engine(settings, weighting):
-    strategy = settings_of("fleet")(**PLAIN | BUFFERED | settings).strategy(5)
-    assert strategy.inner.weighting == weighting
-
-
-@pytest.mark.parametrize(
     ("settings", "rounds", "left"),
     [
         (STEPPED | {"steps": "by-speed", "weighting": "steps"}, 4, 0.8),
@@ -126,14 +111,6 @@ def test_samplers_learn_and_report(sampler):
     record = run.history.records[-1]
     assert record["evaluate"]["eval-acc"] > 0
     assert {f"{sampler}-coverage", f"{sampler}-mean-age"} <= set(record["sampler"])
-
-
-def test_same_seed_same_run():
-    def outcome():
-        run = start(sampler="mercury", clients_per_round=1, selection="tifl")
-        return [record["virtual_s"] for record in run.go_on(3)], run.evaluate()
-
-    assert outcome() == outcome()
 
 
 # --- settings --------------------------------------------------------------------------------

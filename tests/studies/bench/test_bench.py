@@ -14,7 +14,9 @@ from flwr_hetero_studies.core.record import append, by_seed, of, pack, read
 def claim(monkeypatch):
     """A claim whose second case needs the first one's result."""
     cases = ModuleType("flwr_hetero_studies.toy.cases")
-    cases.SETTINGS, cases.FAST, cases.FAST_CASES = {"size": 3}, {"size": 1}, ["*/base"]
+    cases.SETTINGS = {"size": 3}
+    cases.FAST = {"size": 1}
+    cases.FAST_CASES = ["*/base"]
     cases.calls = []
 
     def plan(options, lines):
@@ -30,7 +32,8 @@ def claim(monkeypatch):
         cases.calls.append((case["name"], seed))
         return {"metrics": {"value": case["size"] + seed + limit}, "curve": {"x": [1]}}
 
-    cases.plan, cases.run = plan, run
+    cases.plan = plan
+    cases.run = run
     monkeypatch.setitem(sys.modules, "flwr_hetero_studies.toy.cases", cases)
     return cases
 

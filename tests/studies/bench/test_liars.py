@@ -14,7 +14,8 @@ def changed(lie, end=3.0):
     be_server_task(1, 1, 1)
     app, _ = digits_app(0)
     grid = liars.LiarsGrid(app, liars.profiles_for(liars.LIES[lie], 1), seed=0)
-    grid.liars, grid.lie = 1, liars.LIES[lie]
+    grid.liars = 1
+    grid.lie = liars.LIES[lie]
     message = Message(RecordDict({"arrays": ArrayRecord([np.ones(2, "f4")])}), 1000, "train")
     record = {"arrays": ArrayRecord([np.full(2, end, "f4")]), "metrics": MetricRecord()}
     reply = Message(RecordDict(record), reply_to=message)

@@ -34,9 +34,11 @@ def test_numpy_network_trains_as_torch_does(name, mu, lr):
     inputs = np.random.default_rng(0).normal(size=(40, 12)).astype(np.float32)
     examples = network.Labelled(inputs, np.arange(40) % 3)
     net = [p.detach().numpy().copy() for p in model.parameters()]
-    optimizer, sampler = network.Optimizer(name), UniformSampler(40, 8, seed=1)
+    optimizer = network.Optimizer(name)
+    sampler = UniformSampler(40, 8, seed=1)
     done = network.train_numpy(net, examples, sampler, 7, lr, mu, optimizer)
-    tensors, sampler = Examples(*map(torch.from_numpy, examples)), UniformSampler(40, 8, seed=1)
+    tensors = Examples(*map(torch.from_numpy, examples))
+    sampler = UniformSampler(40, 8, seed=1)
     how = {"optimizer": "adam"} if name == "adam" else {"momentum": 0.9 * (name == "momentum")}
     theirs = train(model, tensors, sampler, num_steps=7, lr=lr, proximal=mu, **how)
     assert done[:5] == pytest.approx(theirs[:5], rel=1e-5)
@@ -75,7 +77,8 @@ def test_fleet_counts_work_that_nobody_waits_for():
 def test_settings_are_tuned_one_after_the_other():
     method = methods.Entrant(None, (1, 2, 3), ("x", "y"), (0.1, 0.2))
     cost = lambda trial: abs(trial[0] - 0.2) + abs(trial[1] - 3) + (trial[2] != "y")  # noqa: E731
-    found, batches = {}, []
+    found = {}
+    batches = []
     while todo := tuning.trials_of(method, found):
         batches.append(todo)
         found |= {trial: cost(trial) for trial in todo}

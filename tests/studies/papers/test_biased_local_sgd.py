@@ -21,7 +21,8 @@ def test_biased_takes_less_time_than_balanced(monkeypatch):
     monkeypatch.setattr(runs, "SHORT_EPOCHS", 1.4)
     both = {"biased": Case(fast=1, slow=1), "balanced": Case(fast=1, slow=1, balanced=True)}
     found = runs.compare(QUIET, both)
-    (seconds,), (balanced,) = found["biased"].times, found["balanced"].times
+    (seconds,) = found["biased"].times
+    (balanced,) = found["balanced"].times
     assert seconds == pytest.approx(found["biased"].rounds * 32 * 16 * 0.01)
     assert seconds < balanced / 2
     assert found["biased"].by_time[0].y[1] > 15  # as many steps in the first round

@@ -7,13 +7,11 @@ import pytest
 import torch
 
 from flwr_hetero.cd_grab.algorithm import balance_group, herding_bound
-from flwr_hetero_studies.papers.cd_grab import tasks, train, vectors
+from flwr_hetero_studies.papers.cd_grab import tasks, train
 from flwr_hetero_studies.papers.cd_grab.orders import (
     CD_GRAB,
-    D_RR,
     EXACT,
     METHODS,
-    PAIR_BAL,
     Served,
     make_orders,
     visits,
@@ -61,20 +59,11 @@ def test_the_package_serves_the_orders_of_algorithm_4(grains):
         served.end_pass(served.reports(range(3)))
 
 
-def test_coordination_lowers_the_herding_bound(grains):
-    together, alone = (visits(grains[:1], method, 0) for method in (CD_GRAB, PAIR_BAL))
-    assert all(np.array_equal(next(together), next(alone)) for _ in range(4)), "one worker"
-    many, ends = vectors.unit_vectors(2048, 8, 0), {}
-    for method in (CD_GRAB, PAIR_BAL, D_RR):
-        found = visits(many, method, 0)
-        ends[method] = [herding_bound(many, next(found)) for _ in range(8)][-1]
-    assert ends[CD_GRAB] < ends[PAIR_BAL] < ends[D_RR]
-
-
 @pytest.mark.parametrize(("per_unit", "vectorised"), [(1, True), (4, True), (4, False)])
 def test_gradients_of_units_average_to_that_of_all(table, per_unit, vectorised):
     task = replace(table, per_unit=per_unit, vectorised=vectorised)
-    model, rows = task.make_model(0), np.random.default_rng(0).integers(64, size=(3, per_unit))
+    model = task.make_model(0)
+    rows = np.random.default_rng(0).integers(64, size=(3, per_unit))
     gradients = train.Gradients(task, model)
     each = gradients.each(rows)
     assert each.shape == (3, 2 * 18 + 2)

@@ -25,7 +25,9 @@ def test_relative_herding_is_free_of_scale_and_shift():
 
 
 def test_own_mean_is_grab_with_the_last_mean():
-    own, order, mean = OwnMean(8), np.arange(8), np.zeros(6)
+    own = OwnMean(8)
+    order = np.arange(8)
+    mean = np.zeros(6)
     vectors = np.random.default_rng(0).standard_normal((8, 6)) + 3.0
     for number in range(4):
         moved = vectors + number  # gradients change from pass to pass
@@ -34,10 +36,12 @@ def test_own_mean_is_grab_with_the_last_mean():
             own.observe(moved[[unit]])
         if number:
             np.testing.assert_allclose(own.mean, mean)  # of gradients as they came
-        signs, total = [], np.zeros(6)
+        signs = []
+        total = np.zeros(6)
         for unit in order:
             z = moved[unit] - mean
             sign = 1 if np.linalg.norm(total + z) <= np.linalg.norm(total - z) else -1
             total += sign * z
             signs.append(sign)
-        order, mean = reorder(order, signs), moved.mean(axis=0)
+        order = reorder(order, signs)
+        mean = moved.mean(axis=0)

@@ -33,7 +33,9 @@ def run_of(accuracy, second=1.0):
 
 def test_gain_is_the_ratio_of_what_is_spent_0_if_the_plateau_is_not_reached():
     rising = [0.1 * n for n in range(10)] + [0.9] * 20
-    base, twice, worse = run_of(rising), run_of(rising, 0.5), run_of([0.5] * 30)
+    base = run_of(rising)
+    twice = run_of(rising, 0.5)
+    worse = run_of([0.5] * 30)
     assert spent(base, 0.5) == pytest.approx(6.0)
     assert gain(base, twice) == pytest.approx(2.0)
     assert gain(base, twice, "steps") == pytest.approx(1.0)

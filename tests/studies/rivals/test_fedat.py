@@ -13,7 +13,8 @@ from flwr_hetero_studies.rivals.fedat import mirrored_weights
 
 @given(st.lists(st.integers(1, 99), min_size=1, max_size=6))
 def test_weights_are_the_papers(counts):
-    weights, total = mirrored_weights(counts), sum(counts)
+    weights = mirrored_weights(counts)
+    total = sum(counts)
     assert weights == pytest.approx(
         [counts[len(counts) - 1 - m] / total for m in range(len(counts))]
     )

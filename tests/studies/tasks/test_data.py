@@ -47,7 +47,8 @@ def test_both_splits_are_normalised_by_the_channels_of_training(folder):
     truth, test = (
         pixels(rows, seed, 3).transpose(0, 3, 1, 2) / 255 for rows, seed in ((60, 0), (9, 1))
     )
-    mean, std = truth.mean((0, 2, 3), keepdims=True), truth.std((0, 2, 3), keepdims=True)
+    mean = truth.mean((0, 2, 3), keepdims=True)
+    std = truth.std((0, 2, 3), keepdims=True)
     parts = [load_partition(str(folder), i, 4) for i in range(4)]
     inputs = torch.cat([part.inputs for part in parts]).numpy()
     assert (inputs.dtype, parts[0].targets.dtype) == (np.float32, torch.int64)

@@ -32,7 +32,8 @@ def grid(num_nodes=4, **run_config):
 
 
 def ask(grid, kind="train", server_round=1, **config):
-    arrays, record = initial_arrays(SETTINGS), ConfigRecord({"server-round": server_round} | config)
+    arrays = initial_arrays(SETTINGS)
+    record = ConfigRecord({"server-round": server_round} | config)
     content = RecordDict({"arrays": arrays, "config": record})
     node = next(iter(grid.get_node_ids()))
     [reply] = grid.send_and_receive([Message(content, node, kind)])
@@ -59,7 +60,9 @@ def test_training_takes_the_steps_and_reports_them():
 
 @pytest.mark.parametrize("emulated", [True, False])
 def test_profiling_counts_or_trains_for_time_only(monkeypatch, emulated):
-    trained, calls, real = ask(grid()).content["metrics"], [], client.train
+    trained = ask(grid()).content["metrics"]
+    calls = []
+    real = client.train
     monkeypatch.setattr(client, "is_emulated", lambda context: emulated)
     monkeypatch.setattr(client, "train", lambda *a, **k: calls.append(1) or real(*a, **k))
     fleet = grid()
