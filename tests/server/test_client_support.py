@@ -6,7 +6,7 @@ import textwrap
 import numpy as np
 import pytest
 from composition_toy import composition_app
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from recording import History
@@ -16,7 +16,8 @@ from flwr_hetero import keys
 from flwr_hetero import strategy as ours
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mercury.strategy import SAMPLES
-from flwr_hetero.server.client_support import MissingClientSupportError, step_lines
+from flwr_hetero.mod import hetero
+from flwr_hetero.server.client_support import STEP_LINES, MissingClientSupportError, step_lines
 from flwr_hetero_studies.rivals import AdaComm
 
 NEEDS = [  # wrapper, what it needs, and a line that brings it
@@ -49,8 +50,7 @@ def without(key, partitions, kind="train"):
 
 
 def run(strategy, mods=(), nodes=5, num_rounds=2):
-    history = History(strategy)
-    model = ArrayRecord({"w": Array(np.zeros(3, np.float32))})
+    history, model = History(strategy), ArrayRecord({"w": Array(np.zeros(3, np.float32))})
     history.start(LocalGrid(composition_app(mods), [DeviceProfile()] * nodes), model, num_rounds)
     return history.records
 
@@ -60,8 +60,7 @@ class First(ours.Wrapper):
 
     def __init__(self, strategy, count, rounds):
         super().__init__(strategy)
-        self.count = count
-        self.rounds = rounds
+        self.count, self.rounds = count, rounds
 
     def on_instructions(self, context, messages, grid):
         count = self.count if context.round <= self.rounds else len(messages)
@@ -129,8 +128,7 @@ class Alone(ours.Wrapper):
 @pytest.mark.parametrize("last", [10, 100])
 def test_three_nodes_of_many_end_no_run(last):
     """Though all that are asked fail for one reason; 20 such rounds in a row end it."""
-    mods = [without("arrays", range(3))]
-    strategy = Alone(FedAvg(fraction_evaluate=0.0), last)
+    mods, strategy = [without("arrays", range(3))], Alone(FedAvg(fraction_evaluate=0.0), last)
     if last > 20:
         with pytest.raises(RuntimeError, match="no reply to training has counted in 20 rounds"):
             run(strategy, mods, 12, 30)
@@ -183,9 +181,21 @@ def test_lines_are_of_the_framework_at_hand(names, line, monkeypatch):
     assert "app = ClientApp(mods=[hetero])" in step_lines()
 
 
+def test_lines_for_scikit_learn_and_numpy_run():
+    class Model:
+        max_iter = 50
+
+    LocalGrid(ClientApp(), [DeviceProfile()])
+    msg = Message(RecordDict({"config": ConfigRecord({"num-steps": 3})}), 1, "train")
+    known = {"hetero": hetero, "msg": msg, "model": Model(), "X": [0] * 9, "done": []}
+    exec(textwrap.dedent(STEP_LINES["sklearn"]), known)
+    assert known["model"].max_iter == 3
+    exec(textwrap.dedent(STEP_LINES["numpy"]) + "\n    done.append(1)", known)
+    assert len(known["done"]) == 3
+
+
 def test_the_lines_for_samples_work():
-    app = ClientApp()
-    held = {}
+    app, held = ClientApp(), {}
 
     @app.train()
     def train(msg, context):
