@@ -135,7 +135,7 @@ def test_no_import_circle():
     assert list(TopologicalSorter(inside).static_order())
 
 
-TOTALS = {"flwr_hetero": 22_350, "flwr_hetero_studies": 14_750, "tests": 29_150}
+TOTALS = {"flwr_hetero": 22_350, "flwr_hetero_studies": 14_750, "tests": 25_700}
 """Lines of Python that each part may have: what comes in makes room for itself."""
 MOST_PAIRS = 3.0
 """Assignments of several values to several names, of which a line has one each, in 1,000 lines."""
@@ -147,8 +147,11 @@ def test_the_house_does_not_grow(part):
     assert sum(text.count("\n") for text in texts) <= TOTALS[part]
 
 
-def test_a_line_says_one_thing():
-    nodes = [node for path in MODULES.values() for node in ast.walk(ast.parse(path.read_text()))]
+@pytest.mark.parametrize("part", ["flwr_hetero", "tests"])
+def test_a_line_says_one_thing(part):
+    paths = (PACKAGE.parent / part).rglob("*.py")
+    texts = [path.read_text(encoding="utf-8") for path in paths]
+    nodes = [node for text in texts for node in ast.walk(ast.parse(text))]
     pairs = [
         node
         for node in nodes
@@ -156,7 +159,7 @@ def test_a_line_says_one_thing():
         and isinstance(node.value, ast.Tuple)
         and any(isinstance(target, ast.Tuple) for target in node.targets)
     ]
-    lines = sum(path.read_text(encoding="utf-8").count("\n") for path in MODULES.values())
+    lines = sum(text.count("\n") for text in texts)
     assert 1000 * len(pairs) / lines <= MOST_PAIRS
 
 

@@ -30,8 +30,6 @@ class InMemoryGrid:
         self.clock = clock
         self.collected = set()
         self.asked_again = []
-        self.polled_s = []
-        self.poll_s = 0.0  # when it was polled; how long each poll takes
 
     def __getattr__(self, name):
         if name == "virtual_time_s":
@@ -44,9 +42,6 @@ class InMemoryGrid:
         return self.hidden.push_messages(messages)
 
     def pull_messages(self, message_ids):
-        if self.clock:
-            self.polled_s.append(self.clock.now_s)
-            self.clock.sleep(self.poll_s)
         ids = set(message_ids)
         again = ids & self.collected
         began_s = self.hidden.virtual_time_s
