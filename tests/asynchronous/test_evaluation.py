@@ -28,7 +28,7 @@ def by_fedavg(x):
     return dict(result.evaluate_metrics_clientapp[1])
 
 
-@pytest.mark.parametrize("concurrency", [None, 2])
+@pytest.mark.parametrize("concurrency", [pytest.param(None, marks=pytest.mark.nightly), 2])
 def test_figures_are_those_of_fedavg(concurrency):
     records, found, result, fleet = run(120, concurrency)
     figures = result.evaluate_metrics_clientapp

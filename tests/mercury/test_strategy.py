@@ -83,7 +83,10 @@ def test_samples_move_in_chunks_and_none_is_lost():
     assert all(node != 0 for node, _ in last), "everything was offered, nothing stayed"
 
 
-@pytest.mark.parametrize("kind", ["errs", "dies", "late", "garbage"])
+@pytest.mark.parametrize(
+    "kind",
+    ["errs", "late", *(pytest.param(k, marks=pytest.mark.nightly) for k in ("dies", "garbage"))],
+)
 def test_failures_lose_and_double_nothing(kind):
     where = ((0, 1), (1, 2), (2, 2), (3, 3), (0, 4))
     faults = [Fault(node, kind, at, at, delay_s=1.5) for node, at in where]

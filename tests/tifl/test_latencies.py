@@ -113,7 +113,10 @@ def test_node_that_slows_down_changes_its_tier():
     assert len(told) < 9  # unchanged ones are not told again
 
 
-@pytest.mark.parametrize(("size", "speed", "tier"), [(20, 1.1, 2), (40, 4.0, 0)])
+@pytest.mark.parametrize(
+    ("size", "speed", "tier"),
+    [(20, 1.1, 2), pytest.param(40, 4.0, 0, marks=pytest.mark.nightly)],
+)
 def test_late_joiner_trains_beside_others(size, speed, tier):
     """In a large fleet one is too few for new tiers."""
     grid = paper_grid(size)
@@ -190,7 +193,8 @@ def go(folder, evaluate_fn, resume):
     return strategy.start(LocalGrid(toy_app(), fleet), toy_arrays(), 25, evaluate_fn=evaluate_fn)
 
 
-@pytest.mark.parametrize("killed_in", [14, 15])  # 15: with accuracies that no draw has seen
+# in round 15 there are accuracies that no draw has seen
+@pytest.mark.parametrize("killed_in", [pytest.param(14, marks=pytest.mark.nightly), 15])
 def test_killed_and_resumed_equals_unbroken_once_all_have_answered(killed_in, tmp_path):
     killed_and_resumed(go, tmp_path, killed_in=killed_in)
 
