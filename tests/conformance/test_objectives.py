@@ -54,7 +54,7 @@ SETTINGS = {
 """What the page calls so."""
 MERGES, ROUNDS = 240, 5
 """Server updates; rounds of FedSlice, of 30 and more each."""
-LONG_BY_DAY = ("FedSlice()", "FedBuff()")
+LONG_BY_DAY = ("FedSlice()",)
 """Rows without rounds that CI runs with messages: the others take minutes together."""
 FURTHER_BY_DAY = ("FedBuff()", "TiFL(**tiers, policy=chances)")
 """Rows that CI runs at speeds further apart: one without rounds, one with them."""
