@@ -5,11 +5,12 @@ import copy
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from node_toy import Node
 from torch import nn
+from toy import reply_with
 
 from flwr_hetero import keys
 from flwr_hetero.client import _warned
@@ -137,6 +138,16 @@ def test_a_state_too_large_for_a_message_begins_anew_and_is_warned(caplog, monke
 
 
 app = ClientApp(mods=[hetero])
+
+
+@app.train()
+def answer(msg: Message, context: Context) -> Message:
+    """Train as users' apps do: the optimizer is new in each message."""
+    model = fresh()
+    model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
+    train(model, [MOMENTUM(model.parameters())], hetero.batches(BATCHES, msg))
+    arrays = dict(ArrayRecord(model.state_dict()))
+    return reply_with(msg, {"num-examples": 8 * len(BATCHES)}, arrays)
 
 
 def test_slices_of_one_node_are_sequential_training_with_momentum():
