@@ -16,8 +16,8 @@ settings.load_profile("no-clock")
 
 TESTS = Path(__file__).parent
 LONG = (
-    *("e2e", "client", "conformance", "studies", "slices", "server", "attacks", "mercury"),
-    *("fleet", "test_reference.py", "test_readme.py"),
+    *("e2e", "server", "conformance", "slices", "attacks", "client", "fleet", "tifl"),
+    *("studies", "mercury", "test_readme.py"),
 )
 """Folders and files of the longest tests, in the order in which they run.
 

@@ -50,8 +50,12 @@ def test_public_name_is_explained_and_shown(module, name, examples):
     assert returned or name in examples, "is in no doctest and in no example"
 
 
+@pytest.mark.nightly
 def test_site_builds_strictly_and_loads_nothing(tmp_path, monkeypatch):
-    """Pages, links and the API reference; a warning of mkdocs or pdoc ends the build."""
+    """Pages, links and the API reference; a warning of mkdocs or pdoc ends the build.
+
+    The workflow that publishes the site builds it at each push, too.
+    """
     config = importlib.import_module("mkdocs.config")
     build = importlib.import_module("mkdocs.commands.build")
     monkeypatch.setenv("NO_MKDOCS_2_WARNING", "1")

@@ -5,10 +5,7 @@ import pytest
 from oracles.fedbuff import fedbuff
 from quadratics import STEPS, Watched, fedavg, models, start
 from recording import History
-from toy import toy_app, toy_arrays
 
-from flwr_hetero import keys
-from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.strategy import FedBuff
 
 GOALS = [1.0, -2.0, 3.0, 0.5, 8.0]
@@ -80,32 +77,6 @@ def test_no_more_nodes_are_in_flight_than_asked_for(concurrency):
     assert all(len(nodes) == 1 for at_s, nodes in began.items() if at_s)
 
 
-def test_a_node_asked_again_before_the_next_server_update_is_told():
-    asked = {}
-
-    def note(message, context, call_next):
-        config, node = message.content["config"], context.node_config["partition-id"]
-        if message.metadata.message_type == "train":
-            key = node, config[keys.SERVER_ROUND]
-            asked.setdefault(key, []).append(config.get(keys.REPEAT))
-        return call_next(message, context)
-
-    grid = LocalGrid(toy_app(mods=[note]), profiles=[DeviceProfile(9.0), DeviceProfile(1.0)])
-    strategy = FedBuff(buffer_size=5, weighting="equal")
-    strategy.node_limit = None
-    strategy.start(grid, toy_arrays(), num_rounds=2)
-    assert asked[0, 1] == [None, 1, 2, 3, 4]
-    assert asked[1, 1] == [None]
-    assert asked[0, 2][:2] == [None, 1]
-
-
-def test_a_run_on_another_grid_begins_anew():
-    strategy = FedBuff(fedavg())
-    first, second = (models(strategy, Watched(GOALS, SPEEDS), 6)[0] for _ in range(2))
-    assert second[0] == first[0]
-    assert len(second) == 7
-
-
 def test_what_clipping_leaves_out_is_said_once(caplog):
     strategy = History(FedBuff(fedavg()))
     strategy.start(Watched([*GOALS, 1.0], [5.0] * 5 + [0.5]), start(), 40)
@@ -114,10 +85,3 @@ def test_what_clipping_leaves_out_is_said_once(caplog):
     (said,) = (text for text in caplog.messages if "clipped" in text)
     texts = [f"FedBuff clipped {100 * share:.0f} % of an update's weight" for share in shares]
     assert any(map(said.startswith, texts))
-
-
-def test_nothing_is_cut_where_two_of_ten_are_slow(caplog):
-    strategy = History(FedBuff(fedavg()))
-    strategy.start(Watched(np.ones(10), [5.0] * 8 + [0.2] * 2), start(), 40)
-    assert not any(any(r["fedbuff"]["clipped_share"]) for r in strategy.records[1:])
-    assert "clipped" not in caplog.text

@@ -1,6 +1,5 @@
 """A simulation: its order is that of the devices' clock where they are emulated, else its own."""
 
-from itertools import pairwise
 from math import inf
 
 import pytest
@@ -30,9 +29,10 @@ class InMemoryGrid:
     """
 
     def __init__(self, grid, clock=None):
-        self.hidden, self.clock = grid, clock
-        self.collected, self.asked_again = set(), []
-        self.polled_s, self.poll_s = [], 0.0  # when it was polled; how long each poll takes
+        self.hidden = grid
+        self.clock = clock
+        self.collected = set()
+        self.asked_again = []
 
     def __getattr__(self, name):
         if name == "virtual_time_s":
@@ -45,9 +45,6 @@ class InMemoryGrid:
         return self.hidden.push_messages(messages)
 
     def pull_messages(self, message_ids):
-        if self.clock:
-            self.polled_s.append(self.clock.now_s)
-            self.clock.sleep(self.poll_s)
         ids = set(message_ids)
         again = ids & self.collected
         began_s = self.hidden.virtual_time_s
@@ -131,24 +128,6 @@ def test_a_wait_ends_in_time_where_a_node_hangs(clock):
     assert 30.0 <= queue.clock.virtual_s < 30.2
     assert [(pending.node_id, reply) for pending, reply in queue.next()] == [(1001, None)]
     assert 70.0 <= queue.clock.virtual_s < 70.4
-
-
-@pytest.mark.parametrize("poll_s", [0.0, 1.0])
-def test_slow_polls_of_a_simulation_are_rare(clock, poll_s):
-    devices = [DeviceProfile(1.0, seconds_per_example=speed) for speed in (1.0, 2.0, 2.0)]
-    grid = InMemoryGrid(LocalGrid(app([0.0] * 3, [100] * 3, 0.05), devices), clock)
-    grid.poll_s = poll_s
-    queue = MessageQueue(grid, Clock(), Costs())
-    content = {"arrays": start(), "config": ConfigRecord()}
-    queue.send([Message(RecordDict(content), node, "train") for node in (1000, 1001, 1002)], inf)
-    assert len(queue.next()) == 1
-    polls = len(grid.polled_s)
-    # both are there when the node that took longest is
-    clock.sleep(2 * STEPS)
-    assert len(queue.next()) == 2
-    assert len(grid.polled_s) == polls + 1
-    pauses = [after - before for before, after in pairwise(grid.polled_s)]
-    assert min(pauses) >= 10 * poll_s
 
 
 def test_first_of_several_replies_counts(clock):

@@ -94,7 +94,7 @@ def honest_steps(budget, fleet):
 
 
 @pytest.mark.parametrize("lie", [at_once, for_ever, untimed])
-@pytest.mark.parametrize("fleet", FLEETS)
+@pytest.mark.parametrize("fleet", [pytest.param("alike", marks=pytest.mark.nightly), "two kinds"])
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_one_claim_of_time_moves_nobody_elses_steps(budget, fleet, lie):
     honest = honest_steps(budget, fleet)[:5]

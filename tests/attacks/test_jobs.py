@@ -8,7 +8,6 @@ from toy import rewriting
 
 from flwr_hetero import keys
 from flwr_hetero.fleet import LocalGrid, named_fleet
-from flwr_hetero.slices.algorithm import believed_jobs
 from flwr_hetero.strategy import FedSlice
 
 NODES = 10
@@ -64,35 +63,3 @@ def test_one_node_does_not_set_how_long_a_run_is():
     assert honest == pytest.approx(2 * NODES * JOB, rel=0.1)
     for claims in LIES:
         assert 0.7 * honest < steps_taken(claims, most=1.4 * honest) < 1.4 * honest, claims
-
-
-def test_jobs_of_nodes_that_are_gone_are_forgotten():
-    grid = LocalGrid(
-        app([1.0] * 8, [JOB] * 7 + [9 * JOB], 0.05, mods=[saying({})]), named_fleet("paper-5", 8)
-    )
-    strategy = FedSlice(fedavg())
-    strategy.rule.node_limit = None
-    wanted = []
-
-    def leave(number, arrays):
-        wanted.append(strategy.rule.round_facts.get("examples_wanted"))
-        if number == 2:
-            grid.leave(1007)
-
-    strategy.start(grid, models.__globals__["start"](0.0), 5, evaluate_fn=leave)
-    assert wanted[2] == 16 * JOB
-    assert wanted[5] == 7 * JOB
-
-
-def test_what_is_believed_stays_to_the_last_bit():
-    rng = np.random.default_rng(0)
-    passes = np.full(50, 3)
-    examples = rng.integers(90, 400, 50)
-    claims = (passes, passes * -(-examples // 32), passes * examples)
-    np.testing.assert_array_equal(believed_jobs(*claims), claims)
-
-
-def test_of_the_first_few_the_most_modest_counts():
-    passes, steps, examples = believed_jobs([1, 9, 9], [4, 1, 1], [32, 288, 288], early=True)
-    assert passes.tolist() == [1, 4, 4]
-    assert (examples / steps).max() <= 4 * 8

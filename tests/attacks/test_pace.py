@@ -39,7 +39,10 @@ def test_a_median_inside_holds_against_a_quick_node():
     assert values[-1] > 90
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize(
+    "size",
+    [pytest.param(1, marks=pytest.mark.nightly), 2, pytest.param(4, marks=pytest.mark.nightly)],
+)
 def test_a_quick_nodes_share_has_a_limit(size):
     settings = {"weighting": "equal", "staleness": "none", "buffer_size": size, "lr": 0.01}
     settings["updates"] = 240 // size

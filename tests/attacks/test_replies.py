@@ -154,8 +154,8 @@ def test_steps_above_those_assigned_do_not_count(nest):
     assert np.abs(models).max() < MOST
 
 
-@pytest.mark.parametrize("inner", ["FedMedian", "FedTrimmedAvg", "Krum", "MultiKrum", "Bulyan"])
-@pytest.mark.parametrize("nest", ["none", "everything", "merged"])
+@pytest.mark.parametrize("inner", ["FedMedian", "Krum", "Bulyan"])
+@pytest.mark.parametrize("nest", ["none", "merged"])
 def test_model_under_another_name_in_a_robust_rule(nest, inner):
     records, models = attack(NESTS[nest](leaf(inner)), {LIAR: in_training(renamed)})
     assert len(records) == 3

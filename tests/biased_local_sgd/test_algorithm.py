@@ -133,6 +133,7 @@ def test_allocations_hold_the_right_samples(losses, share, high_loss_fraction, u
     ],
 )
 def test_how_often_each_sample_is_drawn(draw, expected):
-    rng, rounds = np.random.default_rng(5), 3000
+    rng = np.random.default_rng(5)
+    rounds = 3000
     found = sum(np.bincount(draw(rng), minlength=len(expected)) for _ in range(rounds)) / rounds
     np.testing.assert_allclose(found, expected, atol=4 * math.sqrt(0.25 / rounds))

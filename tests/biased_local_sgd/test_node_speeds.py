@@ -3,13 +3,11 @@ from functools import partial
 
 import numpy as np
 import pytest
-from flwr.app import Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from recording import History
 from steps_toy import BATCH, local_model, steps_app, steps_arrays
 
 from flwr_hetero.biased_local_sgd import node_speeds
-from flwr_hetero.exchange.context import Exchange, Latency
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.strategy import BiasedLocalSGD, LocalSteps
 
@@ -110,38 +108,6 @@ def test_report_of_more_steps_is_cut_down(claim):
 
 
 @pytest.mark.parametrize(
-    ("times_s", "steps"),
-    [
-        ((2.0, 0.0), [8, 32]),  # with a deadline a lie about its speed concerns the liar only
-        ((0.5, 0.0), [32, 32]),
-        ((1e12, math.inf), [1, 1]),
-    ],
-)
-def test_absurd_times_are_bounded(times_s, steps):
-    strategy = LocalSteps(budget="deadline", deadline_s=16.0)
-    for name, time_s in zip("ab", times_s, strict=True):
-        strategy.speeds.observe(name, steps=1, compute_s=time_s, link_s=0.0)
-    assert strategy.num_steps(["a", "b"]).tolist() == steps
-    strategy.speeds.observe("a", steps=1, compute_s=1.0, link_s=math.inf)
-    times = {**strategy.speeds.step_s, "link": strategy.speeds.link_s["a"]}.values()
-    assert all(1e-9 <= time_s <= 1e9 for time_s in times)
-
-
-@pytest.mark.parametrize(("source", "link_s"), [("reported", 2.0), ("observed", 0.0)])
-def test_link_takes_the_rest_of_the_round_trip(source, link_s):
-    strategy = LocalSteps()
-    asked = Message(RecordDict(), dst_node_id=7, message_type="train")
-    reply = Message(RecordDict({"metrics": MetricRecord({"num-steps": 10})}), reply_to=asked)
-    context, message_id = Exchange(strategy.fleet), reply.metadata.reply_to_message_id
-    context.same_clock = True
-    context.latency[message_id] = Latency(3.0, False, source)
-    context.round_trip_s[message_id] = 5.0
-    strategy.on_profile_replies(context, [reply])
-    assert strategy.speeds.step_s == {"id-7": 3.0 / 10}
-    assert strategy.speeds.link_s == {"id-7": link_s}
-
-
-@pytest.mark.parametrize(
     ("settings", "argument"),
     [
         ({"fast_steps": 0}, "fast_steps"),
@@ -156,30 +122,3 @@ def test_link_takes_the_rest_of_the_round_trip(source, link_s):
 def test_local_steps_refuses(settings, argument):
     with pytest.raises(ValueError, match=f"^{argument}"):
         LocalSteps(**settings)
-
-
-def test_the_message_that_loads_an_app_is_no_usual_one():
-    speeds = node_speeds.NodeSpeeds()
-    for node, factor in (("quick", 1), ("slow", 10)):
-        speeds.observe(node, 2, 2.0 * factor, 8.0 * factor, loads=True)
-    # nobody knows what the next one costs
-    assert [math.isnan(speeds.fixed_s(node)) for node in ("quick", "slow", "unknown")] == [True] * 3
-    speeds.observe("quick", 10, 10.0, 0.5, loads=True)
-    # what it costs others, until it is known
-    assert [speeds.fixed_s(node) for node in ("quick", "slow")] == [0.5, 0.5]
-    speeds.observe("slow", 10, 100.0, 2.0, loads=True)
-    assert speeds.fixed_s("slow") == 2.0
-    speeds.observe("slow", 10, 100.0, 4.0, loads=True)
-    assert speeds.fixed_s("slow") == 3.0
-    # a first message may cost less than others' usual ones
-    speeds.observe("new", 2, 20.0, 0.2, loads=True)
-    assert speeds.fixed_s("new") == 0.2
-
-
-def test_after_a_resume_the_first_message_loads_again():
-    speeds = node_speeds.NodeSpeeds()
-    speeds.step_s, speeds.link_s = {"a": 1.0}, {"a": 0.5}
-    speeds.observe("a", 10, 10.0, 60.0, loads=True)
-    assert speeds.fixed_s("a") == 0.5
-    speeds.observe("a", 10, 10.0, 1.5, loads=True)
-    assert speeds.fixed_s("a") == 1.0

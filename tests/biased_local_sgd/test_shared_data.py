@@ -26,7 +26,8 @@ def ranked(num_samples=50, batch_size=2, high_loss_fraction=0.5, **settings):
 @pytest.mark.parametrize("size", [1, 7, 60])
 @pytest.mark.parametrize("fast", [(True, False), (False, True, True), (False,), (True,)])
 def test_every_node_gets_its_number_of_samples(size, fast, unified, fraction):
-    shared, steps = SharedSamples(size, 3, fraction, unified=unified), [8, 1, 2][: len(fast)]
+    shared = SharedSamples(size, 3, fraction, unified=unified)
+    steps = [8, 1, 2][: len(fast)]
     for _ in range(4):
         lists = shared.draw(steps, fast)
         assert [len(one) for one in lists] == [3 * count for count in steps]

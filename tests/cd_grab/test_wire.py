@@ -27,7 +27,8 @@ def report_record(**changes):
 @pytest.mark.parametrize(("sketch_size", "accuracy"), [(6, 1e-3), (0, 0.0)])
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
 def test_vectors_survive_the_wire(sketch_size, accuracy, scale):
-    terms, diffs = TERMS._replace(sketch_size=sketch_size), (DIFFS * scale).astype(np.float32)
+    terms = TERMS._replace(sketch_size=sketch_size)
+    diffs = (DIFFS * scale).astype(np.float32)
     report = read_report(write_report(terms, Report(1, 8, 1, diffs)), terms)
     assert report[:3] == (1, 8, 1)
     np.testing.assert_allclose(report.diffs, diffs, rtol=0, atol=accuracy * np.abs(diffs).max())

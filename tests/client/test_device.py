@@ -39,7 +39,8 @@ def test_times_by_hand():
 
 
 def test_jitter_has_the_stated_spread():
-    device, rng = DeviceProfile(jitter=0.2), np.random.default_rng(1)
+    device = DeviceProfile(jitter=0.2)
+    rng = np.random.default_rng(1)
     logs = np.log([compute_time_s(device, 100, rng=rng) for _ in range(2000)])
     assert np.std(logs) == pytest.approx(0.2, abs=0.015)  # about 4 standard errors
     assert np.mean(logs) == pytest.approx(0.0, abs=0.02)

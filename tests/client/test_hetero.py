@@ -20,7 +20,6 @@ from flwr_hetero.client import work as work_module
 from flwr_hetero.client.session import current_session
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import StepLoader, hetero
-from flwr_hetero.sampler import UniformSampler
 from flwr_hetero.strategy import LocalSteps
 
 
@@ -34,7 +33,8 @@ def loop(epochs=1, *, look=False, anew=False, stop=99, make=plain):
     """Make an app's loop over epochs; it returns the lengths of its passes."""
 
     def train(msg, context):
-        loader, lengths = hetero.batches(make(), msg), []
+        loader = hetero.batches(make(), msg)
+        lengths = []
         if look:
             next(iter(loader))
         for _ in range(epochs):
@@ -97,14 +97,6 @@ def test_the_reply_says_what_was_done(name):
         assert node.results[-1] == lengths
 
 
-def test_evaluation_says_and_moves_nothing():
-    node = Node(loop())
-    node.ask(2)
-    before = dict(node.context.state[keys.PASS])
-    assert keys.WORK not in node.ask(kind="evaluate").content
-    assert dict(node.context.state[keys.PASS]) == before
-
-
 @pytest.mark.parametrize(("steps", "seconds"), [(1, 9.0), (4, 2.0)])
 def test_a_step_takes_what_the_clock_says_without_the_first(steps, seconds, monkeypatch):
     now = [0.0]
@@ -152,10 +144,8 @@ def metrics_of(own=None, claim=None):
         metrics = {"num-examples": NUM, **(own or {})}
         return reply_with(msg, metrics, dict(msg.content["arrays"]))
 
-    app, run = (
-        ClientApp(mods=[rewriting(spoil), hetero]),
-        History(LocalSteps(fedavg(), fast_steps=3)),
-    )
+    app = ClientApp(mods=[rewriting(spoil), hetero])
+    run = History(LocalSteps(fedavg(), fast_steps=3))
     app.train()(train)
     run.start(LocalGrid(app, [DeviceProfile()] * 3), start(np.zeros(2)), num_rounds=2)
     return run.records[-1]["train"]
@@ -218,16 +208,6 @@ def test_a_pass_without_a_batch_is_an_error(loader, good):
     assert [next(batches) for _ in range(good)] == [1, 2][:good]
     with pytest.raises(ValueError, match=r"loader must give a batch .* not an iterator"):
         next(batches)
-
-
-def test_a_batch_in_use_is_not_lost_where_passes_meet():
-    sampler = UniformSampler(10, 4)
-    batches = iter(load(DataLoader(NUMBERS, batch_sampler=sampler), 8))
-    ahead = next(batches)
-    for _ in range(8):
-        batch, ahead = ahead, next(batches, None)  # a consumer that looks one batch ahead
-        assert sampler.take()[0].tolist() == batch[1].tolist()
-    assert ahead is None
 
 
 @pytest.mark.parametrize("number", [0, -1, 2.5, "many"])

@@ -25,7 +25,8 @@ class PrivateLoader(DataLoader):
 
 def sizes_of_a_run(*, after):
     """Train two rounds; return all batches' lengths. ``after``: make the loader of the batches."""
-    app, sizes = ClientApp(mods=[hetero]), []
+    app = ClientApp(mods=[hetero])
+    sizes = []
 
     @app.train()
     def train(msg, context):

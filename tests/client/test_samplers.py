@@ -1,7 +1,5 @@
 """Samplers on a node: kept from message to message, led by the server, missed if not helped."""
 
-import logging
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,6 @@ from torch.utils.data import DataLoader
 
 from flwr_hetero import keys
 from flwr_hetero.client import _warned
-from flwr_hetero.client.session import current_session
 from flwr_hetero.mod import (
     StepLoader,
     emulated_device,
@@ -20,7 +17,6 @@ from flwr_hetero.mod import (
     hetero,
     keep,
     load_state,
-    restore,
     save_state,
     timing,
 )
@@ -60,13 +56,6 @@ def test_state_is_read_as_it_was_saved(context):
     assert load_state(context, "other") is None
 
 
-def test_state_of_another_sampler_is_logged(context, caplog):
-    save_state(context, "mine", {"n": 3})
-    with caplog.at_level(logging.WARNING):
-        assert not restore(UniformSampler(7, 2), context, "mine")
-    assert "mine of earlier rounds not used" in caplog.text
-
-
 def mercury():
     return MercurySampler(20, 5, seed=1, scores="loss")
 
@@ -87,7 +76,8 @@ def train(sampler, context=None, *, workers=0, batches=99, loss=True):
     ("mod", "workers", "batches"), [(timing, 0, 99), (emulated_device, 0, 2), (timing, 2, 2)]
 )
 def test_the_state_at_the_return_is_kept(mod, workers, batches):
-    samplers, held = [], []
+    samplers = []
+    held = []
 
     def function(msg, context):
         samplers.append(mercury())
@@ -152,7 +142,8 @@ def orders_of(steps, workers=0, loss=WeightedLoss):
 
     def train(msg, context):
         torch.manual_seed(1)
-        model, sampler = nn.Linear(3, 2), OrderedSampler(NUM, BATCH, method="id-grab")
+        model = nn.Linear(3, 2)
+        sampler = OrderedSampler(NUM, BATCH, method="id-grab")
         follow(sampler, msg, context, model)
         orders.append(sampler.node_order.order.tolist())
         loader = StepLoader(DataLoader(DATA, batch_sampler=sampler, num_workers=workers), msg)
@@ -225,10 +216,6 @@ def train_with(sampler=None, epochs=1, batches=hetero.batches, loader=plain, **h
     return train
 
 
-def loader_of(sampler):
-    return lambda: DataLoader(DATA, batch_sampler=sampler(NUM, BATCH))
-
-
 SAMPLERS = {
     "mercury": (MercurySampler, {}),
     "top loss": (TopLossSampler, {}),
@@ -249,47 +236,14 @@ def test_a_sampler_is_put_in_place_and_kept(name, steps, epochs):
         assert node.work(steps) == report(steps or epochs * FULL, epochs, epochs * FULL)
     sampler = node.results[1][0]
     assert isinstance(sampler, PriorityFeed) == (name == "pgd")
-    kept, now = node.state(), sampler.state_dict()
+    kept = node.state()
+    now = sampler.state_dict()
     assert kept.keys() == now.keys()
     for key, value in now.items():
         np.testing.assert_array_equal(kept[key], value)
     fresh.ask(steps)
     if steps:  # else an order is where it began
         assert any(not np.array_equal(fresh.state()[key], kept[key]) for key in now)
-
-
-@pytest.mark.parametrize("by_hand", [False, True])
-def test_a_loader_made_anew_for_each_epoch_goes_on_learning(by_hand):
-    def batches(loader, msg):
-        if by_hand:
-            keep(loader.batch_sampler, current_session().context)
-        return hetero.batches(loader, msg)
-
-    make = train_with(loader=loader_of(SAMPLERS["made"][0]), batches=batches)
-    node = Node(lambda msg, context: [make(msg, context)[0] for _ in range(3)][-1])
-    node.ask()
-    assert node.results[0].state_dict()["steps"] == node.state()["steps"] == 3 * FULL
-
-
-@pytest.mark.parametrize("by_hand", ["keep", "follow"])
-def test_what_is_kept_or_led_by_hand_is_not_twice(by_hand, monkeypatch):
-    restored, load = [], MercurySampler.load_state_dict
-    spy = lambda self, state: (restored.append(self), load(self, state))[1]  # noqa: E731
-    monkeypatch.setattr(MercurySampler, "load_state_dict", spy)
-
-    def batches(loader, msg):
-        context, sampler = current_session().context, loader.batch_sampler
-        if by_hand == "keep":
-            keep(sampler, context, "mine")
-        else:
-            follow(sampler, msg, context, name="mine")
-        return hetero.batches(loader, msg)
-
-    node = Node(train_with(batches=batches, loader=loader_of(MercurySampler)))
-    node.ask(3), node.ask(3)
-    assert len(restored) == 1
-    assert node.state("mine")["steps"] == 6
-    assert node.state() is None
 
 
 @pytest.mark.parametrize(
@@ -314,7 +268,8 @@ def test_criterion_fits_the_sampler(reduction):
     )
     own.ask(2), sampled.ask(2)
     assert isinstance(sampled.results[0][1], WeightedLoss)
-    outputs, targets = torch.randn(5, 2), torch.arange(5) % 2
+    outputs = torch.randn(5, 2)
+    targets = torch.arange(5) % 2
     expected = nn.functional.cross_entropy(outputs, targets)
     assert own.results[0][1](outputs, targets).item() == pytest.approx(expected.item())
     assert reduction is None or loss_fn.reduction == reduction

@@ -1,12 +1,8 @@
 """What a reply reports of its time, on real and on emulated devices."""
 
 import json
-import subprocess
 import sys
-import time
 from importlib.metadata import entry_points
-from math import inf, nan
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,7 +14,7 @@ from flwr_hetero import keys
 from flwr_hetero.client import emulation
 from flwr_hetero.client import timing as timing_module
 from flwr_hetero.client.emulation import device_rng, stamp, work
-from flwr_hetero.client.timing import NodePace, note_pace, read_pace, times_beside
+from flwr_hetero.client.timing import NodePace, read_pace, times_beside
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import emulated_device, timing
 
@@ -128,14 +124,6 @@ def test_stamp_counts_scoring_that_the_network_does_not_hide():
     assert longer_s == pytest.approx(plain_s + (fits + 100) * 0.01 - transfer_s, rel=0.01)
 
 
-def test_real_clock_of_an_emulated_node_is_ignored(grid):
-    for _ in range(2):
-        grid.send_and_receive([instruction()])
-    state = grid.context(1000).state[keys.PACE]
-    assert keys.REPLIED_AT not in state
-    assert state[keys.EXAMPLE_TIME] == pytest.approx(0.03)
-
-
 @pytest.fixture
 def clock(monkeypatch):
     """Give a function that sets what the monotonic clock reads from then on."""
@@ -173,28 +161,6 @@ def test_pace_is_the_time_from_reply_to_message(clock):
     assert read_pace(context).idle_s == 3.5  # smoothed with the 2 s after the second training
 
 
-def test_pace_of_nothing_known():
-    context = node()
-    assert read_pace(context) is None
-    context.state[keys.PACE] = ConfigRecord({keys.IDLE_TIME: "soon", keys.EXAMPLE_TIME: nan})
-    assert read_pace(context) == NodePace(0.0, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("rounds", "expected"),
-    [
-        *[([(2.0, 3.0)], (2.0, 1.0)), ([(nan, -1.0)], (0.0, 0.0))],
-        *[([(2.0, 3.0), (1.0, 0.0)], (1.5, 0.5)), ([(nan, 3.0), (4.0, nan)], (2.0, 1.0))],
-        *[([(2.0, 3.0), bad], (2.0, 1.0)) for bad in ((nan, nan), (inf, inf), (-1.0, -1.0))],
-    ],
-)
-def test_note_pace_is_a_moving_average(rounds, expected):
-    context = node()
-    for idle_s, example_s in rounds:
-        note_pace(context, idle_s, example_s)
-    assert read_pace(context) == expected
-
-
 @pytest.fixture
 def told(monkeypatch, tmp_path):
     """Give a function that asks in the process of a message, with what its SuperNode has told."""
@@ -227,28 +193,9 @@ def test_times_beside_the_app(told, received_s, started_s, start_s):
     assert found == TOLD | ({} if start_s is None else {keys.START_TIME: start_s})
 
 
-@pytest.mark.parametrize("text", [None, b"", [1], b"{", {"receive-time": "soon"}, b"\xff"])
-def test_a_file_that_tells_nothing(told, text):
-    assert told(text) == {keys.START_TIME: 10.0}
-
-
 def test_only_the_process_of_a_message_is_divided(monkeypatch):
     monkeypatch.setattr(timing_module, "times_beside", lambda called_s: TOLD)
     assert not TOLD.keys() & ask(node()).content[keys.TIMING].keys()
     monkeypatch.setattr(sys, "argv", ["/usr/bin/flwr-clientapp"])
     assert ask(node()).content[keys.TIMING].items() >= TOLD.items()
     assert entry_points(group="console_scripts", name="flwr-clientapp")
-
-
-@pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="no /proc")
-def test_start_of_a_process_is_when_it_was_forked(monkeypatch):
-    before_s = time.monotonic()
-    with subprocess.Popen(["sleep", "60"]) as process:
-        there = Path(f"/proc/{process.pid}/stat")
-        monkeypatch.setattr(timing_module, "Path", lambda path: there)
-        start_s = timing_module.process_start_s()
-        process.kill()
-    # The kernel counts ticks of 10 ms.
-    assert before_s - 0.02 <= start_s <= time.monotonic() + 0.02
-    monkeypatch.setattr(timing_module, "Path", lambda path: Path("/nowhere"))
-    assert timing_module.process_start_s() is None

@@ -117,18 +117,13 @@ def grow(keep):
 BAD = {
     "no model": in_bytes("garbage"),
     "empty": in_bytes(""),
-    "floats": ArrayRecord([np.zeros(3)]),
     "two": ArrayRecord([np.zeros(3, np.uint8)] * 2),
-    "none": ArrayRecord([]),
     "another name": ArrayRecord({"w": forest([{}])["0"]}),
 }
 BAD_JSON = {
     "no booster": in_bytes("{}"),
     "fewer trees": forest([{"id": 0}], trees=[]),
-    "no tree": forest([{"id": 0}], trees=["oak"]),
     "no rounds": forest([{"id": 0}], iteration_indptr=[]),
-    "no numbers": forest([{"id": 0}], gbtree_model_param={"num_trees": "1"}),
-    "no group": forest([{"id": 0}], tree_info={}),
 }
 
 

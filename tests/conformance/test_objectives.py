@@ -53,10 +53,12 @@ SETTINGS = {
 """What the page calls so."""
 MERGES, ROUNDS = 240, 5
 """Server updates; rounds of FedSlice, of 30 and more each."""
-LONG_BY_DAY = ("FedSlice()", "FedBuff()", "FedBuff(LocalSteps(**steps))")
+LONG_BY_DAY = ("FedSlice()",)
 """Rows without rounds that CI runs with messages: the others take minutes together."""
 BY_MESSAGES = ("FedSlice", "FedBuff(LocalSteps")
-"""How rows begin that need messages at speeds further apart, too: nodes set their steps by time."""
+"""How rows begin that need messages, too: their nodes set steps by time."""
+FURTHER_BY_DAY = ("FedBuff()", "TiFL(**tiers, policy=chances)")
+"""Rows that CI runs at speeds further apart: one without rounds, one with them."""
 
 
 def build(code):
@@ -172,9 +174,11 @@ def stays(strategy, code, share, rounds, speed=SPEED):
 
 
 def own_case(code, share, most):
-    """Make a parameter: by day rows of rounds, and a few of the long ones."""
+    """Make a parameter: CI runs rows of rounds, and a few of the long ones."""
     strategy = build(code)
-    is_long = isinstance(strategy, Rule | ours.FedSlice) and code not in LONG_BY_DAY
+    needs_many_rounds = isinstance(strategy, ours.RandomSelection) or "adaptive" in code
+    is_without_rounds = isinstance(strategy, Rule | ours.FedSlice)
+    is_long = needs_many_rounds or (is_without_rounds and code not in LONG_BY_DAY)
     marks = [pytest.mark.nightly] if is_long else []
     return pytest.param(code, share, most, id=code, marks=marks)
 
@@ -239,8 +243,8 @@ def flow(strategy, speed, merges):
 
 
 def further_case(code, share, most, ratio):
-    """Make a parameter: by day rows at 40 that need no messages, or rounds."""
-    is_long = ratio == 400 or code.startswith(BY_MESSAGES)
+    """Make a parameter: CI runs two rows at 40, and the others run at night."""
+    is_long = ratio == 400 or code not in FURTHER_BY_DAY
     marks = [pytest.mark.nightly] if is_long else []
     return pytest.param(code, share, most, ratio, id=f"{code}, {ratio}", marks=marks)
 

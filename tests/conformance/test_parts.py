@@ -46,12 +46,22 @@ def test_part_in_every_strategy(name):
     check(lambda: WRAPPERS[name](flower.FedAvg()), packs=name == "Compressed")
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if why_illegal("Compressed", n) is None])
+PACKED_BY_DAY = ("CDGraB", "FedSlice", "TiFL")
+PACKED = [
+    pytest.param(name, marks=[] if name in PACKED_BY_DAY else pytest.mark.nightly)
+    for name in NAMES
+    if why_illegal("Compressed", name) is None
+]
+
+
+@pytest.mark.parametrize("name", PACKED)
 def test_part_of_packed_models(name):
     check(lambda: ours.Compressed(WRAPPERS[name](flower.FedAvg())), packs=True)
 
 
-@pytest.mark.parametrize("outer", ["FedBuff", "Compressed"])
+@pytest.mark.parametrize(
+    "outer", [pytest.param("FedBuff", marks=pytest.mark.nightly), "Compressed"]
+)
 @pytest.mark.parametrize("name", FLOWER_STRATEGIES)
 def test_part_around_every_strategy(name, outer):
     make = WRAPPERS[outer]
@@ -65,13 +75,6 @@ def test_part_with_noise_for_privacy():
         return ours.ModelAverage(noisy)
 
     check(build, exactly=False, kinds="f")  # noise is drawn for all arrays
-
-
-def test_part_of_many_rounds():
-    strategy = ours.Compressed(ours.FedSlice(flower.FedAdam(fraction_evaluate=0.0)))
-    records, models = run(strategy, rounds=8)
-    assert len(records) == 8
-    assert not any(map(changed, models))
 
 
 def recorded_run(name, folder, evaluate_fn, resume, rounds=4):

@@ -173,15 +173,6 @@ def test_bad_scores_are_refused(name, bad):
     assert play(sampler, 9) == play(twin, 9)
 
 
-@pytest.mark.parametrize("name", sorted(CASES.keys() - LEARNERS.keys()))
-def test_scores_are_ignored(name):
-    sampler = CASES[name].make(NUM, 0)
-    before = copied(sampler.state_dict())
-    for indices, scores, _ in POSITIVE.values():
-        sampler.update(np.array(indices), np.array(scores))
-    assert same(sampler.state_dict(), before)
-
-
 @every
 @pytest.mark.parametrize("stop", [0, 1, 4, 11])
 def test_stop_save_load_continue(name, stop):

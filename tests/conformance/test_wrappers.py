@@ -75,7 +75,8 @@ INFO = {  # what the history must hold of a wrapper, in some round
 }
 LOOPS = ("FedBuff", "FedAT", "FedAsync", "FedCompass", "RescaledASGD", "RingleaderASGD", "FedSlice")
 RIVALS = ("Oort", "PowerOfChoice", "DeadlineSelection", "WithoutSlowest", *LOOPS[1:6])
-"""Of their legal pairs most run at night: they are made of what the others are made of."""
+DECISIVE = {"TiFL", "BiasedLocalSGD", "CDGraB", "Compressed", "FedBuff", "FedSlice", "Resharding"}
+"""Wrappers that each decide something else: CI tries them in each other."""
 DISTRUST = ("Krum", "MultiKrum", "Bulyan")
 ASK_FEW = {"TiFL", *LOOPS[1:]}
 """Those that here make an update of one node or two."""
@@ -115,13 +116,11 @@ LEGAL = [pair for pair in product(WRAPPERS, repeat=2) if why_illegal(*pair) is N
 
 
 def case(pair):
-    """Make a parameter: CI tries rivals with two others only, and one of two legal orders."""
+    """Make a parameter: CI tries decisive wrappers in one order, and each wrapper recorded."""
     outer, inner = pair
-    others = {*pair}.difference(RIVALS)
-    is_of_rivals = len(others) < 2 and not others <= {"LocalSteps", "Recorded"}
     is_second_order = (inner, outer) in LEGAL and outer > inner
-    is_late = is_of_rivals or is_second_order
-    return pytest.param(*pair, marks=[pytest.mark.nightly] if is_late else [])
+    is_early = outer == "Recorded" or (DECISIVE.issuperset(pair) and not is_second_order)
+    return pytest.param(*pair, marks=[] if is_early else [pytest.mark.nightly])
 
 
 @pytest.fixture(autouse=True)

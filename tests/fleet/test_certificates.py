@@ -106,11 +106,3 @@ def test_no_key_is_overwritten_or_completed(folder, kept, other_half):
         c.make_node_key(folder, "a")
     assert (folder / kept).read_text() == "a key"
     assert not (folder / other_half).exists()
-
-
-def test_key_of_another_authority_signs_nothing(folder, other):
-    (other / c.CA_KEY).replace(folder / c.CA_KEY)
-    before = (folder / c.SERVER_CERTIFICATE).read_bytes()
-    with pytest.raises(ValueError, match=r"hold a ca\.key that belongs to ca\.crt"):
-        c.make_server_certificate(folder, ["localhost"])
-    assert (folder / c.SERVER_CERTIFICATE).read_bytes() == before

@@ -188,19 +188,6 @@ def test_strategies_run_without_a_time_out(strategy):
     assert result.arrays["w"].numpy() == pytest.approx(np.full(4, mean), abs=1e-4)
 
 
-def test_replies_that_nobody_fetches_are_forgotten():
-    grid = LocalGrid(toy_app(), [DeviceProfile()] * 3)
-    sizes = []
-    for _ in range(40):
-        *kept, lost = ask(grid, ttl=10)
-        grid.push_messages([lost])
-        grid.send_and_receive(kept)
-        grid.virtual_time_s += 1.0
-        sizes.append(len(grid.pending))
-    assert max(sizes[-20:]) <= max(sizes[:20])
-    assert grid.num_sent == 120
-
-
 # --- nodes -------------------------------------------------------------------------
 
 

@@ -1,7 +1,6 @@
 """The times that a SuperNode takes to receive and send, and the file for its processes."""
 
 import json
-import os
 import re
 import sys
 from importlib.util import find_spec
@@ -11,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from flwr_hetero import keys
-from flwr_hetero.fleet import _flwr, message_times
+from flwr_hetero.fleet import _flwr
 from flwr_hetero.fleet.message_times import MessageTimes
 
 MESSAGE = SimpleNamespace(metadata=SimpleNamespace(message_type="train"))
@@ -32,12 +31,6 @@ def test_a_message_is_told_the_last_send_of_its_type(tmp_path):
     times.received("train", 1.5)
     assert (read(times)[keys.RECEIVE_TIME], read(times)[keys.SEND_TIME]) == (1.5, 0.25)
     assert [path.name for path in tmp_path.iterdir()] == ["times.json"]
-
-
-def test_no_room_costs_no_message(tmp_path):
-    times = MessageTimes(tmp_path / "gone" / "times.json")
-    times.received("train", 0.5)
-    times.sent("train", 0.25)
 
 
 class Clock:
@@ -91,30 +84,3 @@ def test_flowers_functions_are_there():
     for name, keyword in (("_pull_and_store_message", "receive"), ("_push_messages", "send")):
         assert re.search(rf"def {name}\((?s:.)*?\b{keyword}: Callable", text)
         assert re.search(rf" {name}\([^()]*\b{keyword}={keyword},", text)
-
-
-def test_the_file_is_complete_when_a_message_is_reported(monkeypatch, node):
-    monkeypatch.setenv(keys.TIMES_FILE, "")
-    ended = []
-    found = []
-    monkeypatch.setattr(message_times.atexit, "register", lambda *call, **how: ended.append(call))
-    message_times.record_times(lambda: found.append(json.loads(file.read_text())))
-    file = Path(os.environ[keys.TIMES_FILE])
-    assert file.parent.stat().st_mode & 0o777 == 0o700
-    node[0]._pull_and_store_message(state=1, receive=lambda: (MESSAGE, "tree"))
-    assert [times[keys.RECEIVE_TIME] for times in found] == [3.0]
-    [(remove, folder)] = ended
-    remove(folder)
-    assert not file.parent.exists()
-
-
-def test_a_message_is_reported_without_a_folder(monkeypatch, node):
-    def refuse(**_):
-        raise OSError("no room")
-
-    monkeypatch.setenv(keys.TIMES_FILE, "")
-    monkeypatch.setattr(message_times.tempfile, "mkdtemp", refuse)
-    reported = []
-    message_times.record_times(lambda: reported.append(1))
-    node[0]._pull_and_store_message(state=1, receive=lambda: (MESSAGE, "tree"))
-    assert reported == [1]

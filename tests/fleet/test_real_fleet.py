@@ -1,7 +1,6 @@
 import shlex
 import stat
 import subprocess
-import sys
 
 import pytest
 
@@ -52,15 +51,6 @@ def test_up_that_fails_leaves_what_down_can_end(tmp_path, monkeypatch, is_there)
         assert stat.S_IMODE(path.stat().st_mode) == 0o700, path
     assert fleet.down() == 0
     assert not folder.exists()
-
-
-def test_status_of_an_ending_process_is_awaited(fleet, monkeypatch):
-    monkeypatch.setattr(fleet, "is_alive", lambda pid: False)
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(0.2)"]) as process:
-        fleet._started.append(process)
-        fleet.end_process(process.pid)
-        assert process.returncode == 0
-    assert fleet._started == []
 
 
 @pytest.mark.parametrize(("num_nodes", "tiers", "clients"), [(1, 1, 1), (3, 3, 1), (7, 3, 2)])

@@ -1,5 +1,4 @@
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -10,7 +9,7 @@ import pytest
 from waiting import wait_until
 
 from flwr_hetero.fleet import throttle as t
-from flwr_hetero.fleet.processes import FleetFile, SuperNodeSpec, free_ports
+from flwr_hetero.fleet.processes import free_ports
 from flwr_hetero.fleet.throttle import BURST_S, Throttle
 
 SPIN = "import sys; print('up', flush=True)\nwhile True: pass"
@@ -62,28 +61,6 @@ def test_throttle_stops_client_apps_until_paid(tree):
     assert throttle.credit_s > 0
 
 
-def test_ended_processes_count_nothing():
-    done = subprocess.Popen([sys.executable, "-c", ""])
-    done.wait()
-    assert (t.cpu_time_s(done.pid), t.descendants(done.pid)) == (0.0, [])
-    Throttle(0.5).poll(done.pid)
-
-
-@pytest.mark.parametrize("tagged", [True, False])
-def test_enforce_polls_tagged_processes_only(tmp_path, monkeypatch, tagged):
-    polled = []
-    slow = SuperNodeSpec("node-0", cpu=0.5, pid=os.getpid())
-    FleetFile(port=1, nodes=[slow]).save(tmp_path)
-    monkeypatch.setattr(t, "has_tag", lambda pid, folder: tagged)
-    monkeypatch.setattr(Throttle, "poll", lambda _, pid: polled.append(pid))
-    monkeypatch.setattr(t, "descendants", lambda pid: [-pid])
-    monkeypatch.setattr(t, "send", lambda pids, number: polled.extend([*pids, number]))
-
-    with pytest.raises(TimeoutError):
-        asyncio.run(asyncio.wait_for(t.enforce(tmp_path), timeout=0.1))
-    assert set(polled) == ({slow.pid, -slow.pid, signal.SIGCONT} if tagged else set())
-
-
 async def talk(mbps, payload, server=True):
     """Send a payload through a relay to a server that echoes it, and return what comes back."""
 
@@ -113,10 +90,6 @@ async def talk(mbps, payload, server=True):
 def test_relay_changes_no_byte(mbps):
     payload = bytes(range(256)) * 2000
     assert asyncio.run(talk(mbps, payload)) == payload
-
-
-def test_relay_cuts_connections_without_a_superlink():
-    assert asyncio.run(talk(0.001, b"x" * 100, server=False)) == b""
 
 
 def test_connections_of_a_device_share_its_link():

@@ -23,7 +23,8 @@ def test_error_probability_brackets_the_gradient() -> None:
 @pytest.mark.parametrize("sizes", [[], [3], [70, 1, 5], [9, 2, 30, 30, 4, 11, 1]])
 def test_cycle_visits_each_sample_once(num_samples: int, sizes: list[int]) -> None:
     for num_groups in {1, 2, num_samples // 3, num_samples} & {*range(1, num_samples + 1)}:
-        rng, seen = np.random.default_rng(0), []
+        rng = np.random.default_rng(0)
+        seen = []
         groups = mercury.make_groups(num_samples, num_groups, rng)
         last = sizes[-1] if sizes else groups.size
         for size in [*sizes, *[last] * 2 * num_samples]:

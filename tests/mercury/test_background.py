@@ -82,7 +82,8 @@ ENDS = {
 @pytest.mark.parametrize("why", ENDS)
 def test_a_worker_that_ends_leaves_nothing_behind(why, monkeypatch, tmp_path):
     deadline_s, while_waiting, error = ENDS[why]
-    folder, counts = tmp_path / "folder", []
+    folder = tmp_path / "folder"
+    counts = []
     folder.mkdir()
 
     def sleep(seconds):

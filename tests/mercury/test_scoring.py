@@ -44,7 +44,8 @@ def test_group_is_as_long_as_the_wait(idle_s, size):
 
 def test_real_node_scores_in_the_background(monkeypatch):
     sampler, model = sampler_and_model()
-    context, start = node(emulated=False), Mock(return_value="folder")
+    context = node(emulated=False)
+    start = Mock(return_value="folder")
     monkeypatch.setattr(scoring, "start_scoring", start)
     assert scoring.score_hidden(model, DATA, context, sampler) == 0
     group = load_state(context, "scoring")["indices"]
@@ -70,7 +71,8 @@ def test_real_node_scores_in_the_background(monkeypatch):
     ],
 )
 def test_unusable_scores_are_not_used(job, scores, warns, monkeypatch, caplog):
-    (sampler, _), context = sampler_and_model(), node(emulated=False)
+    (sampler, _) = sampler_and_model()
+    context = node(emulated=False)
     monkeypatch.setattr(scoring, "collect_scores", lambda folder: (np.array(scores), 0.1))
     save_state(context, "scoring", job)
     with caplog.at_level(logging.WARNING):

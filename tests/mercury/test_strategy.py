@@ -27,7 +27,8 @@ def app(seen: list, spoil=None) -> ClientApp:
     def train(message, context):
         node = partition_of(context)
         inputs = np.array([[node, slot] for slot in range(SLOTS)], np.float32)
-        targets, shard = np.full(SLOTS, node), NodeShard.open(message, context)
+        targets = np.full(SLOTS, node)
+        shard = NodeShard.open(message, context)
         for slot, content in shard.held.items():
             inputs[slot], targets[slot] = (x[0] for x in unpack(content, (2,), NODES))
         keep = np.setdiff1d(np.arange(SLOTS), shard.missing)
@@ -82,7 +83,10 @@ def test_samples_move_in_chunks_and_none_is_lost():
     assert all(node != 0 for node, _ in last), "everything was offered, nothing stayed"
 
 
-@pytest.mark.parametrize("kind", ["errs", "dies", "late", "garbage"])
+@pytest.mark.parametrize(
+    "kind",
+    ["errs", "late", *(pytest.param(k, marks=pytest.mark.nightly) for k in ("dies", "garbage"))],
+)
 def test_failures_lose_and_double_nothing(kind):
     where = ((0, 1), (1, 2), (2, 2), (3, 3), (0, 4))
     faults = [Fault(node, kind, at, at, delay_s=1.5) for node, at in where]
@@ -96,7 +100,8 @@ def test_failures_lose_and_double_nothing(kind):
 
 def test_killed_run_resumes_on_nodes_without_state(tmp_path):
     def start(num_rounds, resume):
-        seen, strategy = [], resharding()
+        seen = []
+        strategy = resharding()
         recorded = Recorded(strategy, run_dir=Folder(tmp_path), resume=resume)
         recorded.start(grid_of(seen), toy_arrays(), num_rounds)
         return seen, strategy
@@ -111,7 +116,8 @@ def test_killed_run_resumes_on_nodes_without_state(tmp_path):
 
 
 def test_after_a_resume_nodes_are_identified_in_time():
-    first, second = resharding(), resharding()
+    first = resharding()
+    second = resharding()
     first.start(grid_of([]), toy_arrays(), 2)
     second.load_state_dict(first.state_dict())
     grid = grid_of([], faults=[Fault(0, "dies", message_type="train.profile")])
@@ -151,7 +157,8 @@ def test_bad_offer_costs_its_node_only(kind, caplog):
 
 def test_invented_offers_buy_nothing():
     """A node that claims a million samples and offers new slots in every round."""
-    rounds, store = 12, []
+    rounds = 12
+    store = []
 
     def invent(record: ConfigRecord, node: int) -> None:
         if node == 0:

@@ -12,7 +12,8 @@ class Tied(nn.Module):
 
     def __init__(self, padding_idx=None):
         super().__init__()
-        self.embed, self.head = nn.Embedding(5, 6, padding_idx), nn.Linear(6, 5, bias=False)
+        self.embed = nn.Embedding(5, 6, padding_idx)
+        self.head = nn.Linear(6, 5, bias=False)
         self.head.weight = self.embed.weight
 
     def forward(self, words):

@@ -24,7 +24,8 @@ def test_learn_follows_algorithm_2(computed_at, slope):
 
 def test_trend_by_hand():
     # ln 8 -> ln 2 over 2 iterations: -0.693; then ln 2 -> ln 4 over 1: 0.8 * 0.693 - 0.2 * 0.555
-    trend, log2 = pgd.start_trend(1), math.log(2)
+    trend = pgd.start_trend(1)
+    log2 = math.log(2)
     for priority, iteration, slope in ((8, 0, 0), (2, 2, -0.8 * log2), (4, 3, 0.64 * log2)):
         trend = pgd.learn(trend, np.array([0]), np.array([float(priority)]), iteration)
         assert trend.slope[0] == pytest.approx(slope)
@@ -86,7 +87,8 @@ def test_shuffle_holds_counts_rounded(scores, mixing):
 
 
 def test_shuffle_is_unbiased_at_every_place():
-    wanted, rng = np.array([2.3, 0.2, 0.9, 0.6]), np.random.default_rng(0)
+    wanted = np.array([2.3, 0.2, 0.9, 0.6])
+    rng = np.random.default_rng(0)
     epochs = np.array([pgd.weighted_shuffle(wanted, rng) for _ in range(20_000)])
     for place in epochs.T:
         found = np.bincount(place, minlength=4) / len(place)

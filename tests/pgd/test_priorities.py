@@ -174,7 +174,8 @@ class Words(nn.Module):
 
     def __init__(self, way, recurrent=False):
         super().__init__()
-        self.embed, self.way = nn.Embedding(9, 6), way
+        self.embed = nn.Embedding(9, 6)
+        self.way = way
         self.lstm = nn.LSTM(6, 6, batch_first=True) if recurrent else None
         self.head = nn.Linear(6, 9)
 
@@ -209,56 +210,3 @@ def test_models_whose_layers_do_not_tell_are_refused_at_once(way, layers, match)
     backward(model, torch.randint(9, (8, 7)), torch.arange(8) % 5)
     with pytest.raises(ValueError, match=f"model must {match}"):
         listener.collect(8)
-
-
-def test_the_last_layer_of_an_lstm_is_measured():
-    torch.manual_seed(0)
-    model = Words(lambda self, steps: self.head(steps).mean(1), recurrent=True)
-    words, targets = torch.randint(9, (8, 3)), torch.arange(8) % 5
-    listener = aimed(model)
-    backward(model, words, targets)
-    found = listener.collect(8)
-    still = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
-    expected = one_by_one(model, LOSS, words, targets, still | listener.direction)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-
-
-def random_net():
-    """Random in training, and its examples depend on each other."""
-    norm = (nn.BatchNorm1d(9), nn.Dropout())
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 9), *norm, nn.Linear(9, 5))
-
-
-@pytest.mark.parametrize("layers", ["last", "all"])
-@pytest.mark.parametrize("make", [random_net, image_net])
-def test_measuring_disturbs_nothing(make, layers):
-    torch.manual_seed(0)
-    model = make()
-    inputs, targets = data(model)
-    state, listener, results = torch.get_rng_state(), LayerPriorities(model, layers), []
-    for direction in ({}, {n: torch.randn_like(p) for n, p in listener.parameters.items()}):
-        torch.set_rng_state(state)
-        model.zero_grad()
-        listener.direction = direction
-        backward(model, inputs, targets)
-        buffers = [b.clone() for b in model.buffers()]
-        listener.collect(len(inputs))
-        assert all(map(torch.equal, buffers, model.buffers()))
-        results.append([p.grad for p in model.parameters()] + [torch.get_rng_state()])
-    assert all(map(torch.equal, *results))
-    assert model.training
-
-
-def test_batches_of_others_do_not_count():
-    model = nn.Linear(3, 2)
-    inputs, targets = torch.randn(4, 3), torch.tensor([0, 1, 0, 1])
-    listener = aimed(model)
-    backward(model, torch.randn(7, 3), torch.zeros(7, dtype=torch.int64))
-    backward(model, inputs, targets)
-    with torch.no_grad():
-        model(inputs)
-    expected = sample_priorities(model, LOSS, inputs, targets, listener.direction)
-    torch.testing.assert_close(listener.collect(4), expected)
-    listener.close()
-    backward(model, inputs, targets)
-    assert listener.collect(4) is None

@@ -9,8 +9,7 @@ import pytest
 
 from flwr_hetero.report.compare import compare, figures, read_runs
 from flwr_hetero.report.compare.page import comparison_data, write_page
-from flwr_hetero.report.compare.verdict import default_target, result_of, smooth, speed_up
-from flwr_hetero.report.history import History
+from flwr_hetero.report.compare.verdict import result_of, speed_up
 
 
 def settings(policy, seed=0, **more):
@@ -98,22 +97,6 @@ def test_labels_take_the_settings_that_tell_apart(make_run, rising, some, labels
     assert [group.label for group in compared.groups] == labels
     if {} in some:
         assert compared.differing == ["alpha", "b"]
-
-
-@pytest.mark.parametrize(
-    ("metric", "middle", "target"),
-    [("accuracy", 0.6, 0.59), ("accuracy", 60.0, 59.0), ("loss", 2.0, 2.02)],
-)
-def test_default_target(rising, metric, middle, target):
-    run = History(tuple(rising(1.0, [0.5 * middle, 1.5 * middle, middle], metric)))
-    assert default_target([run], metric) == pytest.approx(target)
-
-
-def test_an_outlier_does_not_count(rising):
-    outlier = np.array([0.1, 0.2, 0.9, 0.9, 0.3, 0.3])
-    np.testing.assert_allclose(smooth(outlier), [0.1, 0.2, 0.3, 0.3, 0.3, 0.3])
-    assert smooth(np.array([0.3, 0.3, 0.3, 0.3, 0.3, 0.9])).tolist() == [0.3] * 6  # nor the last
-    np.testing.assert_array_equal(smooth(np.array(rising.values)), rising.values)
 
 
 def test_speed_up_pairs_seeds(three):

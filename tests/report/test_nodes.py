@@ -1,9 +1,8 @@
-import numpy as np
 import pytest
 
 from flwr_hetero.report import History
 from flwr_hetero.report.compare.verdict import Judge
-from flwr_hetero.report.nodes import last_fairness, message_parts, node_stats, num_tiers
+from flwr_hetero.report.nodes import node_stats, num_tiers
 from flwr_hetero.report.page import facts
 from flwr_hetero.report.tables import tables_of
 
@@ -68,36 +67,3 @@ def test_nodes_by_tier_then_latency():
     history = History((*ROUNDS, {"round": 3, "tifl": again}))  # the latest profiling counts
     assert [node[:2] for node in node_stats(history)[:2]] == [("node-1", 0), ("node-2", 1)]
     assert (num_tiers(history), num_tiers(History(({"round": 0},)))) == (2, 0)
-
-
-def test_fairness_is_the_last_one_measured():
-    figures = {"metric": "acc", "nodes": 20, "mean": 0.5, "worst_tenth": 0.1, "by_node": {"a": 0}}
-    old, new = (record(n, 0.0, 0.5, fairness=figures | {"mean": n / 10}) for n in (1, 2))
-    fairness = last_fairness(History((old, new, record(3, 0.0, 0.5))))
-    assert fairness == (2, "acc", 20, 0.2, 0.1, {"a": 0.0})
-    asked = new | {"evaluate": {"evaluated_round": 1}}  # of an earlier model
-    assert last_fairness(History((asked,))).round == 1
-
-
-def of_parts(number, **parts):
-    return record(number, 10.0 * number, 0.5) | {"seconds": parts}
-
-
-DIVIDED = (
-    of_parts(1, wait={"node-1": 2.0, "node-0": 3.0}, train={"node-1": 1.0, "node-0": 9.0}),
-    of_parts(2, wait={"node-1": 4.0}, train={"node-1": 1.0}, send={"node-1": 0.5}),
-    of_parts(3, wait={"node-1": 3.0, "node-0": None}, train="x", odd={"node-2": 1.0}),
-)
-
-
-def test_seconds_of_a_message_by_hand():
-    parts = message_parts(History(DIVIDED))
-    assert [*parts] == ["node-1", "node-0"]  # 4.5 s and 12 s
-    np.testing.assert_array_equal(parts["node-1"], [3.0, np.nan, np.nan, 1.0, 0.5])
-    [table] = [
-        t for t in tables_of([("", None, History(DIVIDED))]) if t.title == "Time of a message"
-    ]
-    assert table.head == ["node", "total", "wait", "train", "send"]
-    assert [t for t, _ in table.rows[0]] == ["node-1", "4.5 s", "3 s", "1 s", "500 ms"]
-    fact = next(f for f in facts(History(DIVIDED), {}, None) if f["label"] == "Time of a message")
-    assert (fact["value"], fact["note"]) == ("8.25 s", "36 % wait, 61 % train, 3 % send")

@@ -106,14 +106,6 @@ def test_sparse_histories(make_run, record):
     assert not list(path.glob("*.draft"))
 
 
-def test_large_tables_are_cut(make_run):
-    names = [f"node-{i}" for i in range(3000)]
-    data = run_data(make_run(rounds=[{"round": 1, "virtual_s": 1.0, "selected": names}]))
-    [table] = data["tables"]
-    assert len(table["rows"]) == 1000
-    assert table["caption"].endswith("The first 1000 of 3000 rows.")
-
-
 @pytest.fixture(scope="module")
 def history(rounds_of):
     return History(tuple(rounds_of(30)))
@@ -122,21 +114,6 @@ def history(rounds_of):
 def curves(rounds, metric="accuracy"):
     line = Line("x", "#000000", [History((*rounds,))])
     return curve_data([line], metric, "virtual_s", 0.5)
-
-
-def test_curves_show_every_value_by_every_axis(history):
-    data = curves(history.rounds)
-    keys = ["virtual_s", "wall_s", "round", "bytes", "device_s"]
-    assert [axis["key"] for axis in data["axes"]] == keys
-    accuracy = data["lines"][0]["curves"]["accuracy"]
-    expected = [record["global"]["accuracy"] for record in history.rounds]
-    traffic = np.cumsum([r["bytes_up"] + r["bytes_down"] for r in history.rounds]) / 1e6
-    busy_s = np.cumsum([r["device_s"] for r in history.rounds])
-    for key, x in (("round", range(31)), ("bytes", traffic), ("device_s", busy_s / 60)):
-        np.testing.assert_allclose(accuracy[key]["x"], x, rtol=1e-5)
-        np.testing.assert_allclose(accuracy[key]["y"], expected, rtol=1e-5)
-    labels = [axis["label"] for axis in data["axes"]][3:]
-    assert labels == ["bytes sent and received (MB)", "time of all devices (min)"]
 
 
 def test_page_of_a_long_run_is_bounded(make_run):
@@ -158,22 +135,6 @@ def test_page_of_a_long_run_is_bounded(make_run):
     np.testing.assert_allclose(np.divide(curve["x"], 4000), curve["y"], rtol=1e-5)
 
 
-def test_figures_of_a_new_wrapper_need_no_code():
-    others = {"text": "x", "mixed": [1, "x"], "empty": [], "unknown": None}
-    rounds = [
-        {
-            **{"round": i, "train": {"loss": 1.0}},
-            "new": others | {"pair": [i, None], "steps": {f"node-{j}": j + i for j in range(4)}},
-        }
-        for i in range(1, 5)
-    ]
-    data = curves(rounds, metric=None)
-    assert [metric["key"] for metric in data["metrics"]] == ["loss", "new/pair", "new/steps"]
-    assert [(m["section"], m["label"]) for m in data["metrics"]][-1] == ("new", "Steps")
-    steps = data["lines"][0]["curves"]["new/steps"]["round"]
-    assert (steps["y"], steps["low"]) == ([2.5, 3.5, 4.5, 5.5], [1, 2, 3, 4])
-
-
 def panels(rounds):
     return {panel["title"]: panel for panel in panels_of(History((*rounds,)), "virtual_s")}
 
@@ -187,15 +148,3 @@ def test_charts_are_those_of_the_rounds(history):
     [dots] = charts["Time of each round"]["traces"]
     clock = np.array([record["virtual_s"] for record in history.rounds])
     np.testing.assert_allclose(dots["y"][1:], np.diff(clock), rtol=1e-5)
-
-
-def test_chances_are_those_of_the_draw(history):
-    def with_tifl(key, values):
-        pairs = zip(history.rounds, values, strict=True)
-        return panels([{**r, "tifl": r["tifl"] | {key: value}} for r, value in pairs])
-
-    chances = [[1.0], *[[0, 0.5, 0.5, 0, 0]] * 30]  # at first one tier: nothing to draw
-    traces = with_tifl("tier_chances", chances)["Chance of each tier"]["traces"]
-    assert [trace["y"][:2] for trace in traces] == [[None, x] for x in (0, 0.5, 0.5, 0, 0)]
-    # one tier before nodes are timed, and no limit after
-    assert "Credits left" not in with_tifl("credits", [[1.0], *[[None] * 5] * 30])

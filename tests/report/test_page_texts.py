@@ -2,8 +2,6 @@
 
 import re
 
-import pytest
-
 from flwr_hetero.report.compare import compare, read_runs
 from flwr_hetero.report.compare.page import comparison_data
 from flwr_hetero.report.page import render, run_data
@@ -24,27 +22,6 @@ def test_page_without_scripts_has_tables(make_run, rising):
     page = re.sub(r"<script.*?</script>", "", render(data), flags=re.DOTALL)
     assert page.count('class="value"') == len(data["facts"])
     assert "<td>&lt;b&gt;evil</td>" in page
-
-
-@pytest.mark.parametrize(("ratio", "logarithmic"), [(4.0, False), (6.0, True)])
-def test_time_axis_shows_the_quickest_run(make_run, rising, ratio, logarithmic):
-    runs = [make_run(str(s), rising(s), {"settings": {"lr": s}}) for s in (1.0, ratio)]
-    axes = comparison_data(compare(read_runs(runs)))["curves"]["axes"]
-    assert {axis["key"]: axis["log"] for axis in axes} == {"virtual_s": logarithmic, "round": False}
-    assert not run_data(runs[0])["curves"]["axes"][0]["log"]
-
-
-def test_one_seed_has_a_caveat(make_run, rising):
-    def notes(*kinds):
-        runs = [
-            make_run(f"{len(kinds)}-{kind}-{i}", rising(), {"settings": {"p": kind, "seed": i}})
-            for i, kind in enumerate(kinds)
-        ]
-        return comparison_data(compare(read_runs(runs)))["notes"]
-
-    assert notes("a") == notes("a", "b", "a", "b") == []
-    assert notes("a", "b")[0].startswith("One seed of each kind: ")
-    assert notes("a", "a", "b")[0].startswith("One seed of p=b: ")
 
 
 def test_run_is_judged_by_its_own_target(make_run, rising):

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from flwr_hetero.report.style import TIER_RAMP, duration, figure, size, tier_colours, time_unit
+from flwr_hetero.report.style import duration, figure, size, time_unit
 
 
 @pytest.mark.parametrize(
@@ -17,9 +17,3 @@ from flwr_hetero.report.style import TIER_RAMP, duration, figure, size, tier_col
 )
 def test_figures_have_units(write, values):
     assert {value: write(value) for value in values} == values
-
-
-def test_tier_colours_go_from_fast_to_slow():
-    assert tier_colours(5) == list(TIER_RAMP)
-    assert tier_colours(1) == [TIER_RAMP[0]]
-    assert len(set(tier_colours(12))) == 12

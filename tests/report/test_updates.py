@@ -10,7 +10,7 @@ from flwr.serverapp.strategy import FedAvg
 from steps_toy import steps_app
 from toy import toy_app, toy_arrays
 
-from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
+from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import emulated_device
 from flwr_hetero.report import RunDirectory, read_history
 from flwr_hetero.report.compare import compare, read_runs
@@ -71,16 +71,6 @@ def test_every_reply_is_counted(runs, name):
         rows = [record["fedbuff"][key] for record in history.rounds[1:]]
         expected = [[min(row), np.median(row), max(row)] for row in rows]
         np.testing.assert_allclose(history.range_of(f"fedbuff/{key}")[1:], expected)
-
-
-def test_what_came_to_nothing_was_asked(tmp_path):
-    faults = [Fault(2, "errs")]
-    history = record_run(tmp_path / "run", FedBuff(buffer_size=2), 12, faults=faults)
-    nodes = {node.identity: (node.selected, node.lost) for node in node_stats(history)}
-    failed = [f for record in history.rounds for f in record["failures"]]
-    assert failed
-    assert nodes.pop("id-1002") == (len(failed), len(failed))
-    assert nodes == {name: (in_updates(history).count(name), 0) for name in nodes}
 
 
 def axes_of(compared):

@@ -1,6 +1,5 @@
 """Which run is better: right for any length of run, and named only where runs can show it."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +7,6 @@ import pytest
 
 from flwr_hetero.report.compare import Recording, compare, figures, read_runs
 from flwr_hetero.report.compare.page import comparison_data
-from flwr_hetero.report.compare.verdict import noise_of
 from flwr_hetero.report.history import History
 from flwr_hetero.report.page import run_data
 from flwr_hetero.report.run_dir import RunDirectory
@@ -120,21 +118,6 @@ def test_other_data_or_another_model_have_no_winner(make_run, rising, tmp_path):
     assert compare(read_runs(runs)).groups[1].verdict.winner
 
 
-@pytest.mark.parametrize(
-    ("metric", "values", "noise"),
-    [
-        ("accuracy", [0.9, 0.1, 0.2, 0.4, 0.8], 0.01),  # a rise is no noise
-        ("accuracy", [0.1, 0.8, 0.2, 0.9, 0.87, 0.9, 0.85, 0.9], 0.05),  # the last five count
-        ("accuracy", [10.0, 50.0, 60.0], 1.0),
-        ("loss", [9.0, 2.0, 2.5, 1.0], 0.5),
-        ("loss", [9.0, 2.0, 1.0], 0.01),
-    ],
-)
-def test_noise_by_hand(rising, metric, values, noise):
-    history = History(tuple(rising(1.0, values, metric)))
-    assert noise_of(history, metric) == pytest.approx(noise)
-
-
 def test_target_in_per_cent(verdict_of, rising):
     runs = [
         Recording(Path(name), History(tuple(rising(s))), {}) for name, s in (("a", 9), ("b", 1))
@@ -157,7 +140,7 @@ def random_values(rng):
     return [0.1, *np.clip(0.5 + np.cumsum(steps), 0.2, 1.0).round(3).tolist()]
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", range(10))
 def test_random_short_runs(verdict_of, rising, seed):
     rng = np.random.default_rng(seed)
     base, other = ((float(rng.choice([1, 3, 10])), random_values(rng)) for _ in range(2))
@@ -178,7 +161,7 @@ def test_random_short_runs(verdict_of, rising, seed):
     assert not is_short or verdict_of(other, base).winner == turned
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_headline_tile_table_and_compare_agree(make_run, rising, seed):
     rng = np.random.default_rng(seed)
     paths = [make_run(name, rising(2.0, random_values(rng))) for name in ("base", "other")]
@@ -192,10 +175,3 @@ def test_headline_tile_table_and_compare_agree(make_run, rising, seed):
         assert data["sentences"][0].startswith(f"Final accuracy: {end}")
         assert row[place][0] == f"{100 * group['runs'][0]['end']:.1f} %" == end
         assert end in comparison.sentences[0]
-
-
-def test_page_of_an_untrained_model_has_no_end(make_run, rising):
-    data = run_data(make_run(rounds=rising(values=[0.1])))
-    assert data["sentences"] == []
-    assert data["facts"][0]["label"] == "Rounds"
-    json.dumps(data, allow_nan=False)

@@ -46,7 +46,8 @@ def test_bad_weights_are_refused(weights):
 
 
 def test_mean_arrays_equals_flowers_and_numpys():
-    shapes, weights = {"conv": (4, 3, 3), "bias": (4,), "scale": (), "none": (0, 2)}, [3, 1, 96]
+    shapes = {"conv": (4, 3, 3), "bias": (4,), "scale": (), "none": (0, 2)}
+    weights = [3, 1, 96]
     rng = np.random.default_rng(0)
     records = [
         ArrayRecord({k: Array(np.asarray(rng.random(s), np.float32)) for k, s in shapes.items()})
@@ -61,7 +62,8 @@ def test_mean_arrays_equals_flowers_and_numpys():
     assert list(ours) == list(theirs)
     for name, array in ours.items():
         np.testing.assert_allclose(array.numpy(), theirs[name].numpy(), rtol=1e-5, atol=1e-7)
-        values, file = weighted_mean([one[name].numpy() for one in records], weights), io.BytesIO()
+        values = weighted_mean([one[name].numpy() for one in records], weights)
+        file = io.BytesIO()
         np.save(file, values)
         assert array.data == file.getvalue()
 

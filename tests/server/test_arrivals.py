@@ -43,7 +43,7 @@ def quick_and_bad(num_nodes, num_bad):
 
 
 @pytest.mark.parametrize(
-    ("num_nodes", "num_bad", "per_round", "rounds"), [(1000, 3, 3, 2), (200, 10, 5, 20)]
+    ("num_nodes", "num_bad", "per_round", "rounds"), [(100, 3, 3, 2), (200, 10, 5, 10)]
 )
 def test_tifl_goes_on_with_the_first_good_replies(num_nodes, num_bad, per_round, rounds):
     strategy = ours.TiFL(leaf(), per_round)
@@ -86,7 +86,7 @@ def test_what_a_wrapper_refuses_takes_no_place():
 
 
 # --- nodes that are late beside the others ---------------------------------------------------
-LATE_NESTS = ["none", "TiFL", "BiasedLocalSGD", "LocalSteps", "CDGraB", "FedBuff"]
+LATE_NESTS = ["none", "TiFL", "BiasedLocalSGD", "FedBuff"]
 
 
 @pytest.mark.parametrize("nest", LATE_NESTS)
@@ -94,7 +94,8 @@ def test_a_late_node_costs_two_honest_runs_at_most(nest):
     """It answers at 0.99 of the time-out to all, and so, without a limit, makes each round last."""
     seconds = []
     for faults in [], [Fault(0, "late", delay_s=LATE_S)]:
-        strategy, app = NESTS[nest](leaf(fraction_evaluate=1.0)), composition_app()
+        strategy = NESTS[nest](leaf(fraction_evaluate=1.0))
+        app = composition_app()
         profiles = [DeviceProfile(4.0, jitter=0.1)] * 6
         records, took_s = run(strategy, profiles, faults, 25, app=app, arrays=start())
         seconds.append(took_s)
@@ -112,7 +113,7 @@ def spread(num_nodes, seed):
 @pytest.mark.parametrize("select", [lambda s: s, lambda s: ours.RandomSelection(s, 5)])
 def test_honest_fleets_keep_all_their_nodes(select):
     fleets = [named_fleet("paper-5", n) for n in (5, 20)]
-    fleets += [spread(n, seed) for n in (6, 20, 40) for seed in range(3)]
+    fleets += [spread(n, seed) for n in (6, 20) for seed in range(2)]
     # three quick ones and two slow ones, as far apart as in the paper
     fleets += [[DeviceProfile(speed) for speed in (4.0, 4.0, 4.0, 0.1, 0.1)]]
     for profiles in fleets:
@@ -120,7 +121,10 @@ def test_honest_fleets_keep_all_their_nodes(select):
         assert failures(records) == []
 
 
-@pytest.mark.parametrize(("kind", "others_s"), [("train", 1.0), ("evaluate", 1 / 30)])
+@pytest.mark.parametrize(
+    ("kind", "others_s"),
+    [("train", 1.0), pytest.param("evaluate", 1 / 30, marks=pytest.mark.nightly)],
+)
 def test_what_a_late_node_costs(kind, others_s, caplog):
     """50 times as long as most took, its reply, and twice that as a rest; the history says so."""
     faults = [Fault(0, "late", 2, 2, message_type=kind, delay_s=LATE_S)]
@@ -149,32 +153,7 @@ def test_without_a_limit_the_time_out_counts(num_nodes):
     assert took_s > 2 * TIMEOUT_S
 
 
-@pytest.mark.parametrize("limit", [0, 1, -1, float("inf"), "ten", True])
-def test_a_limit_is_above_one(limit):
-    with pytest.raises(ValueError, match="late_limit must be a number in"):
-        ours.Wrapper(ours.Wrapper()).late_limit = limit
-
-
-def test_all_wrappers_share_the_limit():
-    inner = ours.BiasedLocalSGD()
-    ours.Recorded(inner, run_dir=SimpleNamespace(append_round=0)).late_limit = 7
-    assert inner.late_limit == inner.fleet.late_limit == 7
-
-
-def test_a_late_node_by_the_clock_of_simulated_devices():
-    profiles = [DeviceProfile(0.001), *[DeviceProfile(100.0)] * 6]
-    found = [
-        run(ours.Wrapper(leaf()), profiles, grid=grid)[0] for grid in (lambda g: g, InMemoryGrid)
-    ]
-    for records in found:
-        assert [len(record["weights"]) for record in records] == [6] * 3
-        assert records[0]["virtual_s"] == pytest.approx(50 / 100)
-    told = [[failure["reason"] for failure in failures(records)] for records in found]
-    assert told[0] == told[1]
-
-
-@pytest.mark.parametrize("killed_in", [5, 9])
-def test_a_resumed_run_knows_who_is_late(killed_in, tmp_path):
+def test_a_resumed_run_knows_who_is_late(tmp_path):
     """Rounds of three nodes alone do not tell when one is late."""
 
     def go(folder, evaluate_fn, resume):
@@ -190,7 +169,7 @@ def test_a_resumed_run_knows_who_is_late(killed_in, tmp_path):
         return {k: v for k, v in record.items() if k not in ("wall_s", "device_s")}
 
     with only_errors():
-        killed_and_resumed(go, tmp_path, killed_in, same)
+        killed_and_resumed(go, tmp_path, 5, same)
 
 
 # --- real fleets: waiting on a clock that the grid moves -------------------------------------
@@ -201,10 +180,14 @@ class RealGrid:
     """Nodes answer in turn: ``answers`` has the seconds and, for a bad reply, what is wrong."""
 
     def __init__(self, clock, answers, held_up_s=0.0):
-        self.clock, self.answers, self.held_up_s, self.num_polls = clock, answers, held_up_s, 0
+        self.clock = clock
+        self.answers = answers
+        self.held_up_s = held_up_s
+        self.num_polls = 0
 
     def push_messages(self, messages):
-        self.messages, self.sent_s = messages, self.clock.now_s
+        self.messages = messages
+        self.sent_s = self.clock.now_s
         for number, message in enumerate(messages):
             set_message_id(message, f"{number}")
         return [message.metadata.message_id for message in messages]
@@ -253,7 +236,7 @@ def test_a_real_fleet_waits_for_good_replies(clock):
     assert nodes == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("others_s", [0.5, 0.1, 9.0])
+@pytest.mark.parametrize("others_s", [0.5, 9.0])
 def test_a_late_real_node_has_ten_seconds(others_s, clock):
     nodes, exchange = polled(RealGrid(clock, [*[(others_s, None)] * 5, (1e9, None)]))
     assert nodes == [1, 2, 3, 4, 5]

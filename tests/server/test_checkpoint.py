@@ -19,7 +19,7 @@ def late(partition, number):
 
 
 RUNS = {
-    **{n: (partial(leaf, n), 15, ()) for n in ("FedAdam", "FedYogi", "FedAdagrad", "FedAvgM")},
+    **{n: (partial(leaf, n), 15, ()) for n in ("FedAdam", "FedAvgM")},
     "FedAvg": (leaf, 15, ()),
     "sampling by Flower": (partial(leaf, fraction_train=0.3), 15, ()),
     "the usual metrics": (leaf, 2, [altered({"odd": 1.0}, late)]),
@@ -61,16 +61,6 @@ def run(path, num_rounds=2, arrays=None, inner=None, **options):
     return path / "checkpoint"
 
 
-def test_log_of_a_resumed_round_has_the_seconds_of_that_round(tmp_path, caplog):
-    caplog.set_level("INFO", logger="flwr")
-    run(tmp_path, 1)
-    run(tmp_path, 2, resume=True)
-    first, second = (
-        re.findall(r"([\d.]+) s  at", line) for line in caplog.messages if " s  at" in line
-    )
-    assert float(second[0]) == pytest.approx(float(first[0]), rel=0.5)
-
-
 def spoil(path, change=lambda meta: None, **model):
     """Write other arrays of the model, and another meta, into a checkpoint."""
     arrays, meta = checkpoint(path)
@@ -89,9 +79,7 @@ def flipped(content, place):
 
 DAMAGES = {
     "missing": lambda path: path.unlink(),
-    "cut": lambda path: path.write_bytes(path.read_bytes()[:-40]),
     "a flipped bit": lambda path: path.write_bytes(flipped(path.read_bytes(), 200)),
-    "empty": lambda path: path.write_bytes(b""),
     "a pickle": lambda path: path.write_bytes(pickle.dumps([1])),
     "another file": lambda path: np.savez(path, meta=np.array("[3]")),
 }
@@ -99,7 +87,8 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_checkpoint_falls_back(tmp_path, damage, caplog):
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    whole = tmp_path / "whole"
+    broken = tmp_path / "broken"
     random.seed(0)
     run(whole, 4)
     random.seed(0)
@@ -145,7 +134,8 @@ def test_resume_without_checkpoint_is_refused(tmp_path, inner):
         path.unlink()
     with pytest.raises(ValueError, match="run_dir must hold a checkpoint to resume from"):
         run(tmp_path / "run", 4, inner=inner(), resume=True)
-    folder, grid = Folder(tmp_path / "other"), LocalGrid(toy_app(), profiles=[DeviceProfile()])
+    folder = Folder(tmp_path / "other")
+    grid = LocalGrid(toy_app(), profiles=[DeviceProfile()])
     strategy = Recorded(inner(), run_dir=folder, resume=True)
     with pytest.raises(ValueError, match=r"no checkpoint in .*other can be read"):
         strategy.start(grid, toy_arrays(), 2)

@@ -14,7 +14,6 @@ from toy import reply_with, rewriting
 
 from flwr_hetero import keys
 from flwr_hetero import strategy as ours
-from flwr_hetero.exchange.context import Exchange, Fleet
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mercury.strategy import SAMPLES
 from flwr_hetero.mod import hetero
@@ -36,9 +35,6 @@ def only_torch(monkeypatch):
     """Let other frameworks, which another test may have imported, be away."""
     for name in ("transformers", "lightning", "pytorch_lightning"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-
-
-ALONE = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
 
 
 def without(key, partitions, kind="train"):
@@ -76,20 +72,6 @@ def test_without_any_support_the_run_stops(kind, key, line):
         run(kind(), [without(key, range(5))])
     assert str(stop.value).startswith(f"{kind.__name__}: no node reports {key!r} (")
     assert line in str(stop.value)
-
-
-@pytest.mark.parametrize(
-    ("make", "key", "nodes"),
-    [
-        (lambda: ours.CDGraB(mode="exact"), "num-steps", 5),  # which need single steps
-        (lambda: ours.RandomSelection(ours.LocalSteps(), 2), "num-steps", 5),  # over two rounds
-        (lambda: ours.CDGraB(FedAvg(**ALONE)), keys.ORDER, 1),
-        (lambda: ours.CDGraB(FedAvg(**ALONE)), keys.ORDER, 2),
-    ],
-)
-def test_few_nodes_are_enough_where_there_are_no_more(make, key, nodes):
-    with pytest.raises(MissingClientSupportError, match=f"no node reports '{key}'"):
-        run(make(), [without(key, range(5))], nodes)
 
 
 # replies with fewer of the app's own metrics than the others are dropped anyway
@@ -154,15 +136,6 @@ def test_three_nodes_of_many_end_no_run(last):
     assert [len(record["weights"]) for record in records[1:]] == [9, *[0] * 9, 9, 9]
 
 
-def test_nodes_asked_before_a_resume_count():
-    """Of those that have answered the checkpoint has the names."""
-    fleet = Fleet(examples={"train": {f"node-{i}": (1.0, 1.0) for i in range(9)}})
-    fleet.asked["train"] |= {1000, 1001}
-    fleet.nodes.set_partition_id(1000, 0)
-    assert fleet.num_asked("train") == 10
-    assert Exchange(fleet).believed() == 5
-
-
 OUTER = {
     "TiFL": lambda: ours.TiFL(clients_per_round=3, num_tiers=1),
     "BiasedLocalSGD": lambda: ours.BiasedLocalSGD(fast_steps=4),
@@ -177,17 +150,6 @@ def test_a_run_without_weights_stops_in_the_first_round(name, kind, caplog):
     with pytest.raises(RuntimeError, match=reason):
         run(OUTER[name](), [without("num-examples", range(5), kind)])
     assert "[ROUND 2/2]" not in caplog.text
-
-
-@pytest.mark.parametrize("name", OUTER)
-def test_two_nodes_without_weights_cost_their_replies(name):
-    hostile = {0, 4}
-    records = run(OUTER[name](), [without("num-examples", hostile)], num_rounds=6)
-    assert any(record["weights"] for record in records)
-    bad = {f"node-{i}" for i in hostile}
-    assert not any(bad.intersection(record["weights"]) for record in records)
-    records = run(ours.Wrapper(), [without("num-examples", hostile, "evaluate")])
-    assert all(record["evaluate"] for record in records[1:])
 
 
 def test_a_hostile_node_does_not_hide_the_reason():

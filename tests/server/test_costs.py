@@ -33,7 +33,8 @@ def reply(message, took_s=None):
 
 
 def test_costs_by_hand():
-    costs, (a, b, c) = Costs(), [sent(name) for name in "abc"]
+    costs = Costs()
+    (a, b, c) = [sent(name) for name in "abc"]
     costs.sent([a, b, c], 10.0, timeout_s=7.0)
     costs.answered([reply(a, 2.0)], 13.0)  # it was at work for 2 of 3 s
     assert costs.until(14.0) == {
@@ -74,7 +75,9 @@ class Counted(LocalGrid):
         devices = [DeviceProfile(speed, seconds_per_example=1.0) for speed in speeds]
         nodes = app([1.0] * len(speeds), [100] * len(speeds), lr=0.1)
         super().__init__(nodes, devices, **settings)
-        self.work, self.down, self.up = {}, 0, 0
+        self.work = {}
+        self.down = 0
+        self.up = 0
 
     def push_messages(self, messages):
         messages = list(messages)
@@ -106,7 +109,8 @@ SPEEDS = [8.0, 4.1, 4.0, 1.0, 0.9, 0.3]
 )
 @pytest.mark.parametrize("faults", [[], [Fault(4, "dies", first_round=2)]], ids=["", "one dies"])
 def test_all_that_nodes_did_is_in_the_history(make, rounds, timeout_s, faults):
-    history, grid = History(make()), Counted(SPEEDS, faults=faults)
+    history = History(make())
+    grid = Counted(SPEEDS, faults=faults)
     models(history, grid, rounds, timeout=timeout_s)
     sums = (sum(r[key] for r in history.records) for key in ("bytes_down", "bytes_up", "device_s"))
     began_s, over_s = np.array(list(grid.work.values())).T

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from recording import checkpoint, history, timeless
 
-MOMENTS = 12
+MOMENTS = 6
 
 
 def left_behind(folder: Path) -> dict:
@@ -34,7 +34,7 @@ def test_killed_at_any_moment_equals_unbroken(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     reached = [int(line) for line in done.stdout.split()]
     assert len(reached) == MOMENTS
-    assert len(set(reached)) >= 4, "moments spread over the rounds"
+    assert len(set(reached)) >= 3, "moments spread over the rounds"
     whole = left_behind(tmp_path / "whole")
     assert [record["round"] for record in whole["history"]] == list(range(6))
     for number in range(MOMENTS + 1):  # the last one SIGTERM ended

@@ -84,14 +84,3 @@ def test_identities_are_claimed_once():
         registry.set_partition_id(node, node - 20)
     in_order = sorted([30, 21, 22], key=registry.sort_key)
     assert in_order == [21, 22, 30]  # node-1, node-2, node-10
-
-
-def test_back_off_ends_on_a_clock_that_adds_up_tenths():
-    book, now_s = NodeBook(), 0.0
-    book.back_off(7, 0.8)
-    for tenths in range(8):
-        assert book.backed_off(now_s) == {7}, tenths
-        now_s += 0.1
-    # 0.7999999999999999
-    assert now_s < 0.8
-    assert book.backed_off(now_s) == set()

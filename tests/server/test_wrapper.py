@@ -45,7 +45,8 @@ def test_each_instruction_has_its_own_records():
             self.seen = [(m.metadata.dst_node_id, m.content["config"]["me"]) for m in messages]
             return messages
 
-    config, wrapper = ConfigRecord({"lr": 0.1}), PerNode()
+    config = ConfigRecord({"lr": 0.1})
+    wrapper = PerNode()
     run(wrapper, train_config=config)
     assert all(node == me for node, me in wrapper.seen)
     assert "me" not in config
@@ -57,7 +58,8 @@ def test_each_instruction_has_its_own_records():
 class Outcomes(Wrapper):
     def __init__(self, strategy=None, drops=()):
         super().__init__(strategy)
-        self.drops, self.seen = drops, []
+        self.drops = drops
+        self.seen = []
 
     def on_replies(self, context, replies):
         return [r for r in replies if self.identity(r.metadata.src_node_id) not in self.drops]

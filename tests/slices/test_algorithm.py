@@ -37,7 +37,8 @@ def test_nodes_of_unknown_speed_take_two_steps_and_no_more_than_their_job():
 
 @pytest.mark.parametrize("window", [1, 5, 32])
 def test_average_is_of_the_root_of_few_models_and_of_the_window_of_many(window):
-    count, share = 2000, []
+    count = 2000
+    share = []
     for model in range(1, count + 1):
         part = new_part(model, window)
         share = [(1 - part) * each for each in share] + [part]

@@ -40,7 +40,8 @@ def run(strategy, num_rounds=5, app=None, **settings):
 
 def average(models, window):
     """By the definition: the mean of the first R models, then an exponential one."""
-    mean, means = 0.0, []
+    mean = 0.0
+    means = []
     for t, model in enumerate(models, 1):
         mean += max(1 / t, 1 / window) * (model - mean)
         means.append(mean)
@@ -103,13 +104,3 @@ def test_models_far_apart_have_a_finite_average():
     assert found["w"].dtype == "float16"
     assert found["w"].numpy()[0] == pytest.approx(20_000, rel=2e-3)
     assert found["n"].numpy()[0] == 60_000
-
-
-def test_another_run_begins_without_an_average():
-    strategy = ModelAverage(flower.FedAvg(fraction_evaluate=0.0))
-    first, second = (
-        strategy.start(LocalGrid(toy_app(), FLEET), toy_arrays(), 3, evaluate_fn=central)
-        for _ in range(2)
-    )
-    assert second.evaluate_metrics_serverapp == first.evaluate_metrics_serverapp
-    assert value(second.arrays) == value(first.arrays)

@@ -174,14 +174,17 @@ def test_tiers_without_a_node_are_passed():
     assert after is state
     draw, _ = one_round(state_of([1.0, 0.0, 0.0]), there=(6,))  # "fast": uniform over the others
     assert (draw.tier, draw.nodes) == (2, [6])
-    members, how = [[], ["node-3"], []], (online(3), 1, np.random.default_rng(0))
+    members = [[], ["node-3"], []]
+    how = (online(3), 1, np.random.default_rng(0))
     draw, _ = select(state_of([0.9, 0.0, 0.1]), None, members, *how)
     assert (draw.tier, draw.probs.tolist()) == (1, [0, 1, 0])
 
 
 def test_tiers_are_drawn_by_their_probabilities():
-    state, names = state_of([0.4, 0.2, 0.1, 0.3], [3, 0, 1, 2]), [["a"], ["b"], ["c"], ["d"]]
-    rng, nodes = np.random.default_rng(3), dict(zip("abcd", range(4), strict=True))
+    state = state_of([0.4, 0.2, 0.1, 0.3], [3, 0, 1, 2])
+    names = [["a"], ["b"], ["c"], ["d"]]
+    rng = np.random.default_rng(3)
+    nodes = dict(zip("abcd", range(4), strict=True))
     how = (None, names, nodes.get, 1, rng)
     drawn = [select(state, *how)[0].tier for _ in range(8000)]
     # five standard deviations of a share of 0.5 are 0.028
@@ -195,7 +198,8 @@ def test_tiers_are_drawn_by_their_probabilities():
 
 
 def test_nodes_are_drawn_uniformly_whichever_are_away():
-    names, rng = [f"node-{i}" for i in range(40)], np.random.default_rng(1)
+    names = [f"node-{i}" for i in range(40)]
+    rng = np.random.default_rng(1)
     drawn = [draw_nodes(names, 3, online(*range(0, 40, 4)), rng) for _ in range(2000)]
     counts = np.bincount(np.ravel(drawn), minlength=40)[::4] / 2000
     assert counts == pytest.approx([0.3] * 10, abs=0.052)  # five standard deviations

@@ -5,8 +5,6 @@ import tomllib
 import pytest
 from app_run import FLEET_APP, AppRun, settings_of
 
-from flwr_hetero import keys
-
 PLAIN = {"engine": "rounds", "selection": "all", "steps": "epochs", "weighting": "examples"}
 PLAIN |= {"order": "reshuffle", "sampler": "uniform", "model": "softmax"}
 STEPPED = {"steps": "equal", "fast_steps": 6}
@@ -53,26 +51,9 @@ def test_parts_of_the_strategy_follow_the_settings(settings, parts):
 
 
 @pytest.mark.parametrize(
-    ("settings", "weighting"),
-    [
-        ({}, "fair"),
-        ({"steps": "epochs", "weighting": "examples"}, "sqrt"),
-        ({"weighting": "steps"}, "examples"),
-        ({"weighting": "sqrt"}, "sqrt"),
-        ({"weighting": "fednova", "steps": "deadline"}, "fair"),
-    ],
-)
-def test_weighting_of_the_buffered_engine(settings, weighting):
-    strategy = settings_of("fleet")(**PLAIN | BUFFERED | settings).strategy(5)
-    assert strategy.inner.weighting == weighting
-
-
-@pytest.mark.parametrize(
     ("settings", "rounds", "left"),
     [
         (STEPPED | {"steps": "by-speed", "weighting": "steps"}, 4, 0.8),
-        ({"order": "cd-grab", "num_units": 6}, 4, 0.8),
-        ({"order": "id-grab"}, 4, 0.8),
         (STEPPED | {"sampler": "top-loss"}, 4, 0.8),
         ({**TEXTS, "order": "cd-grab", "num_units": 6}, 6, 0.97),
     ],
@@ -130,33 +111,6 @@ def test_samplers_learn_and_report(sampler):
     record = run.history.records[-1]
     assert record["evaluate"]["eval-acc"] > 0
     assert {f"{sampler}-coverage", f"{sampler}-mean-age"} <= set(record["sampler"])
-
-
-def test_lost_state_costs_no_reply():
-    run = start(order="cd-grab", fleet="uniform")
-    run.go_on(3)
-    for node in run.grid.get_node_ids():
-        state = run.state(node)
-        [name] = [name for name in state if name.endswith(".scalars")]
-        assert name.startswith(keys.PREFIX)
-        del state[name]
-    run.go_on(2)
-
-
-def test_same_seed_same_run():
-    def outcome():
-        run = start(sampler="mercury", clients_per_round=1, selection="tifl")
-        return [record["virtual_s"] for record in run.go_on(3)], run.evaluate()
-
-    assert outcome() == outcome()
-
-
-def test_reading_gradients_costs_time():
-    seconds = []
-    for order in ("d-rr", "id-grab"):
-        ends = [record["virtual_s"] for record in start(order=order, partition="iid").go_on(4)]
-        seconds.append(ends[3] - ends[2])
-    assert seconds[1] / seconds[0] == pytest.approx(1 + 5 / 48, rel=0.02)
 
 
 # --- settings --------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
 
 
-@pytest.mark.parametrize("name", ["biased-local-sgd", "mercury", "fedslice", "fleet"])
+@pytest.mark.parametrize("name", ["mercury", "fleet"])
 def test_two_nodes_are_enough(name, tmp_path):
     """The other apps have two nodes below."""
     run(name, tmp_path)
@@ -51,8 +51,8 @@ def test_tifl_is_compared_with_random_selection(tmp_path):
 
     out = tmp_path / "run"
     alone = tmp_path / "alone"
-    both = times(run("tifl", out, num_server_rounds=4))
-    assert both == times(run("tifl", alone, num_server_rounds=4, baseline=False))
+    both = times(run("tifl", out, num_server_rounds=3))
+    assert both == times(run("tifl", alone, num_server_rounds=3, baseline=False))
     # 0.4 times as many rounds, rounded up
     vanilla = run("tifl", tmp_path / "vanilla", policy="vanilla", num_server_rounds=2)
     assert times(history(out / "baseline")) == times(vanilla)
@@ -60,7 +60,7 @@ def test_tifl_is_compared_with_random_selection(tmp_path):
     assert "policy=adaptive" in text
     assert "policy=vanilla" in text
     assert not (alone / "compare.html").exists()
-    assert times(run("tifl", out, num_server_rounds=4, resume=True)) == both
+    assert times(run("tifl", out, num_server_rounds=3, resume=True)) == both
 
 
 def test_settings_are_refused_before_the_baseline_trains(tmp_path):
@@ -102,7 +102,7 @@ def test_mercury_scores_all_images_while_the_network_is_busy(tmp_path):
     assert sampler["coverage"] == 1.0
 
 
-@pytest.mark.parametrize("rule", ["stochastic", "uniform"])
+@pytest.mark.parametrize("rule", ["stochastic", pytest.param("uniform", marks=pytest.mark.nightly)])
 def test_rules_of_pgd(rule, tmp_path):
     last = run("pgd", tmp_path, rule=rule)[-1]
     assert last["global"]["accuracy"] > 0.5
@@ -116,10 +116,9 @@ def test_fedslice_does_not_wait_for_the_slowest_node(tmp_path):
 
     sliced_s = seconds(strategy="fedslice")
     assert sliced_s < seconds(strategy="fedavg") / 4
-    assert seconds(strategy="fedslice", concurrency=2) > sliced_s
 
 
-@pytest.mark.parametrize("method", ["cd-grab", "d-rr"])
+@pytest.mark.parametrize("method", ["cd-grab", pytest.param("d-rr", marks=pytest.mark.nightly)])
 def test_orders_of_images_from_a_folder_of_parquet(method, tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.syspath_prepend(str(APPS / "tifl"))

@@ -3,12 +3,10 @@
 import sys
 from types import ModuleType
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from flwr_hetero_studies.core import bench
-from flwr_hetero_studies.core.plan import Data, NotHereError, Options, Trial
+from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import append, by_seed, of, pack, read
 
 
@@ -16,7 +14,9 @@ from flwr_hetero_studies.core.record import append, by_seed, of, pack, read
 def claim(monkeypatch):
     """A claim whose second case needs the first one's result."""
     cases = ModuleType("flwr_hetero_studies.toy.cases")
-    cases.SETTINGS, cases.FAST, cases.FAST_CASES = {"size": 3}, {"size": 1}, ["*/base"]
+    cases.SETTINGS = {"size": 3}
+    cases.FAST = {"size": 1}
+    cases.FAST_CASES = ["*/base"]
     cases.calls = []
 
     def plan(options, lines):
@@ -32,7 +32,8 @@ def claim(monkeypatch):
         cases.calls.append((case["name"], seed))
         return {"metrics": {"value": case["size"] + seed + limit}, "curve": {"x": [1]}}
 
-    cases.plan, cases.run = plan, run
+    cases.plan = plan
+    cases.run = run
     monkeypatch.setitem(sys.modules, "flwr_hetero_studies.toy.cases", cases)
     return cases
 
@@ -50,29 +51,6 @@ def test_a_plan_is_followed_until_it_has_nothing_new(claim, tmp_path):
     assert claim.calls == [("base", 0), ("base", 1), ("rival", 0), ("rival", 1)]
     assert [line["metrics"]["value"] for line in lines] == [3, 4, 6, 8]
     assert {"flwr", "torch", "numpy"} <= set(lines[0]["versions"])
-
-
-def test_after_a_run_alone_the_plan_is_asked_again(claim, tmp_path):
-    plan = claim.plan
-
-    def alone(options, lines):
-        # what needs a result comes before what does not
-        trials = sorted(plan(options, lines), key=lambda trial: trial.seed)
-        return [Trial(each.case, each.seed, each.given, alone=True) for each in trials]
-
-    claim.plan = alone
-    run_toy(tmp_path)
-    assert claim.calls == [("base", 0), ("rival", 0), ("base", 1), ("rival", 1)]
-
-
-def test_what_cannot_be_run_here_is_said_once(claim, tmp_path, capsys):
-    def gone(case, seed, data, **given):
-        raise NotHereError("needs a GPU")
-
-    claim.run = gone
-    run_toy(tmp_path)
-    assert capsys.readouterr().out.count("digits/base, seed 0: needs a GPU") == 1
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_broken_off_run_makes_only_what_is_missing(claim, tmp_path):
@@ -97,23 +75,3 @@ def test_a_broken_off_run_makes_only_what_is_missing(claim, tmp_path):
 def test_cases_are_chosen_by_experiment_and_name(claim, tmp_path, patterns, expected):
     run_toy(tmp_path, patterns)
     assert len(read(tmp_path)) == expected
-
-
-def test_settings_are_changed_with_their_types():
-    assert bench.with_changes({"a": 1, "b": 0.5}, ["a=2"]) == {"a": 2, "b": 0.5}
-    with pytest.raises(SystemExit, match="known are a"):
-        bench.with_changes({"a": 1}, ["c=2"])
-
-
-def test_the_first_rows_of_a_folder_are_taken_once(tmp_path):
-    source, scratch = tmp_path / "images", tmp_path / "scratch"
-    source.mkdir()
-    scratch.mkdir()
-    for split in ("train", "test"):
-        pq.write_table(pa.table({"x": list(range(10))}), source / f"{split}-0.parquet")
-    data = Data(str(source), str(scratch))
-    part = data.first(4, 2)
-    assert data.first(4, 2) == part
-    for split, rows in (("train", [0, 1, 2, 3]), ("test", [0, 1])):
-        assert pq.read_table(f"{part}/{split}.parquet")["x"].to_pylist() == rows
-    assert Data("digits", str(scratch)).first(4, 2) == "digits"

@@ -1,7 +1,7 @@
 """Mercury's app of the studies on emulated nodes: samplings, hidden scoring and resharding."""
 
 import pytest
-from app_run import AppRun, settings_of
+from app_run import AppRun
 
 from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile
@@ -35,11 +35,6 @@ def test_scoring_costs_no_time():
     assert records[-1]["sampler"]["hidden-share"] == 1.0
 
 
-def test_without_a_link_to_wait_for_nothing_is_scored():
-    profiles = [DeviceProfile(seconds_per_example=1e-4)] * 3
-    assert start(profiles).go_on(3)[-1]["sampler"]["coverage"] < 0.6
-
-
 TEXTS = {"dataset": "stdlib", "model": "bag", "learning_rate": 0.5}
 
 
@@ -50,9 +45,3 @@ def test_resharding_moves_samples_and_keeps_sizes(kind, data):
     assert sum(size["swaps"] for size in sizes) > 10
     assert all(size["offered_bytes"] <= 3 * 5000 for size in sizes)
     assert len(run.state()[keys.PREFIX + "shard.arrays"]["slots"].numpy()) > 5
-
-
-def test_importance_needs_a_sampling_that_learns_it():
-    config = {"resharding": "importance", "sampling": "uniform"}
-    with pytest.raises(ValueError, match="resharding must go with a sampling"):
-        settings_of("mercury").from_run_config(config)

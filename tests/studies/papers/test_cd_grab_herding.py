@@ -2,27 +2,10 @@
 
 import numpy as np
 import pytest
-from order_toy import Rounds, fedavg, grid_of
 
-from flwr_hetero import keys
 from flwr_hetero.cd_grab.algorithm import reorder
-from flwr_hetero.strategy import CDGraB
-from flwr_hetero_studies.papers.cd_grab.herding import HerdingMeter, relative_herding
+from flwr_hetero_studies.papers.cd_grab.herding import relative_herding
 from flwr_hetero_studies.papers.cd_grab.orders import OwnMean
-
-
-def test_bound_waits_for_whole_passes():
-    rounds = Rounds(HerdingMeter(CDGraB(fedavg(), mode="exact")), grid_of([12] * 2), 12)
-    bounds = rounds.of("herding", "herding_bound")
-    assert [bound is not None for bound in bounds] == ([False] * 5 + [True]) * 2
-
-
-def test_last_whole_pass_counts():
-    meter = HerdingMeter(sketch_size=1)
-    record = {keys.NUM_UNITS: 2, keys.SKETCH_SIZE: 1, keys.SCALE: 1.0}
-    parts = [np.array(part, "<f2").tobytes() for part in ([1], [2, 3])]
-    assert meter._add("node-0", record | {keys.VECTORS: parts[0]}) is None
-    assert meter._add("node-0", record | {keys.VECTORS: parts[1]}).tolist() == [[2], [3]]
 
 
 def test_relative_herding_is_free_of_scale_and_shift():
@@ -42,7 +25,9 @@ def test_relative_herding_is_free_of_scale_and_shift():
 
 
 def test_own_mean_is_grab_with_the_last_mean():
-    own, order, mean = OwnMean(8), np.arange(8), np.zeros(6)
+    own = OwnMean(8)
+    order = np.arange(8)
+    mean = np.zeros(6)
     vectors = np.random.default_rng(0).standard_normal((8, 6)) + 3.0
     for number in range(4):
         moved = vectors + number  # gradients change from pass to pass
@@ -51,10 +36,12 @@ def test_own_mean_is_grab_with_the_last_mean():
             own.observe(moved[[unit]])
         if number:
             np.testing.assert_allclose(own.mean, mean)  # of gradients as they came
-        signs, total = [], np.zeros(6)
+        signs = []
+        total = np.zeros(6)
         for unit in order:
             z = moved[unit] - mean
             sign = 1 if np.linalg.norm(total + z) <= np.linalg.norm(total - z) else -1
             total += sign * z
             signs.append(sign)
-        order, mean = reorder(order, signs), moved.mean(axis=0)
+        order = reorder(order, signs)
+        mean = moved.mean(axis=0)

@@ -1,17 +1,12 @@
 """PGD's experiments: its workers, what is read off their curves, and claims that can fail."""
 
-from math import inf
-
 import numpy as np
 import pytest
 import torch
 
-from flwr_hetero_studies.core.plan import Options
-from flwr_hetero_studies.papers.pgd import figures, priorities, tasks, workers
-from flwr_hetero_studies.papers.pgd.workers import AUTHORS, METHODS, PGD_S, SGD
+from flwr_hetero_studies.papers.pgd import priorities, tasks, workers
+from flwr_hetero_studies.papers.pgd.workers import AUTHORS, METHODS, SGD
 from flwr_hetero_studies.tasks import Examples
-
-QUIET = Options(fast=True)
 
 
 @pytest.fixture
@@ -55,53 +50,3 @@ def test_work_counts_gradients_and_the_first_pass(task, method):
     assert curve["work"] == [first + 16 * step for step in range(9)]
     assert curve["loss"][-1] < curve["loss"][0]
     assert workers.train(task, method, settings, seed=1) == curve
-
-
-def test_what_is_read_off_curves():
-    assert workers.jumps({"loss": [2.0, 5.0, 1.0, 2.0, 1.0, 1.5]}) == 0.25, "in the later half"
-    slow = {"work": [0.0, 10.0, 20.0, 30.0, 40.0], "loss": [4.0, 3.0, 2.0, 1.0, 0.0]}
-    fast = slow | {"work": [x / 2 for x in slow["work"]]}
-    never = slow | {"loss": [4.0, 4.0, 4.0, 4.0, inf]}
-    assert figures.gains([fast, slow, never], [slow] * 3, 0.5).tolist() == [2.0, 1.0, 0.0]
-
-
-def test_time_of_a_step_is_work_and_link():
-    cnn = tasks.paper_cnn((1, 28, 28), 10)
-    assert figures.COSTS["cnn"][1] == sum(p.numel() for p in cnn.parameters())
-    seconds, parameters = figures.COSTS["mlp"]
-    assert figures.round_s("mlp", 4, inf) == pytest.approx(seconds * 300)
-    link = figures.round_s("mlp", 4, 1000.0) - figures.round_s("mlp", 4, inf)
-    assert link == pytest.approx(64 * parameters / 1e9)
-
-
-def test_a_step_along_all_gradients_lowers_the_loss_by_the_sum_of_priorities(task):
-    model = task.make_model(0).double()
-    examples = Examples(task.examples.inputs.double(), task.examples.targets)
-    before = [p.clone() for p in model.parameters()]
-    found = priorities.look_at(model, examples)
-    assert all(map(torch.equal, before, model.parameters()))
-    np.testing.assert_allclose(found.of_decrease, found.of_priorities, rtol=0.02)
-
-
-def test_fall_tells_a_steep_start_from_an_even_end_and_lines_from_noise():
-    steps = np.arange(0.0, 51)
-    logs = np.where(steps < 5, -2.0 * steps, -10 - 0.1 * (steps - 5))
-    fall = priorities.Fall.of(np.exp(logs)[:, None])
-    assert fall.early > 2 * fall.late
-    assert (fall.positive, fall.line) == (1.0, pytest.approx(1))
-    assert priorities.explained(np.random.default_rng(0).normal(size=(20, 50))) < 0.2
-
-
-@pytest.mark.parametrize(("speed", "verdict"), [(2.0, "reproduced"), (0.5, "partly")])
-def test_convergence_is_decided_by_work(monkeypatch, speed, verdict):
-    work = np.linspace(0, 100, 21)
-
-    def found(task, method, settings, seed):
-        loss = np.exp(-0.03 * work) + 0.2 * (method == PGD_S)
-        spent = (work / (speed if method == AUTHORS else 1.0)).tolist()
-        return {"work": spent, "step": spent, "loss": loss.tolist()}
-
-    monkeypatch.setattr(figures, "train", found)
-    finding = figures.convergence(Options(fast=True, seeds=range(10)), "mlp")
-    assert finding.verdict == verdict
-    assert [row[0] for row in finding.rows] == [SGD, AUTHORS, PGD_S]

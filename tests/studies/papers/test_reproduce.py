@@ -12,13 +12,9 @@ from flwr_hetero_studies.core.criteria import (
     UNTESTED,
     Claim,
     about,
-    at_scale,
-    falls,
     higher,
     interval,
-    made,
     times,
-    within,
 )
 from flwr_hetero_studies.core.experiment import Experiment, Finding, together
 from flwr_hetero_studies.core.plan import NotHereError
@@ -86,27 +82,6 @@ def test_a_factor_is_two_sided():
     assert times("", 2, ratios * 3, most=5).verdict == SIZE
     assert about("", 0.5, 0.45 + 0.01 * NOISE).verdict == REPRODUCED
     assert about("", 0.5, 0.2 + 0.01 * NOISE).verdict == SIZE
-
-
-def test_bounds_hold_for_the_whole_interval():
-    assert within("", "", NOISE, low=-1, high=1).verdict == REPRODUCED
-    assert within("", "", NOISE, low=-1, high=0.5).verdict == NOT
-    columns = {"a": 2 + NOISE, "b": 1 + NOISE, "c": NOISE}
-    assert falls("", "", columns).verdict == REPRODUCED
-    assert falls("", "", columns | {"c": 1 - NOISE}).verdict == NOT
-
-
-def test_checks_and_small_scales_are_verdicts_of_their_own():
-    check = made("", "", "", np.bool_(1))
-    assert (check.verdict, made("", "", "", 0).verdict) == (CONSTRUCTION, NOT)
-    assert [at_scale(check, on).verdict for on in (True, False)] == [CONSTRUCTION, UNTESTED]
-
-
-def test_a_figure_stands_for_its_columns(monkeypatch):
-    parts = tuple(Experiment("tifl", f"figure-{part}", "", toy) for part in ("3a", "3b", "13"))
-    monkeypatch.setattr(catalogue, "EXPERIMENTS", {"tifl": parts})
-    assert catalogue.find("tifl", "figure 3") == list(parts[:2])
-    assert catalogue.find("tifl", "figure-3b") == [parts[1]]
 
 
 def test_what_this_machine_cannot_run_is_said(monkeypatch, capsys):

@@ -1,14 +1,11 @@
-import numpy as np
 import pytest
 from flwr.serverapp.strategy import FedAvg
 from recording import History
 from toy import toy_app, toy_arrays
 
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
-from flwr_hetero.server.client_support import MissingClientSupportError
 from flwr_hetero_studies.rivals import AdaComm
 from flwr_hetero_studies.rivals.adacomm import adaptive_steps
-from flwr_hetero_studies.rivals.node_memory import training_loss
 
 
 def mod(change):
@@ -25,7 +22,6 @@ def mod(change):
 
 
 STEPS_REPORTED = mod(lambda metrics, config, _: metrics.update({"num-steps": config["num-steps"]}))
-NO_LOSS = mod(lambda metrics, *_: metrics.pop("train-loss"))
 
 
 class Losses(History):
@@ -69,35 +65,3 @@ def test_steps_follow_the_loss_after_every_round():
         expected.append(adaptive_steps(loss, losses[0], expected[-1], 20))
     assert steps == expected
     assert steps[0] == 20 > steps[-1]
-
-
-def test_steps_hold_for_an_interval():
-    first, second, third, *rest = run(interval_s=2.0)[0]
-    assert (first, second) == (20, 20)
-    assert third == rest[0] < 20
-    assert rest[1] == rest[2] < third
-
-
-@pytest.mark.parametrize(
-    ("metrics", "loss"),
-    [
-        ({"num-examples": 3, "train_loss": 2.0}, 2.0),
-        ({"local_loss": 2.0, "loss-rms": 9.0}, 2.0),
-        ({"a-loss": 1.0, "train-loss": 2.0}, 2.0),
-        ({"num-examples": 3}, np.nan),
-    ],
-)
-def test_a_training_loss_is_found_and_comes_before_others(metrics, loss):
-    np.testing.assert_equal(training_loss(metrics), loss)
-
-
-@pytest.mark.parametrize(
-    ("mods", "missing"),
-    [
-        ([], "'num-steps' .*\n.*hetero"),
-        ([STEPS_REPORTED, NO_LOSS], "'train-loss' .*\n.*\"train-loss\": loss"),
-    ],
-)
-def test_without_support_the_run_stops(mods, missing):
-    with pytest.raises(MissingClientSupportError, match=f"AdaComm: no node reports {missing}"):
-        run(mods)

@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 from quadratics import STEPS, Watched, fedavg, models
-from recording import History
 
-from flwr_hetero.fleet import Fault
 from flwr_hetero_studies.rivals import FedAsync, RescaledASGD, RingleaderASGD
 
 GOALS = [1.0, -2.0, 3.0, 0.5]
@@ -124,50 +122,3 @@ def test_reaches_the_mean_of_all_goals(strategy, merges, tolerance):
     strategy.update_limit = None
     found, _ = models(strategy, Watched(goals, [20.0, 1.9, 1.3, 1.0], lr=0.03), merges)
     assert np.mean(found[-merges // 4 :]) == pytest.approx(np.mean(goals), abs=tolerance)
-
-
-def test_nodes_of_rescaled_asgd_that_wait_for_their_turn_have_equal_weights():
-    """Of eight nodes two are in flight: by their times alone slow ones would count far more."""
-    speeds = [20.0, 15.0, 10.0, 8.0, 3.0, 2.0, 1.3, 1.0]
-    history = History(RescaledASGD(fedavg(), concurrency=2))
-    models(history, Watched([0.0] * 8, speeds, lr=0.01), 160, x=1.0)
-    moved = np.zeros(8)
-    by_time = np.zeros(8)
-    for record in history.records[60:]:
-        (name,) = record["fedbuff"]["nodes"]
-        node = int(name.removeprefix("node-"))
-        moved[node] += record["fedbuff"]["step"]
-        by_time[node] += 1 / speeds[node]
-    assert moved / moved.mean() == pytest.approx(np.ones(8), abs=0.4)
-    assert by_time.max() > 5 * by_time.min()
-
-
-def test_ringleader_first_asks_those_that_it_waits_for():
-    """With two of five nodes at a time a round of one update each is short."""
-    grid = Watched([1.0] * 5, [4.0, 2.9, 2.3, 1.7, 1.1], lr=0.01)
-    history = History(RingleaderASGD(fedavg(), concurrency=2, seed=3))
-    models(history, grid, 20)
-    assert grid.most == 2
-    records = [record["fedbuff"]["nodes"] for record in history.records[1:]]
-    names = [f"node-{i}" for i in range(5)]
-    for first in range(0, 20, 5):
-        last_of_first_phase = records[first][-1]
-        made_steps = [last_of_first_phase, *(nodes[0] for nodes in records[first + 1 : first + 5])]
-        assert {*records[first]} == {*names}
-        assert sorted(made_steps) == names, "one step for each node"
-    sent = [node for _, node, kind, _ in grid.sent if kind == "train"]
-    assert sorted(sent[:5]) == [0, 1, 2, 3, 4], "nobody twice before everybody once"
-
-
-def test_ringleader_does_not_wait_for_a_node_that_dies():
-    class Dies(Watched):
-        def push_messages(self, messages):
-            self.at_work = {}
-            return super().push_messages(messages)
-
-    history = History(RingleaderASGD(fedavg()))
-    grid = Dies([1.0] * 3, [3.0, 2.3, 1.1], lr=0.01, faults=[Fault(2, "dies", first_round=6)])
-    models(history, grid, 30, timeout=60.0)
-    assert any(record["failures"] for record in history.records[1:])
-    last = [node for record in history.records[-9:] for node in record["fedbuff"]["nodes"]]
-    assert {*last} == {"node-0", "node-1"}

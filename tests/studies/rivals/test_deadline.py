@@ -33,20 +33,3 @@ def test_default_deadline_is_what_four_of_five_make():
     records = run()
     assert records[0]["deadline"] == {"deadline_s": pytest.approx(0.5), "left_out": ["node-0"]}
     assert [len(record["selected"]) for record in records] == [4] * 4
-
-
-def test_quickest_trains_where_none_makes_it():
-    assert [r["selected"] for r in run(2, deadline_s=0.01)] == [["node-4"]] * 2
-
-
-def test_node_that_slows_down_is_left_out():
-    class Slower(LocalGrid):
-        def push_messages(self, messages):
-            if self.virtual_time_s > 3:
-                self._nodes[1004].profile = DeviceProfile(0.5)
-            return super().push_messages(messages)
-
-    records = run(8, grid=Slower, deadline_s=0.6)
-    assert "node-4" in records[0]["selected"]
-    assert "node-4" not in records[-1]["selected"]
-    assert "node-4" in records[-1]["deadline"]["left_out"]

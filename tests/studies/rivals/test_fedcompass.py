@@ -5,7 +5,6 @@ import pytest
 from quadratics import Watched, fedavg, models
 from recording import History
 
-from flwr_hetero.fleet import Fault
 from flwr_hetero_studies.rivals import FedCompass
 from flwr_hetero_studies.rivals.fedcompass import ArrivalGroup as Group
 from flwr_hetero_studies.rivals.fedcompass import assign
@@ -55,26 +54,3 @@ def test_nodes_soon_arrive_together():
     steps = np.array([records[-1]["num_steps"][f"node-{i}"] for i in range(6)])
     assert steps / steps.max() == pytest.approx(np.array(SPEEDS) / 4, abs=1 / 25)
     assert set(steps) <= set(range(5, 26))
-
-
-@pytest.mark.parametrize(("concurrency", "count"), [(None, 6), (2, 2), (9, 6)])
-def test_first_merges_count_by_the_share_of_who_works(concurrency, count):
-    """Of six equal nodes, all at work, the first moves x by a sixth of its update."""
-    strategy = FedCompass(fedavg(), 5, 25, concurrency=concurrency)
-    grid = Watched([1.0] * 6, SPEEDS, lr=0.1)
-    found, _ = models(History(strategy), grid, 2)
-    assert grid.most == count
-    update = 1 - 0.9**5
-    assert found[1] == pytest.approx(update / count)
-    assert found[2] == pytest.approx(found[1] + update / count / np.sqrt(2))
-
-
-def test_dead_node_costs_its_group_the_slack():
-    class Dies(Watched):
-        def push_messages(self, messages):
-            self.at_work = {}
-            return super().push_messages(messages)
-
-    records, _ = run(40, faults=[Fault(0, "dies", first_round=15)], timeout=60.0, make=Dies)
-    assert any(record["failures"] for record in records)
-    assert {len(record["nodes"]) for record in records[-5:]} == {5}

@@ -33,7 +33,8 @@ def test_largest_losses_of_the_candidates_train(losses, chosen):
 
 def test_candidates_are_drawn_by_examples():
     """With d = m it is a draw by examples: no loss counts (section 4)."""
-    losses, examples = dict.fromkeys(range(4), 1.0) | {0: 99.0}, [10, 20, 30, 40]
+    losses = dict.fromkeys(range(4), 1.0) | {0: 99.0}
+    examples = [10, 20, 30, 40]
     strategy = knowing(losses, examples, clients_per_round=1, candidates=1)
     counts = Counter(strategy.select(None, None, ONLINE)[0] for _ in range(4000))
     for i, share in enumerate((0.1, 0.2, 0.3, 0.4)):
@@ -42,7 +43,8 @@ def test_candidates_are_drawn_by_examples():
 
 def test_losses_are_learnt_in_training():
     """All train once, then the two of the largest losses that were reported last."""
-    strategy, known = History(PowerOfChoice(fedavg(), 2, 6)), {}
+    strategy = History(PowerOfChoice(fedavg(), 2, 6))
+    known = {}
     strategy.start(LocalGrid(toy_app(), [DeviceProfile()] * 6), toy_arrays(), 9)
     for number, record in enumerate(strategy.records[1:]):
         if number < 3:

@@ -33,9 +33,3 @@ def test_the_slowest_never_train(left_out, slow, round_s):
     for record in records:
         assert sorted(record["selected"]) == [f"node-{i}" for i in range(5) if i not in slow]
         assert record["without_slowest"] == {"left_out": [f"node-{i}" for i in slow]}
-
-
-def test_slow_ones_train_where_no_others_are():
-    strategy = WithoutSlowest(left_out=0.4)
-    strategy.latency_s = {f"id-{i}": 1 / speed for i, speed in enumerate(SPEEDS)}
-    assert strategy.select(None, None, {0, 1}) == [0, 1]

@@ -12,7 +12,6 @@ from flwr_hetero_studies.tasks import (
     load_partition,
     load_test,
 )
-from flwr_hetero_studies.tasks.sources import open_source
 
 SHAPE = (6, 5)
 
@@ -48,7 +47,8 @@ def test_both_splits_are_normalised_by_the_channels_of_training(folder):
     truth, test = (
         pixels(rows, seed, 3).transpose(0, 3, 1, 2) / 255 for rows, seed in ((60, 0), (9, 1))
     )
-    mean, std = truth.mean((0, 2, 3), keepdims=True), truth.std((0, 2, 3), keepdims=True)
+    mean = truth.mean((0, 2, 3), keepdims=True)
+    std = truth.std((0, 2, 3), keepdims=True)
     parts = [load_partition(str(folder), i, 4) for i in range(4)]
     inputs = torch.cat([part.inputs for part in parts]).numpy()
     assert (inputs.dtype, parts[0].targets.dtype) == (np.float32, torch.int64)
@@ -61,20 +61,6 @@ def test_both_splits_are_normalised_by_the_channels_of_training(folder):
     assert data_shape(str(folder)) == ((3, *SHAPE), 3)
     first = load_partition(str(folder), 0, 4, partition="dirichlet", alpha=1)
     assert load_partition(str(folder), 0, 4, partition="dirichlet", alpha=1.0) is first
-
-
-def test_single_file_and_plain_columns(tmp_path):
-    images, labels = pixels(50, 2), np.arange(50) % 2
-    path = str(write(tmp_path / "latest.parquet", images, labels, ("x", "y")))
-    source, seen = open_source(path), []
-    assert data_shape(path) == ((1, *SHAPE), 2)
-    for part in (load_test(path), load_partition(path, 0, 1)):
-        raw = np.rint((part.inputs.numpy() * source.scale.std + source.scale.mean) * 255)[:, 0]
-        rows = [int(np.flatnonzero((images == image).all(axis=(1, 2)))[0]) for image in raw]
-        assert part.targets.tolist() == labels[rows].tolist()
-        seen.append(rows)
-    assert [len(rows) for rows in seen] == [10, 40]
-    assert sorted(seen[0] + seen[1]) == list(range(50))
 
 
 def test_hub_name_uses_federated_dataset(folder, monkeypatch):

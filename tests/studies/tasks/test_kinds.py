@@ -27,7 +27,8 @@ def test_language_model_by_hand():
 
 
 def test_forecasting_by_hand():
-    outputs, targets = torch.tensor([[1.0, 3.0], [0.0, -1.0]]), torch.tensor([[3.0, 3.0], [0.0, 1]])
+    outputs = torch.tensor([[1.0, 3.0], [0.0, -1.0]])
+    targets = torch.tensor([[3.0, 3.0], [0.0, 1]])
     assert FORECASTING.losses(outputs, targets).tolist() == [2.0, 2.0]
     smape = [(2 * 2 / 4 + 0) / 2, (0 + 2 * 2 / 2) / 2]
     accuracy = FORECASTING.accuracy(outputs, targets)
@@ -105,31 +106,3 @@ def test_own_task_by_import_path_with_own_targets(own):
     assert part.task.losses(outputs, part.targets).shape == (len(part),)
     with pytest.raises(ValueError, match=r"model must fit inputs \(1, 8, 8\) .*: your own"):
         make_model("auto", *shape)
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("regression", "be one of classification, language-model, forecasting"),
-        ("no_such_module:Task", "be package.module:class .*no_such_module"),
-        ("own_module:Missing", "name a class of the module own_module"),
-        ("own_module:Tied", "name a class derived from flwr_hetero_studies.tasks.Task"),
-        ("own_module:build", "name a class derived from"),
-    ],
-)
-def test_unknown_task_is_refused_with_the_settings(own, name, message):
-    with pytest.raises(ValueError, match=rf"^task must {message}.* got '{name}'"):
-        Settings(task=name)
-
-
-@pytest.mark.parametrize(
-    ("columns", "task", "message"),
-    [
-        ({"series": [[1.0] * 25]}, "auto", "hold examples, .* too short"),
-        ({"text": ["a", ""]}, "auto", "hold examples, .* too short"),
-        ({"text": TEXTS}, "classification", "have one column of type label"),
-    ],
-)
-def test_broken_texts_and_series(tmp_path, columns, task, message):
-    with pytest.raises(ValueError, match=rf"^dataset must .*{message}"):
-        open_source(table(tmp_path, **columns), task)

@@ -1,5 +1,3 @@
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -7,7 +5,6 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from flwr_hetero import keys
-from flwr_hetero.client.batch_sampler import UniformSampler
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero_studies.tasks import (
     Settings,
@@ -20,7 +17,6 @@ from flwr_hetero_studies.tasks import (
     train_node,
 )
 from flwr_hetero_studies.tasks import node as client
-from flwr_hetero_studies.tasks.node import examples_in
 
 RUN_CONFIG = {"model": "softmax", "partition": "iid", "policy": "an app's own key", "seed": 3}
 SETTINGS = Settings.shared_part(RUN_CONFIG)
@@ -36,7 +32,8 @@ def grid(num_nodes=4, **run_config):
 
 
 def ask(grid, kind="train", server_round=1, **config):
-    arrays, record = initial_arrays(SETTINGS), ConfigRecord({"server-round": server_round} | config)
+    arrays = initial_arrays(SETTINGS)
+    record = ConfigRecord({"server-round": server_round} | config)
     content = RecordDict({"arrays": arrays, "config": record})
     node = next(iter(grid.get_node_ids()))
     [reply] = grid.send_and_receive([Message(content, node, kind)])
@@ -63,7 +60,9 @@ def test_training_takes_the_steps_and_reports_them():
 
 @pytest.mark.parametrize("emulated", [True, False])
 def test_profiling_counts_or_trains_for_time_only(monkeypatch, emulated):
-    trained, calls, real = ask(grid()).content["metrics"], [], client.train
+    trained = ask(grid()).content["metrics"]
+    calls = []
+    real = client.train
     monkeypatch.setattr(client, "is_emulated", lambda context: emulated)
     monkeypatch.setattr(client, "train", lambda *a, **k: calls.append(1) or real(*a, **k))
     fleet = grid()
@@ -83,13 +82,6 @@ def node(server_round=1, partition_id=0, repeat=0, **run_config):
     return open_node(Message(content, 1, "train"), context)
 
 
-def test_seed_depends_on_node_round_and_run():
-    cases = itertools.product((1, 2), (0, 1), (0, 1))
-    seeds = {node(server_round=r, partition_id=p, seed=s).seed for r, p, s in cases}
-    again = {node(server_round=1, repeat=count).seed for count in (1, 2)}
-    assert len(seeds | again) == 10
-
-
 def test_node_has_its_partition():
     how = {"partition": "classes", "classes_per_node": 4, "seed": 8}
     expected = hold_out(load_partition("digits", 2, 4, **how))
@@ -100,11 +92,3 @@ def test_node_has_its_partition():
     context = Context(1, 1, {"partition-id": 0}, RecordDict(), RUN_CONFIG)
     with pytest.raises(ValueError, match=r"node_config must hold 'num-partitions'.*--node-config"):
         open_node(Message(content, 1, "train"), context)
-
-
-@pytest.mark.parametrize(("num_examples", "batch_size"), [(10, 4), (8, 4), (1, 16), (17, 16)])
-def test_examples_in_counts_reshuffled_epochs(num_examples, batch_size):
-    sampler, total = UniformSampler(num_examples, batch_size), 0
-    for steps in range(1, 20):
-        total += len(sampler.next_batch()[0])
-        assert examples_in(steps, num_examples, batch_size) == total

@@ -39,15 +39,6 @@ def test_dirichlet_equals_flower_datasets():
         assert theirs.load_partition(node)["row"][:] == part.tolist()
 
 
-@pytest.mark.parametrize(("nodes", "num", "slow"), [(20, 2, 4), (5, 1, 1), (7, 9, 6), (2, 1, 1)])
-def test_last_nodes_alone_hold_the_last_classes(nodes, num, slow):
-    parts = partition_rows(LABELS, nodes, "classes-by-speed", classes_per_node=num)
-    is_slow = [set(LABELS[part] >= 10 - num) for part in parts]
-    assert is_slow == [{False}] * (nodes - slow) + [{True}] * slow
-    if nodes == 20:
-        assert {len(part) for part in parts} == {30}
-
-
 BY_SPEED = {"partition": "classes-by-speed"}
 
 

@@ -58,16 +58,6 @@ def test_settings_refusals(run_config, message):
         AppSettings.from_run_config(run_config)
 
 
-def test_run_directory_is_that_asked_for_or_new(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for asked in (f"{tmp_path}/run", "~/run"):
-        assert Settings(output_dir=asked).run_directory("tifl") == tmp_path / "run"
-    path = Settings().run_directory("tifl")
-    assert path.is_dir()
-    assert path.parent == tmp_path / "flwr-hetero-runs"
-    assert path.name.startswith("tifl-20")
-
-
 @pytest.mark.parametrize(
     ("given", "rates"),
     [

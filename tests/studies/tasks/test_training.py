@@ -27,7 +27,8 @@ class Script(BatchSampler):
 
     def __init__(self):
         super().__init__(len(EXAMPLES), 1)
-        self.batches, self.told = list(BATCHES), []
+        self.batches = list(BATCHES)
+        self.told = []
 
     def next_batch(self):
         return self.batches.pop(0)
@@ -43,16 +44,20 @@ def softmax(seed=0):
 def by_hand(lr, proximal=0.0, weight_decay=0.0):
     """Run BATCHES with NumPy: softmax regression, gradient written out."""
     w, b = (p.detach().numpy().astype(np.float64) for p in softmax().parameters())
-    w0, b0, seen = w.copy(), b.copy(), []
+    w0 = w.copy()
+    b0 = b.copy()
+    seen = []
     for indices, weights in BATCHES:
-        x, y = X[indices], Y[indices]
+        x = X[indices]
+        y = Y[indices]
         logits = x @ w.T + b
         p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
         seen.append(-np.log(p[np.arange(len(y)), y]))
         error = (p - np.eye(3)[y]) * weights[:, None] / len(y)
         slope_w = error.T @ x + proximal * (w - w0) + weight_decay * w
         slope_b = error.sum(0) + proximal * (b - b0) + weight_decay * b
-        w, b = w - lr * slope_w, b - lr * slope_b
+        w = w - lr * slope_w
+        b = b - lr * slope_b
     return w, b, seen
 
 
@@ -60,7 +65,8 @@ def by_hand(lr, proximal=0.0, weight_decay=0.0):
     "settings", [{"lr": 0.5}, {"lr": 0.5, "proximal": 0.8}, {"lr": 0.2, "weight_decay": 0.3}]
 )
 def test_steps_equal_numpy(settings):
-    model, sampler = softmax(), Script()
+    model = softmax()
+    sampler = Script()
     result = train(model, EXAMPLES, sampler, num_steps=3, **settings)
     w, b, seen = by_hand(**settings)
     np.testing.assert_allclose(model[1].weight.detach(), w, atol=1e-6)
@@ -71,24 +77,6 @@ def test_steps_equal_numpy(settings):
     for (indices, _), (told, scores), losses in zip(BATCHES, sampler.told, seen, strict=True):
         np.testing.assert_array_equal(told, indices)
         np.testing.assert_allclose(scores, losses, rtol=1e-5)
-
-
-def test_on_batch_may_change_gradients():
-    model, start, seen = softmax(), softmax(), []
-
-    def stop_the_bias(model, indices, losses):
-        seen.append((indices.tolist(), losses.requires_grad, model[1].weight.grad.norm().item()))
-        if len(seen) == 1:
-            assert torch.equal(model[1].weight, start[1].weight)
-        model[1].bias.grad.zero_()
-        return 5 if len(seen) > 1 else None
-
-    result = train(model, EXAMPLES, Script(), num_steps=3, lr=0.1, on_batch=stop_the_bias)
-    assert [indices for indices, *_ in seen] == [[0, 3, 3], [7], [1, 2]]
-    assert all(norm > 0 and not grad for _, grad, norm in seen)
-    assert torch.equal(model[1].bias, start[1].bias)
-    assert not torch.equal(model[1].weight, start[1].weight)
-    assert result.examples_scored == 10
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ def load_data(partition_id, num_partitions):
     """Give a node its own part of the digits, some of it for testing."""
     digits = load_digits()
     mine = torch.arange(partition_id, 200, num_partitions)
-    pixels, labels = torch.tensor(digits.data).long(), torch.tensor(digits.target)
+    pixels = torch.tensor(digits.data).long()
+    labels = torch.tensor(digits.target)
     rows = [{"input_ids": pixels[i], "labels": labels[i]} for i in mine]
     return rows[len(rows) // 5 :], rows[: len(rows) // 5]
 

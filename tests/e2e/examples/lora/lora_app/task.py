@@ -49,7 +49,8 @@ def make_model():
 def load_data(partition_id, num_partitions):
     """Give a node its own part of the digits, some of it for testing."""
     mine = torch.arange(OF_BASE + partition_id, len(load_digits().target), num_partitions)
-    test, rest = mine[::4], mine[torch.arange(len(mine)) % 4 > 0]
+    test = mine[::4]
+    rest = mine[torch.arange(len(mine)) % 4 > 0]
     data = DataLoader(TensorDataset(*read(rest)), batch_size=8, shuffle=True)
     return data, *read(test)
 

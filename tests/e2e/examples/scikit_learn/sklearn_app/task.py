@@ -11,7 +11,9 @@ class Batches:
     """Examples, batch by batch."""
 
     def __init__(self, inputs, targets, batch_sampler):
-        self.inputs, self.targets, self.batch_sampler = inputs, targets, batch_sampler
+        self.inputs = inputs
+        self.targets = targets
+        self.batch_sampler = batch_sampler
 
     def __iter__(self):
         for rows in self.batch_sampler:
@@ -23,7 +25,8 @@ def load_data(partition_id, num_partitions):
     inputs, targets = load_digits(return_X_y=True)
     mine = np.arange(partition_id, len(targets), num_partitions)
     cut = len(mine) // 5
-    test, train = mine[:cut], mine[cut:]
+    test = mine[:cut]
+    train = mine[cut:]
     return (inputs[train] / 16, targets[train]), (inputs[test] / 16, targets[test])
 
 
@@ -31,5 +34,6 @@ def make_model(coefficients, intercepts):
     """Make a classifier with these coefficients."""
     model = SGDClassifier(loss="log_loss", learning_rate="constant", eta0=0.05, random_state=0)
     model.classes_ = np.arange(10)
-    model.coef_, model.intercept_ = coefficients.copy(), intercepts.copy()
+    model.coef_ = coefficients.copy()
+    model.intercept_ = intercepts.copy()
     return model
