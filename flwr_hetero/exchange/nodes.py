@@ -234,7 +234,8 @@ class NodeBook:
         """Read names and public keys if some of these nodes have no identity yet."""
         if is_simulated(grid) or all(map(self.knows, node_ids)):
             return
-        for info in grid.get_nodes():
+        # A view shows a few nodes, but the SuperLink sends the list of all of them.
+        for info in whole_grid(grid).get_nodes():
             if info.name:
                 self._claim(info.node_id, info.name)
             elif info.public_key:

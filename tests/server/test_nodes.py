@@ -1,9 +1,10 @@
 import pytest
 from toy import toy_app
 
+from flwr_hetero._flwr import NodeInfo
 from flwr_hetero.client.device import DeviceProfile
 from flwr_hetero.exchange import nodes as waiting
-from flwr_hetero.exchange.nodes import NodeBook, settled_nodes, wait_for_nodes
+from flwr_hetero.exchange.nodes import GridView, NodeBook, settled_nodes, wait_for_nodes
 from flwr_hetero.fleet import LocalGrid
 
 
@@ -84,3 +85,22 @@ def test_identities_are_claimed_once():
         registry.set_partition_id(node, node - 20)
     in_order = sorted([30, 21, 22], key=registry.sort_key)
     assert in_order == [21, 22, 30]  # node-1, node-2, node-10
+
+
+class Registered(Coming):
+    """A real fleet whose nodes have names; it counts how often its list is read."""
+
+    num_reads = 0
+
+    def get_nodes(self):
+        self.num_reads += 1
+        return [NodeInfo(node_id=node, name=f"site-{node}") for node in self.get_node_ids()]
+
+
+def test_the_names_of_all_nodes_are_read_at_once():
+    grid = Registered(5)
+    book = NodeBook()
+    for node in range(5):
+        book.learn(GridView(grid, [node]), [node])
+        assert book.identity(node) == f"site-{node}"
+    assert grid.num_reads == 1
