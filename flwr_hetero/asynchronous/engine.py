@@ -15,8 +15,15 @@ from flwr_hetero.exchange.nodes import WAIT_S, GridView, wait_for_nodes, whole_g
 from flwr_hetero.exchange.queue import LOOK_S, MessageQueue, Pending, on_clock
 from flwr_hetero.records import config_of
 from flwr_hetero.server.client_support import NoProgressError, check_progress
-from flwr_hetero.server.lines import Record, complete, joined, keep_infos
-from flwr_hetero.server.loop import Run, aggregate, evaluate_centrally
+from flwr_hetero.server.loop import (
+    Record,
+    Run,
+    aggregate,
+    complete,
+    evaluate_centrally,
+    joined,
+    keep_infos,
+)
 
 REST_S = 10.0
 """Seconds for which a node is backed off after a failure, doubled with each one in a row."""

@@ -15,9 +15,8 @@ from flwr.serverapp import Grid
 from flwr_hetero._flwr import log
 from flwr_hetero.errors import clean
 from flwr_hetero.exchange.arrivals import LATE_LIMIT, Arrivals, Judge, device_s
-from flwr_hetero.exchange.clock import Clock, Costs
 from flwr_hetero.exchange.nodes import NodeBook, is_simulated, whole_grid
-from flwr_hetero.exchange.queue import MessageQueue, on_clock
+from flwr_hetero.exchange.queue import Clock, Costs, MessageQueue, on_clock
 from flwr_hetero.exchange.votes import Votes
 from flwr_hetero.figures import Figure, usual_of
 from flwr_hetero.records import Latency

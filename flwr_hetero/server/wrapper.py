@@ -24,8 +24,7 @@ from flwr_hetero.server.client_support import (
     holds,
 )
 from flwr_hetero.server.composition import check_composition, name_of
-from flwr_hetero.server.lines import by_node
-from flwr_hetero.server.loop import Rounds, Run, SynchronousRounds, run_all
+from flwr_hetero.server.loop import Rounds, Run, SynchronousRounds, by_node, run_all
 from flwr_hetero.settings import FixedSettings, FleetSetting
 from flwr_hetero.state_dict import StateDict
 

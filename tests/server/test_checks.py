@@ -11,7 +11,7 @@ from flwr_hetero._flwr import be_server_task, set_message_id
 from flwr_hetero.exchange.checks import Expected, check_form, judge_latency
 from flwr_hetero.exchange.context import Exchange, Fleet
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid, named_fleet
-from flwr_hetero.server.lines import MAX_NODES, by_node
+from flwr_hetero.server.loop import MAX_NODES, by_node
 from flwr_hetero.strategy import Wrapper
 
 

@@ -9,7 +9,7 @@ from recording import History
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import be_server_task, set_message_id
-from flwr_hetero.exchange.clock import Costs
+from flwr_hetero.exchange.queue import Costs
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
 from flwr_hetero.records import payload_bytes
 from flwr_hetero.strategy import FedBuff, LocalSteps, TiFL

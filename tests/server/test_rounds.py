@@ -7,7 +7,7 @@ from recording import History
 from toy import toy_app, toy_arrays
 
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
-from flwr_hetero.server import lines
+from flwr_hetero.server import loop
 from flwr_hetero.server.loop import Run
 from flwr_hetero.strategy import FedBuff, LocalSteps, ModelAverage, RandomSelection, Wrapper
 
@@ -62,14 +62,14 @@ def test_line_of_a_round():
     run = Run(None, None, toy_arrays(), 20, 60.0, ConfigRecord(), ConfigRecord(), None)
     record = {"round": 7, "virtual_s": 2.5, "selected": ["a", "a", "b"], "train": {"acc": 0.1}}
     record |= {"evaluate": {"loss": 0.25}, "global": {"x": [1.0]}, "tifl": {"tier": 4}}
-    line = lines.log_line(run, record | {"failures": [{"node": n} for n in "bbcde"]})
+    line = loop.log_line(run, record | {"failures": [{"node": n} for n in "bbcde"]})
     assert line == (
         "round  7/20  tier 4   2 nodes     2.50 s  at    2.5 s  acc 0.1  failed: b, c and 2 more"
     )
     run.logged_s = 0.5
     record["train"] = {}
     record["failures"] = []
-    line = lines.log_line(run, record | {"tifl": {"tier": None}})
+    line = loop.log_line(run, record | {"tifl": {"tier": None}})
     assert line == "round  7/20  tier -   2 nodes     2.00 s  at    2.5 s  loss 0.25"
 
 

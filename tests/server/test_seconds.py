@@ -14,7 +14,7 @@ from flwr_hetero.exchange.context import Exchange, Fleet
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import timing
 from flwr_hetero.records import Latency
-from flwr_hetero.server import lines
+from flwr_hetero.server import loop
 from flwr_hetero.strategy import FedBuff, FedSlice, TiFL, Wrapper
 
 CLAIM = {keys.START_TIME: 2.0, keys.RECEIVE_TIME: 0.5, keys.TRAIN_TIME: 1.25, keys.SEND_TIME: 0.25}
@@ -65,7 +65,7 @@ def test_line_of_a_round_has_means_by_node():
     context.latency = {str(i): Latency(2.0, False, "reported", t) for i, t in enumerate(times)}
     node = context.identity(7)
     other = context.identity(8)
-    found = lines._times_by_node(context)
+    found = loop._times_by_node(context)
     assert found["latency"] == {node: 2.0, other: 2.0}
     expected = {"wait": {node: 1.5}, "train": {node: 1.5}, "start": {node: 0.25}}
     assert found["seconds"] == expected
