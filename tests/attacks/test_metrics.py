@@ -192,10 +192,10 @@ def test_words_of_nodes_reach_no_terminal_and_no_file(tmp_path, caplog):
         strategy.start(grid, toy_arrays(), 8)
     shown = [log.getMessage() for log in caplog.records if log.name == "flwr"]
     assert all(text.replace("\n", "").isprintable() for text in shown)
-    wordy = [text for text in shown if "owned" in text]
-    dropped = [text for text in wordy if "reply dropped" in text]
+    said = [text for text in shown if "owned" in text]
+    dropped = [text for text in said if "reply dropped" in text]
     assert len(dropped) <= 3, "random letters make no kind of their own"
-    assert len(wordy) - len(dropped) == 1, "that the node fails in each round is said once"
+    assert len(said) - len(dropped) == 1, "that the node fails in each round is said once"
     lines = (tmp_path / "run" / "history.jsonl").read_text().splitlines()
     failed = [f["reason"] for line in lines for f in json.loads(line)["failures"]]
     assert len(failed) == 16
