@@ -2,13 +2,10 @@
 
 import sys
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import inf
-from multiprocessing import get_context
 from typing import Any, NamedTuple
 
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
@@ -101,26 +98,6 @@ class LocalNode:
         return reply
 
 
-# In a process of a LocalGrid: its ClientApp, which was inherited and need not be picklable.
-APP: ContextVar[ClientApp] = ContextVar("app")
-
-
-def _begin_process(client_app: ClientApp) -> None:
-    torch: Any = sys.modules.get("torch")
-    if torch is not None:
-        # The processes share the cores, and a fork must not use the threads of its parent.
-        torch.set_num_threads(1)
-    APP.set(client_app)
-
-
-def _answer_there(
-    node: LocalNode, message: Message, faults: Sequence[Fault], now_s: float
-) -> tuple[LocalNode, Answer]:
-    """Run a copy of a node on an instruction; return the copy, which has changed, as well."""
-    answer = node.answer(message, APP.get(), faults, now_s)
-    return node, answer
-
-
 class PendingReply(NamedTuple):
     """A reply that has not been collected, and the virtual time when its message expires."""
 
@@ -148,11 +125,6 @@ class LocalGrid(Grid):
         The ``context.run_config`` of the ClientApp.
     faults : sequence of Fault
         Faults to inject into the nodes' replies.
-    processes : int
-        With more than one, as many forks of this process run the ClientApp for the messages of a
-        push, with the same results if torch has one thread here, too. As in Flower's simulation,
-        the app keeps nothing but ``context.state``. A GPU cannot be used. It pays if a reply takes
-        some milliseconds and messages are pushed together: not for FedSlice and FedBuff.
 
     Examples
     --------
@@ -176,7 +148,6 @@ class LocalGrid(Grid):
         *,
         run_config: dict[str, Any] | None = None,
         faults: Sequence[Fault] = (),
-        processes: int = 1,
     ) -> None:
         if not profiles:
             raise invalid("profiles", profiles, "hold at least one device")
@@ -188,12 +159,6 @@ class LocalGrid(Grid):
         self.pending: dict[str, PendingReply] = {}
         # No pending reply expires before this.
         self._next_expiry_s = inf
-        self._pool: ProcessPoolExecutor | None = None
-        if check_count("processes", processes, 1) > 1:
-            fork = get_context("fork")
-            self._pool = ProcessPoolExecutor(processes, fork, _begin_process, (client_app,))
-        # Messages that a process works on, by id.
-        self._jobs: dict[str, Future[tuple[LocalNode, Answer]]] = {}
         self._run = _flwr.new_run(_flwr.be_server_task(run_id=1, task_id=1, node_id=1))
         self._run_config = dict(run_config or {})
         self._node_config = {keys.EMULATED: True, "num-partitions": len(profiles)}
@@ -268,21 +233,8 @@ class LocalGrid(Grid):
         for message in sent:
             self.num_sent += 1
             _flwr.set_message_id(message, f"{self.num_sent:08d}")
-        if self._pool is not None:
-            self._begin_jobs(self._pool, sent)
         with GlobalGenerators().restored():
             return [self._keep(message, self._answer(message)) for message in sent]
-
-    def _begin_jobs(self, pool: ProcessPoolExecutor, messages: Iterable[Message]) -> None:
-        """Let processes begin the first message to each node that is online."""
-        begun = set[int]()
-        for message in messages:
-            node_id = message.metadata.dst_node_id
-            if node_id not in self._online or node_id in begun:
-                continue
-            begun.add(node_id)
-            job = (self._nodes[node_id], message, self.faults, self.virtual_time_s)
-            self._jobs[message.metadata.message_id] = pool.submit(_answer_there, *job)
 
     def _answer(self, message: Message) -> Answer:
         """Run a node on an instruction; return when its reply arrives, and the reply."""
@@ -291,14 +243,7 @@ class LocalGrid(Grid):
         if node_id not in self._online:
             offline = Error(_flwr.NODE_UNAVAILABLE, "the node is offline")
             return now_s, Message(offline, reply_to=message)
-        node = self._nodes[node_id]
-        job = self._jobs.pop(message.metadata.message_id, None)
-        if job is None:
-            return node.answer(message, self.client_app, self.faults, now_s)
-        changed, answer = job.result()
-        node.free_at_s = changed.free_at_s
-        vars(node.context).update(vars(changed.context))
-        return answer
+        return self._nodes[node_id].answer(message, self.client_app, self.faults, now_s)
 
     def _keep(self, message: Message, answer: Answer) -> str:
         """Keep a reply until it is collected; return the message's id."""

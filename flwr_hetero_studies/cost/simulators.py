@@ -28,8 +28,7 @@ from flwr_hetero_studies.core.record import Case
 
 CORES = 2
 NODES = 50
-PROCESSES = {"LocalGrid": 1, "LocalGrid in 2 processes": CORES}
-RAY = "Ray"
+ENGINES = ("LocalGrid", "Ray")
 ROUNDS = {"empty": 40, "softmax": 20, "cnn": 8}
 """Rounds by job: the empty one returns its model of 20 numbers, the others train on digits."""
 STEPS = {"softmax": 5, "cnn": 20}
@@ -38,7 +37,7 @@ SHAPE: Any = ((1, 8, 8), 10)
 
 
 def plan(options: Options) -> Iterator[Trial]:
-    for job, engine in product(ROUNDS, (*PROCESSES, RAY)):
+    for job, engine in product(ROUNDS, ENGINES):
         case = {"experiment": "simulators", "name": f"{job}, {engine}", "engine": engine}
         rounds = 2 if options.fast else ROUNDS[job]
         yield Trial(case | {"job": job, "nodes": NODES, "rounds": rounds}, alone=True)
@@ -102,10 +101,9 @@ def measure(grid: Grid, case: Case) -> dict[str, float]:
 
 def run(case: Case, data: Data) -> dict[str, float]:
     app = app_for(case["job"])
-    if case["engine"] != RAY:
-        processes = PROCESSES[case["engine"]]
+    if case["engine"] == "LocalGrid":
         profiles = named_fleet("uniform", case["nodes"])
-        return measure(LocalGrid(app, profiles, processes=processes), case)
+        return measure(LocalGrid(app, profiles), case)
     if find_spec("ray") is None:
         raise NotHereError("ray is not installed")
     from flwr.simulation import run_simulation

@@ -1,6 +1,5 @@
 """The virtual clock, nodes and faults; unusual messages go as with Flower's grids (tests/e2e)."""
 
-import os
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -235,41 +234,6 @@ def test_generators_are_seeded_as_their_libraries_do(seed):
     torch_numbers = torch.rand(700, generator=torch.Generator().manual_seed(seed)).tolist()
     numpy_numbers = np.random.RandomState(np.random.MT19937(seed)).rand(700).tolist()
     assert drawn == (random.Random(seed).random(), numpy_numbers, torch_numbers)
-
-
-def test_processes_change_no_result():
-    def train(message, context):
-        count = context.state.setdefault("seen", MetricRecord({"messages": 0}))
-        count["messages"] += 1
-        if context.node_config["partition-id"] == 2:
-            raise RuntimeError("out of memory")
-        drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]  # noqa: NPY002
-        return {"drawn": drawn, "messages": count["messages"], "process": os.getpid()}
-
-    def seen(processes):
-        faults = [Fault(0, "garbage", 2, corrupt="nan-weight"), Fault(1, "late", 2, delay_s=7.0)]
-        profiles = [DeviceProfile(2.0**i, jitter=0.3) for i in range(4)]
-        grid = grid_of(train, profiles, faults=faults, processes=processes)
-        found = []
-        where = set()
-        for number in range(1, 4):
-            # The first node is asked twice, and the last one is offline in the end.
-            messages = ask(grid, number) + ask(grid, number)[:1]
-            for reply in grid.send_and_receive(messages):
-                content = reply.content["metrics"] if reply.has_content() else reply.error.reason
-                if reply.has_content():
-                    where.add(content.pop("process"))
-                found.append((reply.metadata.reply_to_message_id, repr(content)))
-            found.append((grid.virtual_time_s, repr(grid.context(1000).state)))
-            if number == 2:
-                grid.leave(1003)
-        return found, where
-
-    alone, here = seen(1)
-    together, elsewhere = seen(2)
-    assert together == alone
-    assert here == {os.getpid()}
-    assert len(elsewhere - here) == 2
 
 
 def test_leave_join_and_come_back():
