@@ -4,7 +4,6 @@ import argparse
 import platform
 import sys
 from collections.abc import Iterator
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -48,14 +47,16 @@ def _doctor(options: argparse.Namespace) -> None:
 
 def installation() -> Iterator[str]:
     """Check versions, and what each extra of the package needs."""
+    import flwr
+
     from flwr_hetero._flwr import TRIED_WITH
 
     yield f"ok    flwr-hetero {__version__}, Python {platform.python_version()}, {sys.prefix}"
-    flwr = metadata.version("flwr")
-    if flwr == TRIED_WITH:
-        yield f"ok    flwr {flwr}"
+    # A nightly build is a distribution of another name.
+    if flwr.__version__ == TRIED_WITH:
+        yield f"ok    flwr {flwr.__version__}"
     else:
-        yield f"note  flwr {flwr}, tested with {TRIED_WITH}"
+        yield f"note  flwr {flwr.__version__}, tested with {TRIED_WITH}"
     for extra, (purpose, packages) in EXTRAS.items():
         missing = [package for package in packages if find_spec(package) is None]
         if missing:
