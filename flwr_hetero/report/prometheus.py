@@ -36,8 +36,8 @@ class Endpoint:
         self._seconds = gauge("message_seconds", "Seconds of the last message", ["node"])
         host, _, port = os.environ.get(ADDRESS, DEFAULT_ADDRESS).rpartition(":")
         self._server, _ = prometheus.start_http_server(int(port), host, registry)
-        port = self._server.server_port
-        logger.info("Metrics of %s for Prometheus: http://%s:%d/metrics", folder, host, port)
+        text = "Metrics of %s for Prometheus: http://%s:%d/metrics"
+        logger.info(text, folder, host, self._server.server_port)
 
     def log(self, record: dict[str, Any]) -> None:
         """Add the figures of a round."""
