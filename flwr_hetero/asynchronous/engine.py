@@ -106,7 +106,7 @@ class AsynchronousRounds:
         self._metrics: MetricRecord | None = None
         # By node: the round in which it was asked last, and how often in that round.
         self._asked: dict[int, tuple[int, int]] = {}
-        # By node: how long its last good job took.
+        # By node, the latest at the end: how long its last good job took.
         self._took_s: dict[int, float] = {}
         # Nodes whose replies were bad since the last good one.
         self._bad: list[int] = []
@@ -228,7 +228,7 @@ class AsynchronousRounds:
         while not self.evaluations.is_over():
             trains = run.continues and not self._is_over
             self.start(trains=trains)
-            late_s = self.evaluations.leave_out(self.queue.busy, self._took_s.values())
+            late_s = self.evaluations.leave_out(self.queue.busy, self._took_s)
             if self.evaluations.is_over():
                 break
             wake_s = min(late_s, self.rule.wake_s) if trains else late_s
@@ -250,11 +250,12 @@ class AsynchronousRounds:
         messages: list[Message] = []
         free = idle
         num_training = len(busy)
-        if self.evaluations.in_flight:
-            self.evaluations.leave_out(self.queue.busy, self._took_s.values())
+        if not self.evaluations.is_over():
+            self.evaluations.leave_out(self.queue.busy, self._took_s)
             messages = self.evaluations.messages_for(idle, busy)
-            evaluating = {message.metadata.dst_node_id for message in messages}
-            free = [node for node in idle if node not in evaluating]
+            free = list(idle)
+            for message in messages:
+                del free[bisect_left(free, message.metadata.dst_node_id)]
             num_training += len(messages) - self.evaluations.num_open
         if trains and free:
             chosen = self.rule.next_nodes(free, num_training, self.waiting)
@@ -321,6 +322,7 @@ class AsynchronousRounds:
             return
         self._bad.clear()
         self.book.succeed(node_id)
+        self._took_s.pop(node_id, None)
         self._took_s[node_id] = self.now_s - pending.sent_s
         self._context.messages.append(pending.instruction)
         update = Update(pending, reply, self.now_s)

@@ -1,14 +1,16 @@
 """Evaluations by nodes while other nodes train."""
 
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import islice
 from math import inf
 from typing import Any
 
 from flwr.app import Message
 
-from flwr_hetero.exchange.arrivals import late_after_s
+from flwr_hetero.exchange.arrivals import MOST_TIMED, late_after_s
 from flwr_hetero.exchange.context import Exchange
 from flwr_hetero.exchange.nodes import is_simulated
 from flwr_hetero.exchange.queue import Pending, on_clock
@@ -92,16 +94,17 @@ class Evaluations:
             waiting = {node: m for node, m in waiting.items() if self.took_s[node] <= most_s}
         self.in_flight.append(Evaluation(context, waiting))
 
-    def leave_out(self, busy: Mapping[int, float], train_s: Collection[float]) -> float:
+    def leave_out(self, busy: Mapping[int, float], train_s: dict[int, float]) -> float:
         """Give up nodes that are late beside the others; return when the next one will be.
 
-        ``busy``: since when nodes are; ``train_s``: how long the last training of each took.
+        ``busy``: since when nodes are; ``train_s``: how long the last training of each took, the
+        latest at the end.
         """
         fleet = self.run.fleet
         next_s = inf
         is_real = not is_simulated(self.run.grid)
-        trains_s = late_after_s(train_s, fleet.late_limit, is_real=is_real)
-        lasts_s = late_after_s(self.last_s.values(), fleet.late_limit, is_real=is_real)
+        trains_s = late_after_s(latest(train_s), fleet.late_limit, is_real=is_real)
+        lasts_s = late_after_s(latest(self.last_s), fleet.late_limit, is_real=is_real)
         for each in self.in_flight:
             for node, since_s in busy.items():
                 if node in each.waiting:
@@ -125,20 +128,22 @@ class Evaluations:
             if len(each.context.messages) >= len(each.waiting):
                 each.waiting.clear()
 
-    def messages_for(self, idle: Sequence[int], busy: Collection[int]) -> list[Message]:
-        """Return the instructions for idle nodes, one for each, which are then in flight."""
-        messages: list[Message] = []
-        free = list(idle)
-        there = {*idle, *busy}
+    def messages_for(self, idle: Sequence[int], busy: Set[int]) -> list[Message]:
+        """Return the instructions for idle nodes, one for each, which are then in flight.
+
+        ``idle`` is sorted. It is searched and not copied, since it may be a large fleet.
+        """
+        messages: dict[int, Message] = {}
         for each in self.in_flight:
+            free = sorted(node for node in each.waiting if is_among(idle, node))
+            sent = {node: each.waiting[node] for node in free if node not in messages}
             # Nodes that are gone, or backed off after a failure, are not waited for.
-            each.waiting = {node: m for node, m in each.waiting.items() if node in there}
-            sent = {node: each.waiting.pop(node) for node in free if node in each.waiting}
+            kept = busy | messages.keys()
+            each.waiting = {node: m for node, m in each.waiting.items() if node in kept}
             each.context.messages += sent.values()
             each.open |= sent
-            messages += sent.values()
-            free = [node for node in free if node not in sent]
-        return messages
+            messages |= sent
+        return list(messages.values())
 
     def receive(self, pending: Pending, reply: Message | None) -> None:
         """Take a reply to an evaluation, or the lack of one."""
@@ -146,6 +151,7 @@ class Evaluations:
         self.took_s[pending.node_id] += took_s
         # An error comes at once and tells nothing of how long others may take.
         if reply is not None and reply.has_content():
+            self.last_s.pop(pending.node_id, None)
             self.last_s[pending.node_id] = took_s
         for each in self.in_flight:
             if each.open.get(pending.node_id) is pending.instruction:
@@ -167,3 +173,14 @@ class Evaluations:
                 self.run.result.evaluate_metrics_clientapp[number] = metrics
                 found = {**metrics, "evaluated_round": number}
         return found
+
+
+def latest(times_s: dict[int, float]) -> list[float]:
+    """Return the times that were added last."""
+    return list(islice(reversed(times_s.values()), MOST_TIMED))
+
+
+def is_among(nodes: Sequence[int], node: int) -> bool:
+    """Return whether a node is among sorted ones."""
+    place = bisect_left(nodes, node)
+    return place < len(nodes) and nodes[place] == node
