@@ -62,6 +62,7 @@ class NodeSpeeds:
         self._usual_link_s = Figure[float]()
         self._usual_least = Figure[int]()
         self._quick_s: dict[bool, Figure[float]] = {True: Figure(), False: Figure()}
+        self._classes = Figure[tuple[set[str], float]]()
 
     def learn(self, context: Exchange, reply: Message, metrics: MetricRecord, steps: int) -> None:
         """Learn a node's job, and its times of a step and of a message, from a good reply."""
@@ -130,6 +131,9 @@ class NodeSpeeds:
 
     def classes(self) -> tuple[set[str], float]:
         """Return the fast nodes, and gamma between the two classes."""
+        return self._classes.of(self._look_at_classes, self.changes, len(self.step_s))
+
+    def _look_at_classes(self) -> tuple[set[str], float]:
         # Less than a third of the nodes are no class. They count as a little faster than a third.
         least_s = _third(self.step_s.values()) / SAME_CLASS_RATIO
         step_s = [max(time_s, least_s) for time_s in self.step_s.values()]
@@ -228,6 +232,8 @@ class MeasuredSteps(Wrapper):
         self.step_correction = step_correction
         self.speeds = NodeSpeeds(self._weight_key)
         self.usual_steps: dict[str, tuple[float, float]] = {}  # and weight, of every node seen
+        self._mean_steps = Figure[float]()
+        self._num_scaled = 0
         self._assigned: dict[str, int] = {}
 
     def num_steps(self, nodes: Sequence[str]) -> Indices:
@@ -238,9 +244,14 @@ class MeasuredSteps(Wrapper):
         """Return the scale of each update: mean steps of all nodes seen, over its own."""
         for reply, count, weight in zip(replies, steps.tolist(), weights, strict=True):
             self.usual_steps[self.identity(reply.metadata.src_node_id)] = (count, weight)
-        known, weight_of = np.array(list(self.usual_steps.values())).T
-        mean_steps = float(np.average(known, weights=weight_of))
+        self._num_scaled += len(replies)
+        num_nodes = len(self.usual_steps)
+        mean_steps = self._mean_steps.of(self._look_at_steps, self._num_scaled, num_nodes)
         return algorithm.correction_scales(steps, mean_steps, self.step_correction)
+
+    def _look_at_steps(self) -> float:
+        steps, weights = np.array(list(self.usual_steps.values())).T
+        return float(np.average(steps, weights=weights))
 
     def on_instructions(self, context: Exchange, messages: Messages, grid: Grid) -> Messages:
         """Write each node's steps into its own config."""
@@ -326,3 +337,4 @@ class MeasuredSteps(Wrapper):
         self.speeds.jobs = {node: Job(*job) for node, job in saved["jobs"].items()}
         self.speeds.changes += len(self.speeds.jobs) + 1
         self.usual_steps = saved["usual_steps"]
+        self._num_scaled += len(self.usual_steps) + 1
