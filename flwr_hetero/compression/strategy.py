@@ -77,8 +77,9 @@ class Compressed(Wrapper):
         if clips and bits_up is not None and error_feedback:
             rule = f"be False around {clips[0]}, or updates are longer than they were clipped to"
             raise invalid("error_feedback", error_feedback, rule)
-        # By node: whether it has the mod.
-        self.has_mod: dict[int, bool] = {}
+        # Nodes that have shown by a reply that they have the mod, or have not.
+        self.with_mod: set[int] = set()
+        self.without_mod: set[int] = set()
         # Nodes that have failed before anything was known of them.
         self.in_doubt: set[int] = set()
         self._most_have = False
@@ -96,13 +97,16 @@ class Compressed(Wrapper):
     # --- what the grid asks --------------------------------------------------------------
     def reads(self, node_id: int) -> bool:
         """Return whether a node reads packed models, as far as that is known."""
-        return self.has_mod.get(node_id, self.most_have and node_id not in self.in_doubt)
+        if node_id in self.with_mod or node_id in self.without_mod:
+            return node_id in self.with_mod
+        return self.most_have and node_id not in self.in_doubt
 
     @property
     def most_have(self) -> bool:
         """Whether most of the nodes that are known have the mod."""
-        known = self.has_mod.values()
-        return 2 * sum(known) > len(known) if known else self._most_have
+        if not (self.with_mod or self.without_mod):
+            return self._most_have
+        return len(self.with_mod) > len(self.without_mod)
 
     # --- hooks ---------------------------------------------------------------------------
     def on_start(self, run: Run) -> None:
@@ -114,16 +118,17 @@ class Compressed(Wrapper):
 
     def round_info(self) -> dict[str, Any]:
         """Return how many nodes get and send whole models, as they have no mod."""
-        return {"without_mod": sum(not has for has in self.has_mod.values())}
+        return {"without_mod": len(self.without_mod)}
 
     def on_round_end(self, run: Run, record: dict[str, Any]) -> None:
         """Say once which nodes have no mod."""
-        without = [self.identity(node) for node, has in self.has_mod.items() if not has]
-        if without and not self._told:
+        if self.without_mod and not self._told:
             self._told = True
-            shown = ", ".join(sorted(without)[:MAX_NAMES])
+            names = sorted(map(self.identity, self.without_mod))
+            shown = ", ".join(names[:MAX_NAMES])
             text = "%d of %d nodes reply without the mod and exchange whole models: %s. Add:\n%s"
-            log(WARNING, text, len(without), len(self.has_mod), shown, MOD_LINES)
+            total = len(self.with_mod) + len(names)
+            log(WARNING, text, len(names), total, shown, MOD_LINES)
 
     def state_dict(self) -> StateDict:
         """Return whether most nodes have the mod."""
@@ -179,10 +184,13 @@ class PackingGrid(TranslatingGrid):
         node_id = sent.metadata.dst_node_id
         if reply.has_error():
             # A node that nothing is known of may have failed to read its model.
-            if node_id not in owner.has_mod and reply.error.code == CLIENT_APP_RAISED:
+            is_known = node_id in owner.with_mod or node_id in owner.without_mod
+            if not is_known and reply.error.code == CLIENT_APP_RAISED:
                 owner.in_doubt.add(node_id)
             return reply
-        owner.has_mod[node_id] = keys.COMPRESSION in reply.content
+        has_mod = keys.COMPRESSION in reply.content
+        (owner.with_mod if has_mod else owner.without_mod).add(node_id)
+        (owner.without_mod if has_mod else owner.with_mod).discard(node_id)
         content = RecordDict({**reply.content})
         content.pop(keys.COMPRESSION, None)
         body: Any = content
