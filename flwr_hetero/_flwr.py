@@ -16,6 +16,7 @@ from math import nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import flwr
 from flwr.app import ArrayRecord, Error, Message, Metadata, RecordDict
 from flwr.clientapp.typing import ClientAppCallable as ClientAppCallable
 from flwr.common.config import flatten_dict, parse_config_args
@@ -31,6 +32,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr_hetero.errors import invalid
 from flwr_hetero.records import configs_in, metrics_in
 
+VERSION: str = flwr.__version__
+"""Version of flwr that is installed. The distribution of a nightly build has another name."""
 TRIED_WITH = "1.42.0"
 """Version of flwr that all of this was tried with."""
 CLIENT_APP_RAISED, MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE = 2, 3, 5

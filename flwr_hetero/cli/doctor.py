@@ -47,16 +47,13 @@ def _doctor(options: argparse.Namespace) -> None:
 
 def installation() -> Iterator[str]:
     """Check versions, and what each extra of the package needs."""
-    import flwr
-
-    from flwr_hetero._flwr import TRIED_WITH
+    from flwr_hetero._flwr import TRIED_WITH, VERSION
 
     yield f"ok    flwr-hetero {__version__}, Python {platform.python_version()}, {sys.prefix}"
-    # A nightly build is a distribution of another name.
-    if flwr.__version__ == TRIED_WITH:
-        yield f"ok    flwr {flwr.__version__}"
+    if VERSION == TRIED_WITH:
+        yield f"ok    flwr {VERSION}"
     else:
-        yield f"note  flwr {flwr.__version__}, tested with {TRIED_WITH}"
+        yield f"note  flwr {VERSION}, tested with {TRIED_WITH}"
     for extra, (purpose, packages) in EXTRAS.items():
         missing = [package for package in packages if find_spec(package) is None]
         if missing:
