@@ -125,9 +125,10 @@ def main(arguments: Sequence[str] | None = None) -> Any:
     else:
         on_message = keep_warm()
     faults = NodeFaults()
+    # Both are looked for in Flower as it is installed, before anything in it is replaced.
+    unwatched = _flwr.why_not_watched()
     if not _flwr.why_not_warm():
         record_times(on_message)
-    unwatched = _flwr.why_not_watched()
     if unwatched:
         _log.warning("this node does not explain its faults: %s", unwatched)
     else:

@@ -14,7 +14,7 @@ pytestmark = [
 REMEDIES = (
     "flwr supernode register",
     "copy the ca.crt",
-    "400 s behind the SuperLink's",
+    " s behind the SuperLink's",
     "ahead of the SuperLink's",
     "not valid yet by the clock",
     "free some space",
