@@ -49,6 +49,7 @@ def test_a_strategy_over_tls_with_registered_nodes(small_fleet, tmp_path, grid_a
     wait_until(lambda: parents_of_apps(small_fleet) == [1, 1], step_s=0.1)
     logs = [(small_fleet.folder / "logs" / f"node-{i}.log").read_text() for i in range(2)]
     assert all("not warm" not in log and "cold" not in log for log in logs), logs
+    assert all("does not explain its faults" not in log for log in logs), logs
 
 
 @pytest.mark.nightly
