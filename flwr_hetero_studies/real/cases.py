@@ -10,14 +10,15 @@ from typing import Any, NamedTuple
 from flwr_hetero_studies.core import record
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
+from flwr_hetero_studies.real import waiting
 from flwr_hetero_studies.real.foretell import foretell
 from flwr_hetero_studies.real.race import race
 from flwr_hetero_studies.real.workloads import BASE, LINK_MBPS, WORKLOADS, fleet
 
 SETTINGS = {"light": WORKLOADS["light"].rounds, "heavy": WORKLOADS["heavy"].rounds}
-SETTINGS |= {"light-cold": 10, "late": 1.2}
+SETTINGS |= {"light-cold": 10, "late": 1.2, waiting.WAITING: waiting.ROUNDS}
 """Rounds of FedAvg. Others end after ``late`` times its seconds."""
-FAST = {"light": 2, "light-cold": 2}
+FAST = {"light": 2, "light-cold": 2, waiting.WAITING: 2}
 FAST_CASES = ["light-*/FedAvg", "light-*/FedSlice"]
 SEEDS = 3
 
@@ -49,7 +50,12 @@ ORDER = (
 
 
 def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
-    real = [line for line in lines if not line["case"]["foretold"]]
+    rounds = options.settings[waiting.WAITING]
+    case = {"experiment": waiting.WAITING, "name": "all", "data": options.data, "rounds": rounds}
+    for seed in options.seeds_or(range(SEEDS)):
+        yield Trial(case, seed, alone=True)
+    throttled = [line for line in lines if line["case"]["experiment"] != waiting.WAITING]
+    real = [line for line in throttled if not line["case"]["foretold"]]
     found = list(racing(options, real))
     yield from found
     done = {line_key(line["case"], line["seed"]) for line in real}
@@ -95,6 +101,9 @@ def run(
     budget_s: float = inf,
     nodes: dict[str, dict[str, float]] | None = None,
 ) -> dict[str, Any]:
+    if case["experiment"] == waiting.WAITING:
+        with tempfile.TemporaryDirectory() as folder:
+            return waiting.run(data, seed, case["rounds"], Path(folder))
     workload = WORKLOADS[case["workload"]]
     warm = case["node"] == "warm"
     dataset = workload.dataset(data)

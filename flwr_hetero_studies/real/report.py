@@ -9,6 +9,8 @@ import numpy as np
 
 from flwr_hetero_studies.core import plots, record, tables
 from flwr_hetero_studies.core.record import Line
+from flwr_hetero_studies.real.picture import bars
+from flwr_hetero_studies.real.waiting import ROUNDS, WAITING
 from flwr_hetero_studies.real.workloads import BASE, CPU, METHODS, SPEEDS
 
 CLOSE = 0.2
@@ -22,6 +24,7 @@ STUDENT = {3: 4.303, 4: 3.182, 5: 2.776}
 HEAD = ["workload", "nodes", "method", "seeds", "seconds to the target", "times as fast as FedAvg",
         "predicted", "off by", "accuracy at the end", "the slowest node's classes", "MB",
         "replies"]  # fmt: skip
+ENDS = ("end", "end_slow")
 HEAD_NODES = ["workload", "nodes", "message, s", "of it training, s", "first, s", "second, s"]
 
 
@@ -40,7 +43,7 @@ def row(lines: Sequence[Line], base: Sequence[Line], foretold: Sequence[Line]) -
     took = "not reached" if None in seconds else tables.extent(seconds, "{:.0f}")
     cells = [case["workload"], case["node"], case["name"], str(len(lines)), took]
     cells += compared(lines, base, foretold) if case["name"] != BASE else [""] * 3
-    for name in ("end", "end_slow"):
+    for name in ENDS:
         values = [100 * value for value in record.metric(lines, name)]
         cells.append(tables.extent(values, "{:.1f}"))
     sent = mean(line["curve"]["bytes"][-1] for line in lines)
@@ -88,6 +91,56 @@ def interval(found: Sequence[float]) -> tuple[float, float]:
     return float(low), float(high)
 
 
+HEAD_WAITING = ["method", "seconds to the target", "times as fast as FedAvg", "emulated",
+                "off by", "`advise`", "accuracy at the end", "the slowest four nodes' data",
+                "MB to the target", "replies"]  # fmt: skip
+
+
+def waiting_table(lines: Sequence[Line]) -> str:
+    """Tabulate the race on nodes that wait, with what emulation and ``advise`` had predicted."""
+    rows = []
+    for name in lines[0]["metrics"]["found"] if lines else ():
+        found = [line["metrics"]["found"] for line in lines]
+        runs = [each[name] for each in found]
+        took = [run["target_s"] for run in runs]
+        cells = [name, "not reached" if None in took else tables.extent(took, "{:.0f}")]
+        cells += [""] * 4 if name == BASE else predictions(lines, name)
+        cells += [tables.extent([100 * run[key] for run in runs], "{:.1f}") for key in ENDS]
+        sent = mean(run["bytes"] for run in runs) / 1e6
+        rows.append([*cells, f"{sent:.1f}", f"{mean(run['replies'] for run in runs):.0f}"])
+    return tables.table(HEAD_WAITING, rows)
+
+
+def predictions(lines: Sequence[Line], name: str) -> list[str]:
+    """Write how many times as fast as FedAvg a method was, by each way to find it out."""
+    measured = [speedup(line["metrics"]["found"], name) for line in lines]
+    emulated = [speedup(line["metrics"]["emulated"], name) for line in lines]
+    if not all(measured + emulated):
+        texts = [tables.extent(each) if all(each) else "" for each in (measured, emulated)]
+        return [*texts, "", ""]
+    off = geometric(emulated) / geometric(measured) - 1
+    advised = [line["metrics"]["advised"].get(name, {}).get("mixed") for line in lines]
+    cells = [tables.extent(measured), tables.extent(emulated)]
+    cells.append(f"{100 * off:+.0f} %" + ("" if abs(off) <= CLOSE else ", more than 20 %"))
+    return [*cells, tables.extent(advised) if all(advised) else ""]
+
+
+def mean_s(lines: Sequence[Line], name: str) -> float:
+    """Return the mean seconds to the target, or to the end of a run that did not reach it."""
+    runs = [line["metrics"]["found"][name] for line in lines]
+    return mean(run["target_s"] or run["curve"]["seconds"][-1] for run in runs)
+
+
+def speedup(found: dict[str, Any], name: str) -> float:
+    """Return how many times as fast as FedAvg the target was reached; 0: never."""
+    took_s = found[name]["target_s"]
+    return found[BASE]["target_s"] / took_s if took_s else 0.0
+
+
+def geometric(values: Sequence[float]) -> float:
+    return float(np.exp(np.mean(np.log(values))))
+
+
 def messages(lines: Sequence[Line]) -> str:
     """Tabulate the seconds of a message on each node in FedAvg's first run."""
     rows = []
@@ -100,6 +153,7 @@ def messages(lines: Sequence[Line]) -> str:
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
+    waited = record.of(lines, experiment=WAITING)
     real = record.of(lines, foretold=False)
     foretold = record.of(lines, foretold=True)
     if not real:
@@ -124,6 +178,13 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     plots.draw(panels, folder / "race.png", *labels, columns=2, levels=levels, xscale="log")
     loads = record.metric(real, "load")
     parts = {"table": tables.table(HEAD, rows), "messages": messages(first)}
+    if waited:
+        took_s = {name: mean_s(waited, name) for name in waited[0]["metrics"]["found"]}
+        title = "Seconds to FedAvg's accuracy, 20 real nodes"
+        (folder / "waiting.svg").write_text(bars(took_s, "FedSlice", title), encoding="utf-8")
+    costs_s = [f"{cost_s:.1f}" for cost_s in record.metric(waited, "message_s")]
+    parts |= {"waiting": waiting_table(waited), "waiting_seeds": len(waited)}
+    parts |= {"message": ", ".join(costs_s), "rounds": ROUNDS}
     parts |= {"verdicts": "".join(f"- {each}.\n" for each in verdicts)}
     parts |= {"shares": ", ".join(f"{CPU * speed:.3g}" for speed in SPEEDS)}
     return parts | {"software": record.software(real), "low": min(loads), "high": max(loads)}

@@ -1,9 +1,15 @@
 """The race on real nodes: its plan, what lines keep, devices as measured, and how it is judged."""
 
-import pytest
+import sys
+from importlib import import_module
 
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from flwr_hetero.fleet import named_fleet
 from flwr_hetero_studies.core.plan import Options
-from flwr_hetero_studies.real import cases, race
+from flwr_hetero_studies.race.node import Learning
+from flwr_hetero_studies.real import cases, race, report, waiting
 
 NODES = {"node-0": {"message_s": 3.0, "train_s": 2.0, "first_s": [5.0, 4.0]}}
 
@@ -25,10 +31,11 @@ def planned(lines, **options):
 
 def test_fedavg_comes_first_and_sets_target_and_end_of_the_others():
     first = planned([])
+    assert first.pop(0).label == "waiting/all"
     assert {trial.case["name"] for trial in first} == {"FedAvg"}
     assert first[0].label == "light-warm/FedAvg"
     assert all(trial.alone for trial in first), "none disturbs another"
-    then = planned([line(first[0], 90.0)])
+    then = planned([line(first[0], 90.0)])[1:]
     assert [trial.label for trial in then][:2] == ["light-warm/FedAvg", "light-warm/FedSlice"]
     assert then[1].given == {"target": 0.8, "budget_s": 120.0}
     others = {trial.label for trial in then} - {trial.label for trial in first}
@@ -77,3 +84,65 @@ def test_one_point_at_the_target_may_be_luck():
 
 
 # --- the page -------------------------------------------------------------------------------
+
+
+# --- twenty nodes that wait -------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def waiting_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("waiting")
+    learning = Learning("digits", waiting.NUMPY, "dirichlet", waiting.NODES, waiting.ROWS, 5)
+    waiting.write_data(learning, folder)
+    return learning, folder
+
+
+def test_each_method_trains_on_emulated_devices_and_ends_by_fedavgs_limits(waiting_folder):
+    _, folder = waiting_folder
+    devices = named_fleet(waiting.PACE, waiting.NODES)
+    found = {}
+    for method in waiting.METHODS:
+        config = waiting.run_config(method, folder, 5, 2) | {"pace": ""} | waiting.limits_of(found)
+        history = waiting.emulate(config, devices, 5)
+        found[method] = waiting.found_in(history, found)
+    base = found["FedAvg"]
+    assert base["curve"]["accuracy"][-1] > base["curve"]["accuracy"][0]
+    for run in found.values():
+        assert run["target"] == base["target"]
+        assert run["replies"] > 0
+    late = waiting.LATE * base["curve"]["seconds"][-1]
+    assert found["FedBuff"]["target_s"] or found["FedBuff"]["curve"]["seconds"][-1] > late
+
+
+def test_a_node_waits_until_its_device_would_have_taken_the_steps(waiting_folder, monkeypatch):
+    _, folder = waiting_folder
+    sys.path.insert(0, str(waiting.APP))
+    client = import_module("waiting_app.client_app")
+    slept = []
+    monkeypatch.setattr(client.time, "monotonic", lambda: sum(slept))
+    monkeypatch.setattr(client.time, "sleep", slept.append)
+    server = import_module("waiting_app.server_app")
+    config = waiting.app_config() | waiting.run_config("FedAvg", folder, 5, 2)
+    content = {"arrays": server.first_arrays(config), "config": ConfigRecord({"server-round": 1})}
+    metadata = {"dst_node_id": 1, "message_type": "train"}
+    node = {"partition-id": 19, "num-partitions": 20}
+    context = Context(1, 1, node, RecordDict(), config)
+    reply = client.app(Message(RecordDict(content), **metadata), context)
+    examples = reply.content["metrics"]["num-examples"]
+    assert sum(slept) == pytest.approx(examples * 0.01 / 0.1)
+    assert len(slept) == -(-examples // 16)
+
+
+def test_a_row_has_the_measured_and_the_predicted_speed_up():
+    def runs(fast_s):
+        both = {"FedAvg": 100.0, "FedSlice": fast_s}
+        more = {"bytes": 1e6, "replies": 9, "end": 0.8, "end_slow": 0.7}
+        return {name: {"target_s": seconds, **more} for name, seconds in both.items()}
+
+    metrics = {"found": runs(20.0), "emulated": runs(16.0), "advised": {"FedSlice": {"mixed": 4.0}}}
+    lines = [{"case": {}, "seed": seed, "metrics": metrics} for seed in (0, 1)]
+    row = report.waiting_table(lines).splitlines()[-1]
+    assert "| FedSlice | 20 (20 to 20) | 5.00 (5.00 to 5.00) | 6.25 (6.25 to 6.25) |" in row
+    assert "+25 %, more than 20 %" in row
+    metrics["found"]["FedSlice"]["target_s"] = None
+    assert "not reached" in report.waiting_table(lines).splitlines()[-1]
