@@ -4,12 +4,15 @@ import json
 import re
 import tempfile
 import tomllib
+from importlib import import_module
 from pathlib import Path
 from unittest.mock import create_autospec
 
 import pytest
+from flwr.app import Context, RecordDict
 
 from flwr_hetero._flwr import only_errors
+from flwr_hetero.fleet import LocalGrid, named_fleet
 from flwr_hetero.strategy import Wrapper
 
 ROOT = Path(__file__).parents[1]
@@ -39,6 +42,23 @@ def test_examples_of_a_page_run(page, tmp_path, monkeypatch, capsys):
         said = capsys.readouterr().out
         assert re.search(r"FedSlice reaches accuracy .* [\d.]+x faster than strategy=FedAvg", said)
         assert (tmp_path / "first-fleet" / "FedSlice-0" / "report.html").is_file()
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "fedslice"])
+def test_app_of_the_tutorial_runs(strategy, tmp_path, monkeypatch):
+    text = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    (tmp_path / "first_app").mkdir()
+    for name, code in re.findall(r'title="first/(.+?)"\n(.*?)```', text, flags=re.DOTALL):
+        (tmp_path / name).write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    app = tomllib.loads((tmp_path / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    modules = [path.removesuffix(":app") for path in app["components"].values()]
+    server, client = (import_module(module).app for module in modules)
+    folder = tmp_path / "run"
+    config = app["config"] | {"strategy": strategy, "output-dir": str(folder)}
+    grid = LocalGrid(client, named_fleet(config["fleet"], 10), run_config=config)
+    server(grid, Context(0, 0, {}, RecordDict(), config))
+    assert (folder / "report.html").is_file()
 
 
 @pytest.mark.parametrize("page", METHODS, ids=lambda page: page.parent.name)
