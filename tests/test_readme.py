@@ -87,8 +87,12 @@ def test_notebook_runs_and_is_small(num_rounds, tmp_path, monkeypatch, capsys):
             text = text.replace(", 20, seed)", f", {num_rounds}, seed)")
             exec(compile(text, f"cell {number + 1}", "exec"), names)
     pyplot.close("all")
-    faster = r"FedSlice reaches accuracy .* [\d.]+x faster than"
-    assert re.search(faster if num_rounds == 20 else "FedSlice", capsys.readouterr().out)
+    printed = capsys.readouterr().out
+    assert "FedSlice" in printed
+    if num_rounds == 20:
+        book = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+        outputs = [output for cell in book["cells"] for output in cell.get("outputs", ())]
+        assert printed in {"".join(output.get("text", "")) for output in outputs}
     assert list(tmp_path.glob("*/compare.html"))
 
 
