@@ -11,7 +11,13 @@ from latex2mathml.converter import convert
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("CONTRIBUTING.md", "deploy/*.md", "flwr_hetero/*/README.md", "flwr_hetero_studies/**/*.md")
+PAGES = (
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "deploy/*.md",
+    "flwr_hetero/*/README.md",
+    "flwr_hetero_studies/**/*.md",
+)
 """Pages beside those in docs, and the pictures next to them."""
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
 NARROW = """
