@@ -52,9 +52,13 @@ ORDER = (
 def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
     rounds = options.settings[waiting.WAITING]
     case = {"experiment": waiting.WAITING, "name": "all", "data": options.data, "rounds": rounds}
+    waited = record.by_seed(record.of(lines, **case))
     for seed in options.seeds_or(range(SEEDS)):
         yield Trial(case, seed, alone=True)
-    throttled = [line for line in lines if line["case"]["experiment"] != waiting.WAITING]
+        if seed in waited:
+            given = {"message_s": waited[seed]["metrics"]["message_s"]}
+            yield Trial(case | {"experiment": waiting.EMULATED}, seed, given)
+    throttled = [line for line in lines if "workload" in line["case"]]
     real = [line for line in throttled if not line["case"]["foretold"]]
     found = list(racing(options, real))
     yield from found
@@ -100,10 +104,13 @@ def run(
     target: float | None = None,
     budget_s: float = inf,
     nodes: dict[str, dict[str, float]] | None = None,
+    message_s: float | None = None,
 ) -> dict[str, Any]:
-    if case["experiment"] == waiting.WAITING:
+    if "workload" not in case:
         with tempfile.TemporaryDirectory() as folder:
-            return waiting.run(data, seed, case["rounds"], Path(folder))
+            if message_s is None:
+                return waiting.run(data, seed, case["rounds"], Path(folder))
+            return waiting.run_emulated(data, seed, case["rounds"], message_s, Path(folder))
     workload = WORKLOADS[case["workload"]]
     warm = case["node"] == "warm"
     dataset = workload.dataset(data)

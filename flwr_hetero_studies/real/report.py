@@ -10,7 +10,7 @@ import numpy as np
 from flwr_hetero_studies.core import plots, record, tables
 from flwr_hetero_studies.core.record import Line
 from flwr_hetero_studies.real.picture import bars
-from flwr_hetero_studies.real.waiting import ROUNDS, WAITING
+from flwr_hetero_studies.real.waiting import EMULATED, ROUNDS, WAITING
 from flwr_hetero_studies.real.workloads import BASE, CPU, METHODS, SPEEDS
 
 CLOSE = 0.2
@@ -96,33 +96,49 @@ HEAD_WAITING = ["method", "seconds to the target", "times as fast as FedAvg", "e
                 "MB to the target", "replies"]  # fmt: skip
 
 
-def waiting_table(lines: Sequence[Line]) -> str:
+def waiting_table(lines: Sequence[Line], emulated: Sequence[Line]) -> str:
     """Tabulate the race on nodes that wait, with what emulation and ``advise`` had predicted."""
     rows = []
     for name in lines[0]["metrics"]["found"] if lines else ():
-        found = [line["metrics"]["found"] for line in lines]
-        runs = [each[name] for each in found]
+        runs = [line["metrics"]["found"][name] for line in lines]
         took = [run["target_s"] for run in runs]
         cells = [name, "not reached" if None in took else tables.extent(took, "{:.0f}")]
-        cells += [""] * 4 if name == BASE else predictions(lines, name)
+        cells += [""] * 4 if name == BASE else predictions(lines, emulated, name)
         cells += [tables.extent([100 * run[key] for run in runs], "{:.1f}") for key in ENDS]
-        sent = mean(run["bytes"] for run in runs) / 1e6
-        rows.append([*cells, f"{sent:.1f}", f"{mean(run['replies'] for run in runs):.0f}"])
+        cells.append(f"{mean(map(bytes_to_target, runs)) / 1e6:.1f}")
+        rows.append([*cells, f"{mean(run['replies'] for run in runs):.0f}"])
     return tables.table(HEAD_WAITING, rows)
 
 
-def predictions(lines: Sequence[Line], name: str) -> list[str]:
+def bytes_to_target(run: dict[str, Any]) -> float:
+    """Return what a run had sent when it reached the target, or in all."""
+    curve = run["curve"]
+    reached_s = run["target_s"] or curve["seconds"][-1]
+    return float(np.interp(reached_s, curve["seconds"], curve["bytes"]))
+
+
+def predictions(lines: Sequence[Line], emulated: Sequence[Line], name: str) -> list[str]:
     """Write how many times as fast as FedAvg a method was, by each way to find it out."""
     measured = [speedup(line["metrics"]["found"], name) for line in lines]
-    emulated = [speedup(line["metrics"]["emulated"], name) for line in lines]
-    if not all(measured + emulated):
-        texts = [tables.extent(each) if all(each) else "" for each in (measured, emulated)]
-        return [*texts, "", ""]
-    off = geometric(emulated) / geometric(measured) - 1
+    if not all(measured):
+        return [""] * 4
     advised = [line["metrics"]["advised"].get(name, {}).get("mixed") for line in lines]
-    cells = [tables.extent(measured), tables.extent(emulated)]
-    cells.append(f"{100 * off:+.0f} %" + ("" if abs(off) <= CLOSE else ", more than 20 %"))
-    return [*cells, tables.extent(advised) if all(advised) else ""]
+    advice = tables.extent(advised) if all(advised) else ""
+    drawn = [drawn_speedup(line["metrics"]["target_s"], name) for line in emulated]
+    if not drawn or not all(drawn):
+        return [tables.extent(measured), "", "", advice]
+    off = geometric(drawn) / geometric(measured) - 1
+    close = f"{100 * off:+.0f} %" + ("" if abs(off) <= CLOSE else ", more than 20 %")
+    return [tables.extent(measured), tables.extent(drawn), close, advice]
+
+
+def drawn_speedup(target_s: dict[str, list[float | None]], name: str) -> float:
+    """Return the ratio to FedAvg's seconds, the geometric mean over draws; 0 if one never came."""
+    took_s = target_s[name]
+    base_s = target_s[BASE]
+    if None in took_s or None in base_s:
+        return 0.0
+    return geometric([base / own for base, own in zip(base_s, took_s, strict=True)])  # type: ignore[operator]
 
 
 def mean_s(lines: Sequence[Line], name: str) -> float:
@@ -154,6 +170,7 @@ def messages(lines: Sequence[Line]) -> str:
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     waited = record.of(lines, experiment=WAITING)
+    emulated = record.of(lines, experiment=EMULATED)
     real = record.of(lines, foretold=False)
     foretold = record.of(lines, foretold=True)
     if not real:
@@ -183,7 +200,7 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
         title = "Seconds to FedAvg's accuracy, 20 real nodes"
         (folder / "waiting.svg").write_text(bars(took_s, "FedSlice", title), encoding="utf-8")
     costs_s = [f"{cost_s:.1f}" for cost_s in record.metric(waited, "message_s")]
-    parts |= {"waiting": waiting_table(waited), "waiting_seeds": len(waited)}
+    parts |= {"waiting": waiting_table(waited, emulated), "waiting_seeds": len(waited)}
     parts |= {"message": ", ".join(costs_s), "rounds": ROUNDS}
     parts |= {"verdicts": "".join(f"- {each}.\n" for each in verdicts)}
     parts |= {"shares": ", ".join(f"{CPU * speed:.3g}" for speed in SPEEDS)}

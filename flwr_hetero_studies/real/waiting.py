@@ -24,8 +24,8 @@ from flwr_hetero_studies.race.node import NUMPY, Learning, deal
 from flwr_hetero_studies.real.race import LESS, LONGEST_S, Found, curve_of, messages_of, reached
 from flwr_hetero_studies.real.workloads import BASE, ENDLESS
 
-WAITING = "waiting"
-"""The name of the experiment, of which a trial has all methods."""
+WAITING, EMULATED = "waiting", "waiting, emulated"
+"""The names of the experiments. A trial has all methods."""
 APP = Path(__file__).parent / "waiting_app"
 NODES = 20
 AT_WORK = 5
@@ -35,6 +35,9 @@ SLOWEST = range(NODES - NODES // 5, NODES)
 """Partitions of the slowest group."""
 ROUNDS = 20
 """Rounds of FedAvg."""
+DRAWS = 10
+"""Emulated runs for each real one, with other draws of the nodes and other first models."""
+MODEL_MB = 0.32
 LAST = 5
 """The target is the median of so many of FedAvg's last measurements, less a point."""
 LATE = 1.2
@@ -49,7 +52,7 @@ ADVISED = {"FedSlice": "FedSlice, few in flight", "TiFL": "TiFL"}
 
 
 def run(data: Data, seed: int, rounds: int, folder: Path) -> Found:
-    """Run all methods on one fleet of warm nodes; emulate what they would have taken."""
+    """Run all methods on one fleet of warm nodes; ask for advice by the first run's history."""
     load = round(os.getloadavg()[0], 2)
     # If this process is terminated, it still ends its fleet.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
@@ -71,21 +74,31 @@ def run(data: Data, seed: int, rounds: int, folder: Path) -> Found:
             found[method] |= ends_of(learning, model)
     finally:
         fleet.down()
-    devices = measured(learning, found[BASE].pop("nodes"))
-    emulated: dict[str, Found] = {}
-    for method in METHODS:
-        config = run_config(method, folder, seed, rounds) | {"pace": ""} | limits_of(emulated)
-        emulated[method] = found_in(emulate(config, devices, seed), emulated)
+    message_s = round(message_cost(learning, found[BASE].pop("nodes")), 3)
     advised = advise(
-        str(folder / BASE), clients_per_round=AT_WORK, examples=ROWS[0] // NODES, model_mb=0.32
+        str(folder / BASE), clients_per_round=AT_WORK, examples=ROWS[0] // NODES, model_mb=MODEL_MB
     )
     speedups = {
         method: {task: row.speedup for task, row in advised.rows_of(name).items()}
         for method, name in ADVISED.items()
     }
-    message_s = round(devices[0].wait_s, 3)
     metrics = {"load": load, "message_s": message_s, "advised": speedups}
-    return {"metrics": metrics | {"found": found, "emulated": emulated}}
+    return {"metrics": metrics | {"found": found}}
+
+
+def run_emulated(data: Data, seed: int, rounds: int, message_s: float, folder: Path) -> Found:
+    """Run all methods on the same data on emulated devices, with several draws of the nodes."""
+    learning = Learning(dataset_of(data), NUMPY, "dirichlet", NODES, ROWS, seed)
+    write_data(learning, folder)
+    devices = [replace(device, wait_s=message_s) for device in named_fleet(PACE, NODES)]
+    target_s: dict[str, list[float | None]] = {method: [] for method in METHODS}
+    for draw in range(DRAWS):
+        found: dict[str, Found] = {}
+        for method in METHODS:
+            config = run_config(method, folder, DRAWS * seed + draw, rounds) | {"pace": ""}
+            found[method] = found_in(emulate(config | limits_of(found), devices), found)
+            target_s[method].append(found[method]["target_s"])
+    return {"metrics": {"target_s": target_s}}
 
 
 def dataset_of(data: Data) -> str:
@@ -135,11 +148,12 @@ def found_in(history: History, found: dict[str, Found]) -> Found:
     return reached(curve, target) | counts | nodes | {"curve": curve}
 
 
-def emulate(config: dict[str, Any], devices: list[DeviceProfile], seed: int) -> History:
+def emulate(config: dict[str, Any], devices: list[DeviceProfile]) -> History:
     """Run the app on emulated devices; return the history, by their clock."""
     sys.path.insert(0, str(APP))
     server = import_module("waiting_app.server_app")
     config = app_config() | config
+    seed = config["seed"]
     grid = LocalGrid(
         import_module("waiting_app.client_app").app, devices, seed=seed, run_config=config
     )
@@ -177,12 +191,12 @@ def ends_of(learning: Learning, model: list[Any]) -> Found:
     return {"end": round(end, 4), "end_slow": round(end_slow, 4)}
 
 
-def measured(learning: Learning, nodes: dict[str, Any]) -> list[DeviceProfile]:
-    """Return the devices, with what a message took on the real nodes besides the training."""
+def message_cost(learning: Learning, nodes: dict[str, Any]) -> float:
+    """Return the seconds of a usual message on the real nodes besides the training."""
     devices = named_fleet(PACE, NODES)
     rest_s = []
     for name, times in nodes.items():
         node = int(name.rsplit("-", 1)[-1])
         work_s = compute_time_s(devices[node], len(deal(learning)[node]))
         rest_s.append(times["message_s"] - work_s)
-    return [replace(device, wait_s=max(0.0, median(rest_s))) for device in devices]
+    return max(0.0, median(rest_s))

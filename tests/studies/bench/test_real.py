@@ -7,7 +7,7 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from flwr_hetero.fleet import named_fleet
-from flwr_hetero_studies.core.plan import Options
+from flwr_hetero_studies.core.plan import Data, Options
 from flwr_hetero_studies.race.node import Learning
 from flwr_hetero_studies.real import cases, race, report, waiting
 
@@ -103,7 +103,7 @@ def test_each_method_trains_on_emulated_devices_and_ends_by_fedavgs_limits(waiti
     found = {}
     for method in waiting.METHODS:
         config = waiting.run_config(method, folder, 5, 2) | {"pace": ""} | waiting.limits_of(found)
-        history = waiting.emulate(config, devices, 5)
+        history = waiting.emulate(config, devices)
         found[method] = waiting.found_in(history, found)
     base = found["FedAvg"]
     assert base["curve"]["accuracy"][-1] > base["curve"]["accuracy"][0]
@@ -112,6 +112,15 @@ def test_each_method_trains_on_emulated_devices_and_ends_by_fedavgs_limits(waiti
         assert run["replies"] > 0
     late = waiting.LATE * base["curve"]["seconds"][-1]
     assert found["FedBuff"]["target_s"] or found["FedBuff"]["curve"]["seconds"][-1] > late
+
+
+def test_each_draw_has_the_seconds_of_each_method(tmp_path, monkeypatch):
+    monkeypatch.setattr(waiting, "DRAWS", 2)
+    found = waiting.run_emulated(Data("digits", str(tmp_path)), 5, 2, 0.5, tmp_path)
+    target_s = found["metrics"]["target_s"]
+    assert list(target_s) == list(waiting.METHODS)
+    first, second = target_s["FedAvg"]
+    assert first != second, "another draw has other nodes"
 
 
 def test_a_node_waits_until_its_device_would_have_taken_the_steps(waiting_folder, monkeypatch):
@@ -136,13 +145,16 @@ def test_a_node_waits_until_its_device_would_have_taken_the_steps(waiting_folder
 def test_a_row_has_the_measured_and_the_predicted_speed_up():
     def runs(fast_s):
         both = {"FedAvg": 100.0, "FedSlice": fast_s}
-        more = {"bytes": 1e6, "replies": 9, "end": 0.8, "end_slow": 0.7}
+        curve = {"seconds": [0.0, 50.0], "bytes": [0, 1e6]}
+        more = {"curve": curve, "replies": 9, "end": 0.8, "end_slow": 0.7}
         return {name: {"target_s": seconds, **more} for name, seconds in both.items()}
 
-    metrics = {"found": runs(20.0), "emulated": runs(16.0), "advised": {"FedSlice": {"mixed": 4.0}}}
+    metrics = {"found": runs(20.0), "advised": {"FedSlice": {"mixed": 4.0}}}
     lines = [{"case": {}, "seed": seed, "metrics": metrics} for seed in (0, 1)]
-    row = report.waiting_table(lines).splitlines()[-1]
-    assert "| FedSlice | 20 (20 to 20) | 5.00 (5.00 to 5.00) | 6.25 (6.25 to 6.25) |" in row
+    drawn = {"FedAvg": [80.0, 125.0], "FedSlice": [16.0, 16.0]}
+    emulated = [{"case": {}, "seed": 0, "metrics": {"target_s": drawn}}]
+    row = report.waiting_table(lines, emulated).splitlines()[-1]
+    assert "| FedSlice | 20 (20 to 20) | 5.00 (5.00 to 5.00) | 6.25 | +25 %" in row
     assert "+25 %, more than 20 %" in row
     metrics["found"]["FedSlice"]["target_s"] = None
-    assert "not reached" in report.waiting_table(lines).splitlines()[-1]
+    assert "not reached" in report.waiting_table(lines, emulated).splitlines()[-1]
