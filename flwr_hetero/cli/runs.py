@@ -124,4 +124,5 @@ def _compare(options: argparse.Namespace) -> None:
     if options.json:
         text = json.dumps(figures(comparison), indent=2) + "\n"
         replace(page.with_suffix(".json"), text.encode())
-    print("\n".join([*comparison.sentences, str(page)]))
+    texts = [text.replace("\n", "\n  ") for text in comparison.sentences]
+    print("\n".join([*texts, str(page)]))

@@ -47,7 +47,7 @@ def curve_data(
     in ``logarithmic`` are logarithmic at first.
     """
     histories = [history for line in lines for history in line.histories]
-    axes = axes_of(histories, clock)
+    axes = axes_of(histories, clock, logarithmic)
     names = _names(histories, metric) if axes else []
     return {
         "axes": [{"key": a.key, "label": a.label, "log": a.key in logarithmic} for a in axes],
@@ -68,19 +68,28 @@ def curve_data(
     }
 
 
-def axes_of(histories: Sequence[History], clock: str) -> list[Axis]:
-    """Return the axes that all runs have, ``clock`` first."""
+def axes_of(
+    histories: Sequence[History], clock: str, logarithmic: Collection[str] = ()
+) -> list[Axis]:
+    """Return the axes that all runs have, ``clock`` first.
+
+    The unit of an axis suits the shortest run. On a logarithmic axis it suits the first round.
+    """
     axes = []
     units = {history.unit for history in histories}
     for key, label in (CLOCKS | SUMS).items():
-        ends = [float(np.nanmax(column_of(h, key), initial=0.0)) for h in histories]
+        columns = [column_of(history, key) for history in histories]
+        ends = [float(np.nanmax(column, initial=0.0)) for column in columns]
         if not all(ends):
             continue
+        least = min(ends)
+        if key in logarithmic:
+            least = min(float(column[column > 0].min()) for column in columns)
         if key == "bytes":
-            symbol, scale = size_unit(max(ends))
+            symbol, scale = size_unit(least)
             axes.append(Axis(key, f"{label} ({symbol})", scale))
         elif key != "round":
-            symbol = time_unit(max(ends))
+            symbol = time_unit(least)
             axes.append(Axis(key, f"{label} ({symbol})", TIMES[symbol]))
         # Rounds and server updates cannot share an axis.
         elif len(units) == 1:
@@ -91,8 +100,7 @@ def axes_of(histories: Sequence[History], clock: str) -> list[Axis]:
 def column_of(history: History, key: str) -> Floats:
     """Return the values of a run on an axis; traffic and device-seconds are added up."""
     if key == "bytes":
-        traffic = np.array([history.column("bytes_up"), history.column("bytes_down")])
-        return np.nancumsum(np.nansum(traffic, axis=0))
+        return np.cumsum(history.traffic)
     return np.cumsum(history.busy_s) if key == "device_s" else history.column(key)
 
 

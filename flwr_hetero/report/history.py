@@ -131,6 +131,11 @@ class History:
         """Seconds that all nodes together worked, by round."""
         return np.nan_to_num(self.column("device_s"))
 
+    @cached_property
+    def traffic(self) -> Floats:
+        """Bytes sent and received, by round."""
+        return np.nan_to_num(self.column("bytes_up")) + np.nan_to_num(self.column("bytes_down"))
+
     @property
     def clock(self) -> tuple[str, Floats]:
         """Key and seconds of the fleet's clock, or of the server's clock if there is no other."""

@@ -2,8 +2,9 @@
 
 import re
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from functools import lru_cache
-from math import nan
+from math import ceil, isfinite, nan
 from statistics import median
 from typing import NamedTuple
 
@@ -20,6 +21,9 @@ from flwr_hetero.report.history import (
     as_dict,
     as_number,
 )
+
+# Share of the nodes that a page calls the slowest.
+SLOWEST = 0.2
 
 
 class NodeStats(NamedTuple):
@@ -125,6 +129,40 @@ def last_fairness(history: History) -> Fairness | None:
         worst=as_number(info.get("worst_tenth")),
         by_node=by_node,
     )
+
+
+@lru_cache(2)
+def slowest_nodes(history: History) -> list[str]:
+    """Return the slowest fifth of the nodes by time per step, or by latency without steps.
+
+    Nodes that take as many steps as fit a time slice differ in their steps more than in their time.
+    """
+    step_times: dict[str, list[float]] = defaultdict(list)
+    for record in history.rounds:
+        sections = [section for section in record.values() if isinstance(section, dict)]
+        steps = next((as_dict(s["num_steps"]) for s in sections if "num_steps" in s), {})
+        for name, seconds in as_dict(record.get("latency")).items():
+            count = as_number(steps.get(name))
+            if count > 0:
+                step_times[name].append(as_number(seconds) / count)
+    times = {name: median(values) for name, values in step_times.items()}
+    times = times or {node.identity: node.typical_s for node in node_stats(history)}
+    known = [name for name, seconds in times.items() if isfinite(seconds)]
+    known.sort(key=lambda name: -times[name])
+    return known[: ceil(SLOWEST * len(known))]
+
+
+def mean_over_nodes(history: History, names: Sequence[str]) -> float:
+    """Return the mean of what nodes last measured; NaN if none of them did."""
+    latest: dict[str, float] = {}
+    for record in history.rounds:
+        info = as_dict(record.get(FAIRNESS))
+        values = as_dict(info.get("by_node"))
+        # The table of a large fleet has its worst nodes only, which would lower the mean.
+        if info.get("nodes", len(values)) == len(values):
+            latest |= values
+    numbers = [as_number(latest[name]) for name in names if name in latest]
+    return float(np.mean(numbers)) if numbers else nan
 
 
 @lru_cache(2)

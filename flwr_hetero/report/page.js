@@ -199,7 +199,7 @@ function addCharts() {
   const numMetrics = curves?.metrics.length ?? 0;
   const pair = make("div", { className: "pair" });
   if (numMetrics > 0) charts.append(curveChart("Progress", { withAxes: true }));
-  if (costs) charts.append(chart(costs.title, drawCosts, { caption: "Mean over the seeds that reach it. Dots are seeds." }));
+  if (costs) charts.append(chart(costs.title, drawCosts, costs));
   if (numMetrics > 1) pair.append(curveChart("Another figure", { withAxes: false }));
   for (const panel of panels ?? []) pair.append(chart(panel.title, (element) => drawPanel(panel, element), panel));
   charts.append(pair);

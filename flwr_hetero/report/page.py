@@ -14,7 +14,12 @@ from plotly.offline import get_plotlyjs
 
 from flwr_hetero.files import replace
 from flwr_hetero.report.compare import Recording, compare, verdict
-from flwr_hetero.report.compare.sentences import cost_text
+from flwr_hetero.report.compare.sentences import (
+    HOW_TO_EVALUATE,
+    cost_text,
+    price_line,
+    slow_nodes_line,
+)
 from flwr_hetero.report.curves import Line, curve_data
 from flwr_hetero.report.history import PARTS, REPORT, History, as_number, read_config, read_history
 from flwr_hetero.report.nodes import failure_groups, last_fairness, message_parts, node_stats
@@ -107,7 +112,11 @@ def run_data(directory: str | Path) -> dict[str, Any]:
         judge = comparison.judge
         target = judge.target
         clock = judge.clock
-        data["sentences"] = [_outcome(judge, comparison.groups[0].results[0], history)]
+        [[result]] = [group.results for group in comparison.groups]
+        totals = result._replace(bytes=float(history.traffic.sum()), device_s=history.busy_s.sum())
+        lines = [_outcome(judge, result, history), slow_nodes_line(["this run"], [[result]])]
+        lines += [] if result.node_metric else [HOW_TO_EVALUATE]
+        data["sentences"] = ["\n".join(filter(None, [*lines, price_line([[totals]])]))]
     tables = [table.data() for table in tables_of([("", None, history)])]
     return data | {
         "facts": facts(history, settings, judge),
@@ -173,8 +182,10 @@ def facts(
     virtual_s = history.column("virtual_s")[-1]
     wall_s = history.column("wall_s")[-1]
     add("Time on the fleet's clock", duration(virtual_s), f"{duration(wall_s)} on the server's")
+    nodes = node_stats(history)
     busy_s = float(history.busy_s.sum())
-    note = f"{busy_s / virtual_s:.3g} concurrent nodes on average" if virtual_s > 0 else ""
+    all_s = virtual_s * len(nodes)
+    note = f"a node works for {100 * busy_s / all_s:.2g} % of the time" if all_s > 0 else ""
     add("Time of all devices", duration(busy_s), note)
     parts = message_parts(history)
     if parts:
@@ -187,7 +198,6 @@ def facts(
     sent = float(np.nansum(history.column("bytes_up")))
     received = float(np.nansum(history.column("bytes_down")))
     add("Traffic", size(sent + received), f"{size(sent)} up, {size(received)} down")
-    nodes = node_stats(history)
     trained = sum(node.selected > node.lost for node in nodes)
     add("Nodes", str(len(nodes)) if nodes else "?", f"{trained} of them trained")
     failures = sum(len(rounds) for _, _, rounds in failure_groups(history))

@@ -1,5 +1,6 @@
 """Tables of one run or several: tiers, nodes, fairness, failures."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
@@ -79,13 +80,26 @@ def tables_of(runs: Sequence[tuple[str, int | None, History]]) -> list[Table]:
     for title, names, caption, rows_of in TABLES:
         head = ["run", "seed", *names]
         rows = cells([label, seed, *row] for label, seed, run in runs for row in rows_of(run))
-        # Leave out empty columns. A single run is not named in its rows.
-        first = 0 if len(runs) > 1 else 2
-        used = [place for place in range(first, len(head)) if any(row[place][0] for row in rows)]
         if rows:
-            rows = [[row[place] for place in used] for row in rows]
-            tables.append(Table(title, [head[place] for place in used], rows, caption))
+            # A single run is not named in its rows.
+            first = 0 if len(runs) > 1 else 2
+            tables.append(without_empty_columns(title, head, rows, caption, first))
     return tables
+
+
+def without_empty_columns(
+    title: str, head: Sequence[str], rows: Sequence[Sequence[Cell]], caption: str, first: int = 0
+) -> Table:
+    """Make a table of the columns from the first one on that have a cell with a text.
+
+    A sentence of the caption such as "Lost: why." is left out if there is no such column.
+    """
+    used = [place for place in range(first, len(head)) if any(row[place][0] for row in rows)]
+    unused = {name for place, name in enumerate(head) if place not in used}
+    sentences = re.split(r"(?<=\.) ", caption)
+    kept = [text for text in sentences if text.partition(":")[0].lower() not in unused]
+    rows = [[row[place] for place in used] for row in rows]
+    return Table(title, [head[place] for place in used], rows, " ".join(kept))
 
 
 def _tiers(history: History) -> Rows:

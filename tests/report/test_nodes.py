@@ -35,7 +35,7 @@ def test_summary_by_hand(planned, note):
         ("Final accuracy", "60.0 %", "best 70.0 % in round 1"),
         ("Rounds", "2", note),
         ("Time on the fleet's clock", "25 s", "3 s on the server's"),
-        ("Time of all devices", "15 s", "0.6 concurrent nodes on average"),
+        ("Time of all devices", "15 s", "a node works for 15 % of the time"),
         ("Traffic", "5 kB", "2 kB up, 3 kB down"),
         ("Nodes", "4", "2 of them trained"),
         ("Failures", "5", ""),
@@ -53,6 +53,10 @@ def test_tables_by_hand():
         ["node-2", "late", "2", "1", "2"],
         ["node-9", "odd", "1", "2", "2"],
     ]
+    # The caption explains no column that is missing.
+    assert tables["Nodes"].caption.startswith("Selected: how often the node was asked to train.")
+    assert "Lost: " in tables["Nodes"].caption
+    assert "Quality" not in tables["Nodes"].caption
     two = tables_of([("a", 0, History(ROUNDS)), ("b", None, History(ROUNDS))])
     assert two[0].head[:3] == ["run", "seed", "tier"]
     starts = [row[:2] for row in two[0].rows[1:3]]

@@ -10,9 +10,10 @@ import numpy as np
 
 from flwr_hetero.errors import check_choice, check_number, invalid
 from flwr_hetero.report.compare import verdict
-from flwr_hetero.report.compare.sentences import Verdict, say
+from flwr_hetero.report.compare.sentences import HOW_TO_EVALUATE, Verdict, say
 from flwr_hetero.report.compare.verdict import Judge, Result, trained_values
 from flwr_hetero.report.history import CLOCKS, MODEL, History, plain, read_config, read_history
+from flwr_hetero.report.nodes import mean_over_nodes, slowest_nodes
 from flwr_hetero.report.style import RUN_COLOURS, figure, words
 from flwr_hetero.report.tables import setting_text
 
@@ -53,8 +54,13 @@ class Recording(NamedTuple):
 
     def label(self, keys: Sequence[str]) -> str:
         """Name the run by some of its settings, or by its folder if it has none."""
-        named = ", ".join(f"{key}={self.setting(key)}" for key in keys)
-        return named if named and self.settings else self.path.name
+        parts = []
+        for key in keys:
+            value = self.settings.get(key)
+            # A name such as FedAvg says enough. A number or a path needs its key.
+            is_name = isinstance(value, str) and value[:1].isalpha()
+            parts.append(self.setting(key) if is_name else f"{key}={self.setting(key)}")
+        return ", ".join(parts) if parts and self.settings else self.path.name
 
 
 class Group(NamedTuple):
@@ -75,7 +81,10 @@ class Comparison(NamedTuple):
     judge: Judge
     differing: Sequence[str]
     sentences: Sequence[str]
-    """A text for each group except the baseline, the fastest first, or one on the baseline."""
+    """A text for each group except the baseline, the fastest first, or one on the baseline.
+
+    The first line of a text is the outcome. The next lines are the details, such as the price.
+    """
 
 
 def read_runs(directories: Sequence[str | Path]) -> list[Recording]:
@@ -124,7 +133,7 @@ def compare(
         target, hints = _target(runs, metric, check_number("target", target, "(-inf, inf)"))
     judge = Judge(metric, target, _clock(runs, clock))
     differing, labels = differing_settings([side[0] for side in sides])
-    results = [[verdict.result_of(run.history, judge, run.seed) for run in side] for side in sides]
+    results = [_results(side, judge, sides[0][0].history) for side in sides]
     groups: list[Group] = []
     for place in range(len(sides)):
         colour = RUN_COLOURS[place % len(RUN_COLOURS)]
@@ -137,6 +146,18 @@ def compare(
     return Comparison(groups, judge, differing, [*_sentences(groups, judge), *hints])
 
 
+def _results(runs: Sequence[Recording], judge: Judge, baseline: History) -> list[Result]:
+    """Judge the runs of one kind, on the nodes that are the slowest ones in the baseline."""
+    results = []
+    for run in runs:
+        nodes = slowest_nodes(baseline)
+        # The nodes of another fleet have other names.
+        if np.isnan(mean_over_nodes(run.history, nodes)):
+            nodes = slowest_nodes(run.history)
+        results.append(verdict.result_of(run.history, judge, run.seed, nodes))
+    return results
+
+
 def _sentences(groups: Sequence[Group], judge: Judge) -> list[str]:
     base, *others = groups
     if not others:
@@ -145,7 +166,10 @@ def _sentences(groups: Sequence[Group], judge: Judge) -> list[str]:
         final = figure(judge.metric, verdict.mean(base.results, "end"))
         return [f"Nothing to compare: {kind}, final {words(judge.metric)} {final}."]
     others.sort(key=lambda g: -g.verdict.speed.factor if g.verdict.speed else 0.0)
-    return [group.verdict.text for group in others]
+    texts = [group.verdict.text for group in others]
+    if not all(result.node_metric for group in groups for result in group.results):
+        texts[-1] += f"\n{HOW_TO_EVALUATE}"
+    return texts
 
 
 def _target(runs: Sequence[Recording], metric: str, target: float) -> tuple[float, list[str]]:

@@ -10,10 +10,19 @@ from flwr_hetero.report import page
 from flwr_hetero.report.compare import Comparison, Group
 from flwr_hetero.report.compare.sentences import cost_text, times
 from flwr_hetero.report.compare.verdict import Judge, first_reach
-from flwr_hetero.report.curves import SUMS, Line, column_of, curve_data
+from flwr_hetero.report.curves import SUMS, Axis, Line, axes_of, column_of, curve_data
 from flwr_hetero.report.history import CLOCKS
 from flwr_hetero.report.style import figure, size, words
-from flwr_hetero.report.tables import Table, Value, cells, metric_value, number, seconds, tables_of
+from flwr_hetero.report.tables import (
+    Table,
+    Value,
+    cells,
+    metric_value,
+    number,
+    seconds,
+    tables_of,
+    without_empty_columns,
+)
 
 # An axis is logarithmic if the fastest run needed less than this share of the slowest run's cost.
 LEAST_SHARE = 0.2
@@ -40,9 +49,13 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
     base, *others = [group.label for group in groups]
     title = [f"{len(others)} kinds of runs"] if len(others) > 1 else others
     is_by_round = judge.clock == "round"
-    curves = curve_data(
-        lines, judge.metric, judge.clock, judge.target, _logarithmic_axes(groups, judge)
-    )
+    costs = [[r.to_target for r in group.results if r.to_target is not None] for group in groups]
+    has_seeds = any(len(group) > 1 for group in costs)
+    logarithmic = _logarithmic_axes(groups, judge)
+    curves = curve_data(lines, judge.metric, judge.clock, judge.target, logarithmic)
+    histories = [history for _, _, history in named]
+    axes = axes_of(histories, judge.clock, logarithmic)
+    axis = next(a for a in [*axes, Axis("round", "rounds", 1.0)] if a.key == judge.clock)
     return {
         "kind": "comparison",
         "title": " against ".join([*title, base]),
@@ -52,11 +65,9 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
         "curves": curves,
         "costs": {
             "title": f"{'Rounds' if is_by_round else 'Time'} to {target}",
-            "label": CLOCKS[judge.clock] + ("" if is_by_round else " (s)"),
-            "values": [
-                [result.to_target for result in group.results if result.to_target is not None]
-                for group in groups
-            ],
+            "label": axis.label,
+            "values": [[cost / axis.scale for cost in group] for group in costs],
+            "caption": "Mean over the seeds that reach it. Dots are seeds." if has_seeds else "",
         },
         "tables": [table.data() for table in tables if table.rows],
     }
@@ -106,16 +117,18 @@ def _runs_table(comparison: Comparison, target: str) -> Table:
             cost = NEVER_REACHED if result.to_target is None else result.to_target
             time = number(cost, cost_text(clock, result.to_target, result.unit))
             final = metric_value(metric, result.end)
+            slow = metric_value(result.node_metric, result.slow)
             traffic = number(result.bytes or None, size(result.bytes))
             device_time = seconds(result.device_s or np.nan)
-            names = (group.label, run.seed)
-            rows.append([*names, time, speed_up, final, traffic, device_time, run.path.name])
+            prices = [slow, traffic, device_time]
+            rows.append([group.label, run.seed, time, speed_up, final, *prices, run.path.name])
     head = ["run", "seed", f"time to {target}", "speed-up", f"final {words(metric)}"]
-    head += ["traffic", "device time", "folder"]
+    head += ["slowest nodes", "traffic", "device time", "folder"]
     caption = (
         f"The target is {target} ({comparison.judge.target:.6g}), to be reached by the running "
         "median of five evaluations. The final value is the median of the last five. If a run "
         "has fewer than five evaluations, each counts by itself. The untrained model is ignored. "
-        "The speed-up is that of all seeds together."
+        "Speed-up: that of all seeds together. Slowest nodes: mean of the slowest fifth, as last "
+        "measured. Traffic: until the target, or the whole run. Device time: likewise."
     )
-    return Table("Runs", head, cells(rows), caption)
+    return without_empty_columns("Runs", head, cells(rows), caption)

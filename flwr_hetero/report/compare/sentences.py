@@ -1,19 +1,27 @@
 """What a comparison of runs shows, in words."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from flwr_hetero.report.compare.verdict import Findings, Judge, Side, Speed, findings_of, mean
-from flwr_hetero.report.style import duration, figure, words
+from flwr_hetero.report.style import duration, figure, size, words
 
 NEVER = "never"
+# Name of a figure of a result, how it is written, and what it is.
+PRICES = (("bytes", size, "sent and received"), ("device_s", duration, "of device time"))
+HOW_TO_EVALUATE = (
+    "To measure the slowest nodes, set fraction_evaluate=1.0 in FedAvg(...) of the ServerApp, and "
+    "give the ClientApp an @app.evaluate() function."
+)
 
 
 class Verdict(NamedTuple):
     """What runs show in comparison with a baseline."""
 
     text: str = ""
+    """The outcome, and lines with the final values, the slowest nodes, the price and the reason."""
     winner: str | None = None
     """Name of the side that has the better final value or is faster, and is worse in neither."""
     speed: Speed | None = None
@@ -27,15 +35,17 @@ def say(
     ``unlike`` is the reason why the two cannot be compared at all, if there is one.
     """
     findings = findings_of(judge, sides, unlike)
-    sentences = [
+    lines = [
         _time_sentence(judge, names, sides, findings),
         _final_sentence(judge, names, sides, findings),
+        slow_nodes_line(names, sides),
+        price_line(sides),
         _round_sentence(sides, names[1]) if findings.speed else "",
         findings.doubt,
     ]
     winners = {names[side] for side in (findings.better, findings.faster) if side is not None}
     winner = winners.pop() if len(winners) == 1 else None
-    return Verdict(" ".join(filter(None, sentences)), winner, findings.speed)
+    return Verdict("\n".join(filter(None, lines)), winner, findings.speed)
 
 
 def _time_sentence(
@@ -55,18 +65,19 @@ def _time_sentence(
         other = f"but {base} never does" if costs[0] == NEVER else f"and {base} after {costs[0]}"
         return f"{name} reaches {target} after {costs[1]}{some}, {other}."
     ratio = times(max(speed.factor, 1 / speed.factor))
-    details = f"{costs[1]} instead of {costs[0]}"
+    details = f"{costs[1]} to {target} instead of {costs[0]}"
     if findings.faster is not None:
         comparison = f"{ratio} {'faster' if findings.faster else 'slower'} than"
     else:
         comparison = "about as fast as"
         details += ", within one evaluation" if costs[0] != costs[1] else ""
+    pairs = ""
     if speed.pairs > 1:
         is_above = speed.factor > 1
         low = speed.low if is_above else 1 / speed.high
         high = speed.high if is_above else 1 / speed.low
-        details = f"{times(low)} to {times(high)} over {speed.pairs} pairs, {details}"
-    return f"{name} reaches {target} {comparison} {base}{some} ({details})."
+        pairs = f" ({times(low)} to {times(high)} over {speed.pairs} pairs)"
+    return f"{name} is {comparison} {base}{some}{pairs}: {details}."
 
 
 def _final_sentence(
@@ -82,6 +93,38 @@ def _final_sentence(
     is_noise = findings.has_finals and finals[0] != finals[1]
     within = ", within the noise of one seed" if is_noise else ""
     return f"Final {metric}: {finals[1]} against {finals[0]}{within}."
+
+
+def slow_nodes_line(names: Sequence[str], sides: Sequence[Side]) -> str:
+    """Say how good the models of one or two sides are on the slowest nodes."""
+    metrics = [side[0].node_metric for side in sides]
+    for key, nodes in (("slow", "Slowest fifth"), ("worst", "Worst tenth")):
+        values = [mean(side, key) for side in sides]
+        if len(set(metrics)) == 1 and not np.isnan(values).any():
+            shown = " against ".join(figure(metrics[0], value) for value in reversed(values))
+            return f"{nodes} of the nodes: {words(metrics[0])} {shown} on their own data."
+    missing = [name for name, metric in zip(names, metrics, strict=True) if not metric]
+    where = " and ".join(missing or names)
+    return f"Slowest nodes: unknown, since no node of {where} evaluated a model."
+
+
+def price_line(sides: Sequence[Side]) -> str:
+    """Say what one or two sides cost in bytes and device time; empty if nothing is known."""
+    is_reached = all(run.to_target is not None for side in sides for run in side)
+    label = "Price of the run"
+    if len(sides) > 1:
+        label = "Price until then" if is_reached else "Price until then, or of the whole run"
+    parts = []
+    for key, write, what in PRICES:
+        costs = [mean(side, key) for side in sides]
+        if not min(costs) > 0:
+            continue
+        text = f"{write(costs[-1])} {what}"
+        if len(costs) > 1:
+            text += f" instead of {write(costs[0])}"
+            text += f" ({costs[1] / costs[0]:.2g}x)" if is_reached else ""
+        parts.append(text)
+    return f"{label}: {', '.join(parts)}." if parts else ""
 
 
 def _round_sentence(sides: tuple[Side, Side], name: str) -> str:

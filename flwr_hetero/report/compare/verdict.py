@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from flwr_hetero.report.history import Floats, History, Indices
+from flwr_hetero.report.nodes import last_fairness, mean_over_nodes
 from flwr_hetero.report.style import is_share
 
 # Evaluations in the running median. Shorter runs are not judged by time.
@@ -42,7 +43,14 @@ class Result(NamedTuple):
     to_target: float | None
     """Seconds, or rounds, to the target."""
     bytes: float
+    """Bytes sent and received until then, or until the end of the run."""
     device_s: float
+    """Seconds for which nodes worked until then, or until the end of the run."""
+    node_metric: str
+    """The metric that nodes measured; empty if none evaluated the model."""
+    slow: float
+    """Its mean over the slowest nodes, and :attr:`worst` over the worst tenth, as last measured."""
+    worst: float
     reached: int | None
     """Number of the round in which it reached the target."""
     round_s: float
@@ -159,14 +167,17 @@ def first_reach(run: History, judge: Judge) -> int | None:
     return int(hits[0]) if len(hits) else None
 
 
-def result_of(run: History, judge: Judge, seed: int | None = None) -> Result:
-    """Judge a run."""
+def result_of(
+    run: History, judge: Judge, seed: int | None = None, slow_nodes: Sequence[str] = ()
+) -> Result:
+    """Judge a run; ``slow_nodes`` are the names of the slowest nodes."""
     rounds = run.column("round")
     place = first_reach(run, judge)
     last = len(rounds) - 1 if place is None else place
     clock = run.column("wall_s") if judge.clock == "wall_s" else run.clock[1]
     count = rounds[last] - rounds[0]
     evaluations = len(trained_values(run, judge.metric)[0])
+    fairness = last_fairness(run)
     return Result(
         seed=seed,
         unit=run.unit,
@@ -175,8 +186,11 @@ def result_of(run: History, judge: Judge, seed: int | None = None) -> Result:
         end=settled_value(run, judge.metric),
         noise=noise_of(run, judge.metric),
         to_target=None if place is None else float(run.column(judge.clock)[place]),
-        bytes=sum(float(np.nansum(run.column(key))) for key in ("bytes_up", "bytes_down")),
-        device_s=float(run.busy_s.sum()),
+        bytes=float(run.traffic[: last + 1].sum()),
+        device_s=float(run.busy_s[: last + 1].sum()),
+        node_metric=fairness.metric if fairness else "",
+        slow=mean_over_nodes(run, slow_nodes),
+        worst=fairness.worst if fairness else np.nan,
         reached=None if place is None else int(rounds[place]),
         round_s=float((clock[last] - clock[0]) / count) if count else np.nan,
         spacing=float(np.nanmax(run.column(judge.clock)) / evaluations),
