@@ -5,6 +5,8 @@ import sys
 import tempfile
 from typing import TYPE_CHECKING, Any
 
+from flwr_hetero.cli.parsing import add_command, waiting
+
 if TYPE_CHECKING:
     from flwr_hetero_studies.core.experiment import Experiment
     from flwr_hetero_studies.core.plan import Options
@@ -15,7 +17,9 @@ WIDTH = 120
 
 def add(commands: Any) -> None:
     text = "run an experiment of one of the papers and print it beside the paper's numbers"
-    parser = commands.add_parser("reproduce", help=text, description=text)
+    example = "tifl figure-3 --fast"
+    page = "flwr_hetero_studies/papers/report.md"
+    parser = add_command(commands, "reproduce", _reproduce, text, example, page)
     add = parser.add_argument
     add("paper", nargs="?", default="all", help="tifl, biased-local-sgd, cd-grab, mercury, pgd")
     one = "as --list has it, such as figure-3 (default: all)"
@@ -24,7 +28,6 @@ def add(commands: Any) -> None:
     add("--data", default="", help="Parquet folder; by default data that need no download")
     add("--seed", type=int, default=0, help="the first of ten where training is random")
     add("--list", action="store_true", help="print a line per experiment and end")
-    parser.set_defaults(run=_reproduce)
 
 
 def _reproduce(given: argparse.Namespace) -> None:
@@ -54,7 +57,8 @@ def _run(experiment: "Experiment", options: "Options") -> None:
     with tempfile.TemporaryDirectory() as scratch:
         data = Data(options.data, scratch)
         # This is the only run, so torch may use all its threads.
-        line = execute("papers", trial_of(experiment, options), data, threads=None)
+        with waiting("Running"):
+            line = execute("papers", trial_of(experiment, options), data, threads=None)
     found = line["metrics"]
     if "not_here" in found:
         print(f"{NOT_RUN}: {found['not_here']}\n")

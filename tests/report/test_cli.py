@@ -32,6 +32,18 @@ def test_report_and_compare_say_where(two_runs, capsys, tmp_path):
     assert text.split("\n") == [line.strip() for line in lines]
 
 
+def test_compare_shows_how_many_runs_are_read(two_runs, tmp_path, monkeypatch):
+    followed = []
+
+    def track(items, text, total):
+        followed.append((text, total))
+        return items
+
+    monkeypatch.setattr(cli.runs, "tracked", track)
+    assert main(["compare", *two_runs, "--out", str(tmp_path / "page.html")]) == 0
+    assert followed == [("Reading", 2)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

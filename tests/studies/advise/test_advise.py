@@ -2,6 +2,7 @@
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from math import exp, inf
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from flwr_hetero.cli import main
 from flwr_hetero.client.device import message_time_s
 from flwr_hetero.fleet import DeviceProfile
+from flwr_hetero_studies.advise import advice
 from flwr_hetero_studies.advise.advice import Advice, advise
 from flwr_hetero_studies.advise.candidates import BASES, candidates
 from flwr_hetero_studies.advise.fleet import read_fleet
@@ -97,6 +99,26 @@ def test_refusals(tmp_path, capsys):
         advise("paper-5", optimizer="lion")
     with pytest.raises(ValueError, match="base must be"):
         advise("paper-5", base="fedprox")
+
+
+def test_progress_is_shown_and_an_interrupt_is_one_line(monkeypatch, capsys):
+    followed = []
+
+    def track(items, text, total):
+        followed.append((text, total))
+        return items
+
+    def rank(choices, seeds, make, execute):
+        execute(make(choice, 0, None) for choice in choices[:2])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("flwr_hetero_studies.cli.advise.tracked", track)
+    monkeypatch.setattr(advice, "rank", rank)
+    monkeypatch.setattr(advice, "process_pool", ThreadPoolExecutor)
+    monkeypatch.setattr(Simulation, "run", lambda simulation: [])
+    assert main(["advise", "paper-5"]) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "flwr-hetero: interrupted"
+    assert followed == [("Emulating the fleet", 2)]
 
 
 # --- judging -----------------------------------------------------------------------------
