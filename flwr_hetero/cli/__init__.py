@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 
 from flwr_hetero import __version__
 from flwr_hetero.cli import doctor, fleet, run, runs
-from flwr_hetero.cli.parsing import ExactParser
+from flwr_hetero.cli.parsing import ExactParser, end_of_help
 
 # Entry points by which other packages add commands.
 COMMANDS = "flwr_hetero.commands"
@@ -51,8 +51,8 @@ def _fail(reason: str) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     text = "Federated learning on devices of unequal speed: run apps, watch and compare runs."
-    example = "compare /tmp/fedavg /tmp/fedslice"
-    parser = ExactParser(prog="flwr-hetero", description=text, example=example)
+    end = end_of_help("compare /tmp/fedavg /tmp/fedslice")
+    parser = ExactParser(prog="flwr-hetero", description=text, epilog=end)
     parser.add_argument("--version", action="version", version=f"flwr-hetero {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for module in (run, runs, fleet, doctor):

@@ -3,6 +3,7 @@
 import argparse
 import ast
 import platform
+import re
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flwr_hetero import __version__
-from flwr_hetero.cli.parsing import add_command, add_config
+from flwr_hetero.cli.parsing import add_command, add_config, end_of_help
 from flwr_hetero.cli.run import check_run_config
 from flwr_hetero.errors import install_hint, invalid
 
@@ -21,17 +22,13 @@ EXTRAS = {
     "task": ("the apps", ("datasets", "flwr_datasets", "sklearn", "PIL", "pyarrow")),
     "simulation": ("simulation", ("ray",)),
 }
-# Names of which a ClientApp uses one, unless it reads and writes the messages by itself.
-MOD = {"hetero", "Hetero", "flwr_hetero.keys"}
-STEPS = {"batches", "num_steps", "StepLoader", "flwr_hetero.keys"}
-NO_MOD = (
-    "has no mod of this package: from flwr_hetero.mod import hetero, and then "
-    "app = ClientApp(mods=[hetero])"
-)
-NO_STEPS = (
-    "does not take the steps that FedSlice and others ask for: loader = "
-    "hetero.batches(loader, msg) before the training loop"
-)
+# What the code of a ClientApp has, unless it handles the messages by itself, and the remedy.
+CLIENT_LINES = {
+    r"^(?!\s*(from|import)\b).*\bhetero\b(?!\.)|flwr_hetero import keys": "has no mod of this "
+    "package: from flwr_hetero.mod import hetero, and then app = ClientApp(mods=[hetero])",
+    r"\b(batches|num_steps|StepLoader)\(|flwr_hetero import keys": "does not take the steps that "
+    "FedSlice and others ask for: loader = hetero.batches(loader, msg) before the training loop",
+}
 CLIENT_PAGE = "docs/dropin.md"
 # Distributions that have another name than the package that they install.
 DISTRIBUTIONS = {"PIL": "pillow", "flwr_datasets": "flwr-datasets", "sklearn": "scikit-learn"}
@@ -46,7 +43,8 @@ def hint_for(package: str) -> str:
 def add(commands: Any) -> None:
     """Add the command to the command line."""
     text = "check the installation, and the run-config and the ClientApp of an app"
-    parser = add_command(commands, "doctor", _doctor, text, "apps/fedslice", CLIENT_PAGE)
+    end = end_of_help("doctor apps/fedslice -c seed=1", CLIENT_PAGE)
+    parser = add_command(commands, "doctor", _doctor, text, end)
     parser.add_argument("app", nargs="?", type=Path, metavar="APP", help="folder of an app")
     add_config(parser, "run", "-c")
 
@@ -60,27 +58,20 @@ def _doctor(options: argparse.Namespace) -> None:
         keys = check_run_config(options.app, options.run_config)
         print(f"ok    run-config of {options.app}: {len(keys)} keys")
         components, _ = app_tables(options.app)
-        for line in client_side(options.app, components.get("clientapp", "")):
-            print(line)
+        print("\n".join(client_side(options.app, components.get("clientapp", ""))))
 
 
 def client_side(app: Path, component: str) -> Iterator[str]:
     """Look for the lines of this package in the ClientApp's package, without importing it."""
     package = component.partition(":")[0].partition(".")[0]
-    nodes: list[ast.AST] = []
+    code = ""
     for path in sorted({*(app / package).rglob("*.py"), *app.glob(f"{package}.py")}):
         try:
-            nodes += ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            # Python writes each statement on a line of its own, without comments.
+            code += ast.unparse(ast.parse(path.read_text(encoding="utf-8"))) + "\n"
         except (SyntaxError, ValueError) as error:
             raise invalid("app", str(app), f"have readable modules ({path}: {error})") from error
-    attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
-    # `hetero` is a mod where it stands alone. In `hetero.batches` it is not one.
-    owners = {node.value for node in attributes}
-    names = [node for node in nodes if isinstance(node, ast.Name) and node not in owners]
-    used = {node.attr for node in attributes if node not in owners} | {node.id for node in names}
-    imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
-    used |= {f"{node.module}.{alias.name}" for node in imports for alias in node.names}
-    missing = [text for wanted, text in ((MOD, NO_MOD), (STEPS, NO_STEPS)) if not used & wanted]
+    missing = [text for line, text in CLIENT_LINES.items() if not re.search(line, code, re.M)]
     for text in missing:
         yield f"note  the ClientApp of {app} {text} ({CLIENT_PAGE})"
     if not missing:

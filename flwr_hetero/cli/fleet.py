@@ -16,8 +16,10 @@ FOLDER = "~/flwr-hetero-fleet"
 SUPERNODE = "supernode"
 PAGE = "deploy/README.md#try-it-on-one-machine"
 KEYS_PAGE = "deploy/README.md#2-keys-and-certificates-on-the-server"
-WARM_PAGE = "docs/howto.md#keep-nodes-warm"
-EXAMPLE = "flwr-hetero supernode --superlink superlink.lan:9092 --root-certificates ca.crt"
+SUPERNODE_END = end_of_help(
+    "supernode --superlink superlink.lan:9092 --root-certificates ca.crt",
+    "docs/howto.md#keep-nodes-warm",
+)
 # The help of the command itself has this warning, since users of a shared machine must see it.
 WARNING = (
     ". While they run, EVERY USER OF THIS MACHINE CAN RUN CODE AS YOU: Flower's SuperLink asks "
@@ -32,14 +34,13 @@ def add(commands: Any) -> None:
     commands.add_parser(SUPERNODE, help=text)
 
     text = "run a real fleet on this machine, and make keys for real devices"
-    fleet = commands.add_parser(
-        "fleet", help=text, description=text, example="up --nodes 3", page=PAGE
-    )
+    end = end_of_help("fleet up --nodes 3", PAGE)
+    fleet = commands.add_parser("fleet", help=text, description=text, epilog=end)
     fleet_commands = fleet.add_subparsers(required=True, metavar="COMMAND")
 
     text = "start a SuperLink and SuperNodes with TLS and keys"
-    example = "--nodes 5 --fleet paper-5 --cpu 0.5"
-    up = add_command(fleet_commands, "up", _up, text, example, PAGE, WARNING)
+    end = end_of_help("fleet up --nodes 5 --fleet paper-5 --cpu 0.5", PAGE)
+    up = add_command(fleet_commands, "up", _up, text, end, WARNING)
     up.add_argument("--nodes", type=int, default=4, help="SuperNodes (default: 4)")
     text = "uniform, paper-5, or a TOML file of devices, whose speeds become shares of one CPU"
     up.add_argument("--fleet", default="uniform", help=text)
@@ -48,21 +49,20 @@ def add(commands: Any) -> None:
     text = "use Flower's own SuperNodes, which start a new process for each message"
     up.add_argument("--cold", action="store_true", help=text)
 
-    example = f"--dir {FOLDER}"
     text = "show which processes are running"
-    status = add_command(fleet_commands, "status", _status, text, example, PAGE)
+    end = end_of_help("fleet status", PAGE)
+    status = add_command(fleet_commands, "status", _status, text, end)
     text = "stop what `up` started and remove its files"
-    down = add_command(fleet_commands, "down", _down, text, example, PAGE)
+    down = add_command(fleet_commands, "down", _down, text, end_of_help("fleet down", PAGE))
     for parser in (up, status, down):
         parser.add_argument(
             "--dir", default=FOLDER, help=f"folder of the fleet (default: {FOLDER})"
         )
 
     text = "make keys and certificates for real devices"
-    example = "keys --host superlink.lan --node jetson-1"
-    certificates = add_command(
-        fleet_commands, "certificates", _certificates, text, example, KEYS_PAGE
-    )
+    example = "fleet certificates keys --host superlink.lan --node jetson-1"
+    end = end_of_help(example, KEYS_PAGE)
+    certificates = add_command(fleet_commands, "certificates", _certificates, text, end)
     text = "folder; its certificate authority is used again, whose ca.key is needed for --host only"
     certificates.add_argument("dir", help=text)
     text = "names and addresses of the SuperLink"
@@ -77,7 +77,7 @@ def supernode(arguments: list[str]) -> int:
 
     # Flower prints the help of its options.
     if {"-h", "--help"} & {*arguments}:
-        print(end_of_help(EXAMPLE, WARM_PAGE), flush=True)
+        print(SUPERNODE_END, flush=True)
     main(arguments)
     return 0
 

@@ -7,47 +7,26 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
-HOWTO = "docs/howto.md#all-commands"
 
 
 class ExactParser(argparse.ArgumentParser):
-    """A parser that refuses abbreviated options, as do those of all commands below it.
+    """A parser that refuses abbreviated options, as do those of all commands below it."""
 
-    Its help ends with an example, and with the page of the documentation.
-    """
-
-    def __init__(self, *, example: str = "", page: str = HOWTO, **kwargs: Any) -> None:
-        super().__init__(**kwargs, allow_abbrev=False)
-        self.example = example
-        self.page = page
-
-    def format_help(self) -> str:
-        """Return the help, with the example in a line of its own, so that it can be copied."""
-        return super().format_help() + end_of_help(f"{self.prog} {self.example}", self.page)
+    def __init__(self, **kwargs: Any) -> None:
+        form = argparse.RawDescriptionHelpFormatter
+        super().__init__(**kwargs, allow_abbrev=False, formatter_class=form)
 
 
-def end_of_help(example: str, page: str) -> str:
-    """Return the example of a command, and its page in a checkout of this project."""
-    return f"\nexample:\n  {example}\n\ndocumentation: {page}\n"
+def end_of_help(example: str, page: str = "docs/howto.md#all-commands") -> str:
+    """Return an example of a command, and its page in a checkout of this project."""
+    return f"example:\n  flwr-hetero {example}\n\ndocumentation: {page}"
 
 
 def add_command(
-    commands: Any,
-    name: str,
-    run: Callable[..., Any],
-    text: str,
-    example: str,
-    page: str = HOWTO,
-    details: str = "",
+    commands: Any, name: str, run: Callable[..., Any], text: str, end: str, details: str = ""
 ) -> Any:
-    """Add a command that calls a function; return its parser.
-
-    Its help ends with ``example``, which are arguments of the command, and ``page``.
-    """
-    description = text + details
-    parser = commands.add_parser(
-        name, help=text, description=description, example=example, page=page
-    )
+    """Add a command that calls a function, with the end of its help; return its parser."""
+    parser = commands.add_parser(name, help=text, description=text + details, epilog=end)
     parser.set_defaults(run=run)
     return parser
 
@@ -66,9 +45,8 @@ def tracked(items: Iterable[Item], text: str, total: int) -> Iterator[Item]:
 
     console = Console(stderr=True)
     # Lines that are printed meanwhile go above the bar, unless they go to a file.
-    redirect = sys.stdout.isatty()
-    is_hidden = not console.is_terminal
-    bar = Progress(console=console, transient=True, redirect_stdout=redirect, disable=is_hidden)
+    bar = Progress(console=console, transient=True, redirect_stdout=sys.stdout.isatty())
+    bar.disable = not console.is_terminal
     with bar:
         yield from bar.track(items, total, description=text)
 

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from flwr_hetero.cli.parsing import add_command, add_config, waiting
+from flwr_hetero.cli.parsing import add_command, add_config, end_of_help, waiting
 from flwr_hetero.errors import check_count, check_key, invalid
 
 # Flower prints this line when it has accepted a run.
@@ -21,7 +21,8 @@ COMPLETED = "finished:completed"
 def add(commands: Any) -> None:
     """Add the command to the command line."""
     text = "check the run-config of an app, then flwr run --stream; fails if the run fails"
-    parser = add_command(commands, "run", _run, text, "apps/fedslice --nodes 10 -c seed=1")
+    end = end_of_help("run apps/fedslice --nodes 10 -c seed=1")
+    parser = add_command(commands, "run", _run, text, end)
     parser.add_argument("app", type=Path, metavar="APP", help="folder of an app")
     parser.add_argument("superlink", nargs="?", metavar="SUPERLINK", help="as for flwr run")
     text = "simulated nodes, with one CPU each (default: as configured in Flower, 2 at first)"

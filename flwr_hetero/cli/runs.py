@@ -6,14 +6,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from flwr_hetero.cli.parsing import add_command, tracked
+from flwr_hetero.cli.parsing import add_command, end_of_help, tracked
 from flwr_hetero.errors import invalid
 from flwr_hetero.files import replace
 from flwr_hetero.report.history import HISTORY, LOCK, MODEL, REPORT, read_history
 
 # Names of the clocks on the command line and in the history.
 CLOCKS = {"virtual": "virtual_s", "wall": "wall_s", "round": "round"}
-COMPARE_PAGE = "docs/howto.md#compare-runs"
 # Seconds between two looks at the run.
 LOOK_S = 1.0
 # Seconds after which a browser loads the page of a running run again.
@@ -26,17 +25,18 @@ KILLED = "The run was killed: its process is gone. resume=true continues from it
 def add(commands: Any) -> None:
     """Add the commands to the command line."""
     folder = "run directory (output-dir)"
-    text = "rebuild report.html of runs"
-    report = add_command(commands, "report", _report, text, "/tmp/fedavg /tmp/fedslice")
+    end = end_of_help("report /tmp/fedavg /tmp/fedslice")
+    report = add_command(commands, "report", _report, "rebuild report.html of runs", end)
     report.add_argument("directories", nargs="+", metavar="DIR", help=folder)
 
     text = "rebuild report.html after each round while a run is going on"
-    watch = add_command(commands, "watch", _watch, text, "/tmp/fedslice")
+    watch = add_command(commands, "watch", _watch, text, end_of_help("watch /tmp/fedslice"))
     watch.add_argument("directory", type=Path, metavar="DIR", help=folder)
 
     text = "compare runs and write a page; runs that differ only in the seed are grouped"
-    example = "/tmp/fedavg /tmp/fedslice --target 85"
-    compare = add_command(commands, "compare", _compare, text, example, COMPARE_PAGE)
+    example = "compare /tmp/fedavg /tmp/fedslice --target 85"
+    end = end_of_help(example, "docs/howto.md#compare-runs")
+    compare = add_command(commands, "compare", _compare, text, end)
     compare.add_argument("directories", nargs="+", metavar="DIR", help=f"{folder}, baseline first")
     text = (
         "metric to compare, such as accuracy or cd_grab/pairs (default: accuracy of the first "

@@ -156,10 +156,9 @@ class RealFleet:
         deadline_s = time.monotonic() + START_S
         last = -1
         while missing := sorted(set(names) - self.online()):
-            online = len(names) - len(missing)
-            if online != last:
-                _log.info("%d of %d SuperNodes are online", online, len(names))
-                last = online
+            if len(missing) != last:
+                last = len(missing)
+                _log.info("%d of %d SuperNodes are online", len(names) - last, len(names))
             if not self.is_alive(self.file.superlink_pid):
                 raise self._failure("superlink")
             ended = [name for name in missing if not self.is_alive(self.file.node(name).pid)]

@@ -105,13 +105,6 @@ def latest_tiers(history: History) -> tuple[dict[str, int], dict[str, float | No
     return {}, {}
 
 
-@lru_cache(2)
-def num_tiers(history: History) -> int:
-    """Return the largest number of tiers during a run; 0 without TiFL."""
-    counts = [len(as_dict(r.get(TIFL)).get("tier_probs") or ()) for r in history.rounds]
-    return max([0, *counts, *(1 + tier for tier in latest_tiers(history)[0].values())])
-
-
 def last_fairness(history: History) -> Fairness | None:
     """Return how good the model is on each node, as last measured; None if it never was."""
     record = next((record for record in reversed(history.rounds) if FAIRNESS in record), None)
@@ -152,8 +145,8 @@ def slowest_nodes(history: History) -> list[str]:
     return known[: ceil(SLOWEST * len(known))]
 
 
-def mean_over_nodes(history: History, names: Sequence[str]) -> float:
-    """Return the mean of what nodes last measured; NaN if none of them did."""
+def mean_over_nodes(history: History, *choices: Sequence[str]) -> float:
+    """Return the mean of what the first nodes that evaluated last measured; NaN if none did."""
     latest: dict[str, float] = {}
     for record in history.rounds:
         info = as_dict(record.get(FAIRNESS))
@@ -161,8 +154,8 @@ def mean_over_nodes(history: History, names: Sequence[str]) -> float:
         # The table of a large fleet has its worst nodes only, which would lower the mean.
         if info.get("nodes", len(values)) == len(values):
             latest |= values
-    numbers = [as_number(latest[name]) for name in names if name in latest]
-    return float(np.mean(numbers)) if numbers else nan
+    numbers = [[as_number(latest[name]) for name in names if name in latest] for names in choices]
+    return next((float(np.mean(values)) for values in numbers if values), nan)
 
 
 @lru_cache(2)

@@ -1,6 +1,5 @@
 """Tables of one run or several: tiers, nodes, fairness, failures."""
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
@@ -13,9 +12,8 @@ from flwr_hetero.report.nodes import (
     last_fairness,
     message_parts,
     node_stats,
-    num_tiers,
 )
-from flwr_hetero.report.style import duration, figure, heading
+from flwr_hetero.report.style import duration, figure
 
 # A page shows no more rows of a table; the history has the rest.
 MAX_ROWS = 1000
@@ -80,33 +78,21 @@ def tables_of(runs: Sequence[tuple[str, int | None, History]]) -> list[Table]:
     for title, names, caption, rows_of in TABLES:
         head = ["run", "seed", *names]
         rows = cells([label, seed, *row] for label, seed, run in runs for row in rows_of(run))
+        # Leave out empty columns. A single run is not named in its rows.
+        first = 0 if len(runs) > 1 else 2
+        used = [place for place in range(first, len(head)) if any(row[place][0] for row in rows)]
         if rows:
-            # A single run is not named in its rows.
-            first = 0 if len(runs) > 1 else 2
-            tables.append(without_empty_columns(title, head, rows, caption, first))
+            rows = [[row[place] for place in used] for row in rows]
+            tables.append(Table(title, [head[place] for place in used], rows, caption))
     return tables
-
-
-def without_empty_columns(
-    title: str, head: Sequence[str], rows: Sequence[Sequence[Cell]], caption: str, first: int = 0
-) -> Table:
-    """Make a table of the columns from the first one on that have a cell with a text.
-
-    A sentence of the caption such as "Lost: why." is left out if there is no such column.
-    """
-    used = [place for place in range(first, len(head)) if any(row[place][0] for row in rows)]
-    unused = {name for place, name in enumerate(head) if place not in used}
-    sentences = re.split(r"(?<=\.) ", caption)
-    kept = [text for text in sentences if text.partition(":")[0].lower() not in unused]
-    rows = [[row[place] for place in used] for row in rows]
-    return Table(title, [head[place] for place in used], rows, " ".join(kept))
 
 
 def _tiers(history: History) -> Rows:
     nodes = node_stats(history)
     trained = history.column(TIFL, "tier")
     accuracies = as_dict(history.rounds[-1].get(TIFL)).get("tier_accuracy") or []
-    for tier in range(num_tiers(history)):
+    tiers = {node.tier for node in nodes if node.tier is not None}
+    for tier in sorted(tiers | {*trained[~np.isnan(trained)].astype(int).tolist()}):
         times = [node.typical_s for node in nodes if node.tier == tier]
         latency = median([time for time in times if np.isfinite(time)] or [np.nan])
         rounds = int((trained == tier).sum())
@@ -129,14 +115,6 @@ def _seconds(history: History) -> Rows:
         yield [name, seconds(np.nansum(parts)), *map(seconds, parts)]
 
 
-def _fairness(history: History) -> Rows:
-    fairness = last_fairness(history)
-    if fairness:
-        worst = metric_value(fairness.metric, fairness.worst)
-        mean = metric_value(fairness.metric, fairness.mean)
-        yield [heading(fairness.metric), worst, mean, fairness.nodes, fairness.round]
-
-
 def _failures(history: History) -> Rows:
     for node, reason, rounds in failure_groups(history):
         yield [node, reason, len(rounds), rounds[0], rounds[-1]]
@@ -146,15 +124,13 @@ def _failures(history: History) -> Rows:
 TABLES: tuple[tuple[str, tuple[str, ...], str, Callable[[History], Rows]], ...] = (
     ("Tiers", ("tier", "nodes", "median latency", "rounds", "accuracy"),
      "Tier 0 has the fastest nodes.", _tiers),
-    ("Nodes", ("node", "tier", "median latency", "selected", "lost", "quality"),
+    ("Nodes", ("node", "tier", "median latency", "selected", "lost", "last on its own data"),
      "Selected: how often the node was asked to train. Lost: how often the server could not use "
-     "its reply. Quality: the metric on the node's own data, as last measured.", _nodes),
+     "its reply.", _nodes),
     ("Time of a message", ("node", "total", *PARTS),
      "Medians. Start: from the start of a process to the call of the ClientApp. Receive and send: "
      "transfers by the SuperNode. Train: the ClientApp. Wait: the rest, such as polling.",
      _seconds),
-    ("Fairness", ("metric", "worst tenth of the nodes", "mean", "nodes", "measured in"),
-     "As last measured by the nodes.", _fairness),
     ("Failures", ("node", "reason", "times", "first in", "last in"),
      "Each failure lost this reply and nothing else.", _failures),
 )  # fmt: skip

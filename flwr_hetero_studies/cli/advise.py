@@ -6,7 +6,7 @@ from math import isfinite
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
-from flwr_hetero.cli.parsing import add_command, tracked
+from flwr_hetero.cli.parsing import add_command, end_of_help, tracked
 from flwr_hetero.errors import check_count
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ ONE_RUN = "A setting with one run is ranked by that run alone: another seed may 
 
 def add(commands: Any) -> None:
     text = "emulate a fleet for a minute and rank the strategies on it"
-    example = "paper-5 --nodes 20 --model-mb 4"
-    parser = add_command(commands, "advise", _advise, text, example, "docs/which-method.md")
+    end = end_of_help("advise paper-5 --nodes 20 --model-mb 4", "docs/which-method.md")
+    parser = add_command(commands, "advise", _advise, text, end)
     kinds = "TOML file of devices, name of a fleet, run directory or its history.jsonl"
     parser.add_argument("fleet", metavar="HISTORY|FLEET.toml", help=kinds)
     add = parser.add_argument

@@ -5,7 +5,7 @@ import sys
 import tempfile
 from typing import TYPE_CHECKING, Any
 
-from flwr_hetero.cli.parsing import add_command, waiting
+from flwr_hetero.cli.parsing import add_command, end_of_help
 
 if TYPE_CHECKING:
     from flwr_hetero_studies.core.experiment import Experiment
@@ -17,9 +17,8 @@ WIDTH = 120
 
 def add(commands: Any) -> None:
     text = "run an experiment of one of the papers and print it beside the paper's numbers"
-    example = "tifl figure-3 --fast"
-    page = "flwr_hetero_studies/papers/report.md"
-    parser = add_command(commands, "reproduce", _reproduce, text, example, page)
+    end = end_of_help("reproduce tifl figure-3 --fast", "flwr_hetero_studies/papers/report.md")
+    parser = add_command(commands, "reproduce", _reproduce, text, end)
     add = parser.add_argument
     add("paper", nargs="?", default="all", help="tifl, biased-local-sgd, cd-grab, mercury, pgd")
     one = "as --list has it, such as figure-3 (default: all)"
@@ -57,8 +56,7 @@ def _run(experiment: "Experiment", options: "Options") -> None:
     with tempfile.TemporaryDirectory() as scratch:
         data = Data(options.data, scratch)
         # This is the only run, so torch may use all its threads.
-        with waiting("Running"):
-            line = execute("papers", trial_of(experiment, options), data, threads=None)
+        line = execute("papers", trial_of(experiment, options), data, threads=None)
     found = line["metrics"]
     if "not_here" in found:
         print(f"{NOT_RUN}: {found['not_here']}\n")

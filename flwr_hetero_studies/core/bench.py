@@ -23,7 +23,7 @@ from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
-from flwr_hetero.cli.parsing import add_command, tracked
+from flwr_hetero.cli.parsing import add_command, end_of_help, tracked
 from flwr_hetero_studies.core.plan import DIGITS, Data, NotHereError, Options, Trial
 from flwr_hetero_studies.core.record import Line, append, key_of, pack, read
 from flwr_hetero_studies.core.tables import details, fill
@@ -168,8 +168,8 @@ def end(*_: Any) -> None:
 
 def add(commands: Any) -> None:
     text = "run the cases of a study, or make its report"
-    page = "flwr_hetero_studies/README.md"
-    parser = add_command(commands, "study", _run, text, "race --fast", page)
+    end = end_of_help("study race --fast", "flwr_hetero_studies/README.md")
+    parser = add_command(commands, "study", _run, text, end)
     parser.add_argument("claim", choices=CLAIMS)
     parser.add_argument("--data", default=DIGITS, help="folder of train and test .parquet")
     parser.add_argument("--out", type=Path, help="folder of the results; runs/studies/CLAIM")

@@ -11,10 +11,9 @@ import numpy as np
 from flwr_hetero.errors import check_choice, check_number, invalid
 from flwr_hetero.report.compare import verdict
 from flwr_hetero.report.compare.sentences import HOW_TO_EVALUATE, Verdict, say
-from flwr_hetero.report.compare.verdict import Judge, Result, trained_values
+from flwr_hetero.report.compare.verdict import Judge, Result, result_of, trained_values
 from flwr_hetero.report.history import CLOCKS, MODEL, History, plain, read_config, read_history
-from flwr_hetero.report.nodes import mean_over_nodes, slowest_nodes
-from flwr_hetero.report.style import RUN_COLOURS, figure, words
+from flwr_hetero.report.style import figure, words
 from flwr_hetero.report.tables import setting_text
 
 # Settings in which repetitions of a run may differ.
@@ -67,7 +66,6 @@ class Group(NamedTuple):
     """Runs that differ in the seed only."""
 
     label: str
-    colour: str
     runs: Sequence[Recording]
     results: Sequence[Result]
     verdict: Verdict
@@ -135,29 +133,17 @@ def compare(
         target, hints = _target(runs, metric, check_number("target", target, "(-inf, inf)"))
     judge = Judge(metric, target, _clock(runs, clock))
     differing, labels = differing_settings([side[0] for side in sides])
-    results = [_results(side, judge, sides[0][0].history) for side in sides]
+    base = sides[0][0].history
+    results = [[result_of(run.history, judge, run.seed, base) for run in side] for side in sides]
     groups: list[Group] = []
     for place in range(len(sides)):
-        colour = RUN_COLOURS[place % len(RUN_COLOURS)]
         outcome = Verdict()
         if place > 0:
             unlike = _unlike(sides[0][0], sides[place][0])
             names = (labels[0], labels[place])
             outcome = say(judge, names, (results[0], results[place]), unlike)
-        groups.append(Group(labels[place], colour, sides[place], results[place], outcome))
+        groups.append(Group(labels[place], sides[place], results[place], outcome))
     return Comparison(groups, judge, differing, [*_sentences(groups, judge), *hints])
-
-
-def _results(runs: Sequence[Recording], judge: Judge, baseline: History) -> list[Result]:
-    """Judge the runs of one kind, on the nodes that are the slowest ones in the baseline."""
-    results = []
-    for run in runs:
-        nodes = slowest_nodes(baseline)
-        # The nodes of another fleet have other names.
-        if np.isnan(mean_over_nodes(run.history, nodes)):
-            nodes = slowest_nodes(run.history)
-        results.append(verdict.result_of(run.history, judge, run.seed, nodes))
-    return results
 
 
 def _sentences(groups: Sequence[Group], judge: Judge) -> list[str]:

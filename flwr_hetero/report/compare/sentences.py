@@ -5,9 +5,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flwr_hetero.report.compare.verdict import Findings, Judge, Side, Speed, findings_of, mean
+from flwr_hetero.report.compare import verdict
+from flwr_hetero.report.compare.verdict import Judge, Side, Speed, mean
 from flwr_hetero.report.style import duration, figure, size, words
 
+Names = tuple[str, str]
+Sides = tuple[Side, Side]
 NEVER = "never"
 # Name of a figure of a result, how it is written, and what it is.
 PRICES = (("bytes", size, "sent and received"), ("device_s", duration, "of device time"))
@@ -27,32 +30,32 @@ class Verdict(NamedTuple):
     speed: Speed | None = None
 
 
-def say(
-    judge: Judge, names: tuple[str, str], sides: tuple[Side, Side], unlike: str = ""
-) -> Verdict:
+def say(judge: Judge, names: Names, sides: Sides, unlike: str = "") -> Verdict:
     """Say how the second group of runs compares with the first, the baseline.
 
     ``unlike`` is the reason why the two cannot be compared at all, if there is one.
     """
-    findings = findings_of(judge, sides, unlike)
+    has_finals, has_times, doubt = verdict.comparable(judge, [*sides[0], *sides[1]], unlike)
+    speed = verdict.speed_up(*sides) if has_times else None
+    better = verdict.better_side(judge, sides) if has_finals else None
+    faster = verdict.faster_side(sides, speed, better) if has_times else None
     lines = [
-        _time_sentence(judge, names, sides, findings),
-        _final_sentence(judge, names, sides, findings),
+        _time_sentence(judge, names, sides, speed, faster),
+        _final_sentence(judge, names, sides, better, is_known=has_finals),
         slow_nodes_line(names, sides),
         price_line(sides),
-        _round_sentence(sides, names[1]) if findings.speed else "",
-        findings.doubt,
+        _round_sentence(sides, names[1]) if speed else "",
+        doubt,
     ]
-    winners = {names[side] for side in (findings.better, findings.faster) if side is not None}
+    winners = {names[side] for side in (better, faster) if side is not None}
     winner = winners.pop() if len(winners) == 1 else None
-    return Verdict("\n".join(filter(None, lines)), winner, findings.speed)
+    return Verdict("\n".join(filter(None, lines)), winner, speed)
 
 
 def _time_sentence(
-    judge: Judge, names: tuple[str, str], sides: tuple[Side, Side], findings: Findings
+    judge: Judge, names: Names, sides: Sides, speed: Speed | None, faster: int | None
 ) -> str:
     base, name = names
-    speed = findings.speed
     target = f"{words(judge.metric)} {figure(judge.metric, judge.target)}"
     costs = [cost_text(judge.clock, mean(side, "to_target"), side[0].unit) for side in sides]
     count = sum(run.to_target is not None for run in sides[1])
@@ -66,8 +69,8 @@ def _time_sentence(
         return f"{name} reaches {target} after {costs[1]}{some}, {other}."
     ratio = times(max(speed.factor, 1 / speed.factor))
     details = f"{costs[1]} to {target} instead of {costs[0]}"
-    if findings.faster is not None:
-        comparison = f"{ratio} {'faster' if findings.faster else 'slower'} than"
+    if faster is not None:
+        comparison = f"{ratio} {'faster' if faster else 'slower'} than"
     else:
         comparison = "about as fast as"
         details += ", within one evaluation" if costs[0] != costs[1] else ""
@@ -81,16 +84,16 @@ def _time_sentence(
 
 
 def _final_sentence(
-    judge: Judge, names: tuple[str, str], sides: tuple[Side, Side], findings: Findings
+    judge: Judge, names: Names, sides: Sides, better: int | None, *, is_known: bool
 ) -> str:
     metric = words(judge.metric)
     finals = [figure(judge.metric, mean(side, "end")) for side in sides]
-    if findings.better is not None:
+    if better is not None:
         word = "lower" if judge.falls else "higher"
-        value = finals[findings.better]
-        other = finals[1 - findings.better]
-        return f"{names[findings.better]} has the {word} final {metric} ({value} against {other})."
-    is_noise = findings.has_finals and finals[0] != finals[1]
+        value = finals[better]
+        other = finals[1 - better]
+        return f"{names[better]} has the {word} final {metric} ({value} against {other})."
+    is_noise = is_known and finals[0] != finals[1]
     within = ", within the noise of one seed" if is_noise else ""
     return f"Final {metric}: {finals[1]} against {finals[0]}{within}."
 
@@ -111,23 +114,20 @@ def slow_nodes_line(names: Sequence[str], sides: Sequence[Side]) -> str:
 def price_line(sides: Sequence[Side]) -> str:
     """Say what one or two sides cost in bytes and device time; empty if nothing is known."""
     is_reached = all(run.to_target is not None for side in sides for run in side)
-    label = "Price of the run"
-    if len(sides) > 1:
-        label = "Price until then" if is_reached else "Price until then, or of the whole run"
+    label = "Price until then" if is_reached else "Price until then, or of the whole run"
     parts = []
     for key, write, what in PRICES:
         costs = [mean(side, key) for side in sides]
-        if not min(costs) > 0:
-            continue
-        text = f"{write(costs[-1])} {what}"
-        if len(costs) > 1:
-            text += f" instead of {write(costs[0])}"
-            text += f" ({costs[1] / costs[0]:.2g}x)" if is_reached else ""
-        parts.append(text)
-    return f"{label}: {', '.join(parts)}." if parts else ""
+        if min(costs) > 0:
+            other = f" instead of {write(costs[0])}" if len(costs) > 1 else ""
+            ratio = f" ({costs[1] / costs[0]:.2g}x)" if other and is_reached else ""
+            parts.append(f"{write(costs[-1])} {what}{other}{ratio}")
+    return (
+        f"{label if len(sides) > 1 else 'Price of the run'}: {', '.join(parts)}." if parts else ""
+    )
 
 
-def _round_sentence(sides: tuple[Side, Side], name: str) -> str:
+def _round_sentence(sides: Sides, name: str) -> str:
     """Say how long rounds take and how many are needed, which explains the speed-up."""
     base_unit = sides[0][0].unit
     unit = sides[1][0].unit
