@@ -14,12 +14,7 @@ from plotly.offline import get_plotlyjs
 
 from flwr_hetero.files import replace
 from flwr_hetero.report.compare import Recording, compare, verdict
-from flwr_hetero.report.compare.sentences import (
-    HOW_TO_EVALUATE,
-    cost_text,
-    price_line,
-    slow_nodes_line,
-)
+from flwr_hetero.report.compare.sentences import HOW_TO_EVALUATE, cost_text, slow_nodes_line
 from flwr_hetero.report.curves import Line, curve_data, panels_of
 from flwr_hetero.report.history import REPORT, History, as_number, read_config, read_history
 from flwr_hetero.report.nodes import failure_groups, last_fairness, node_stats
@@ -96,6 +91,7 @@ def run_data(directory: str | Path) -> dict[str, Any]:
     judge = None
     target = None
     clock = history.clock[0]
+    lines = ["No trained model was evaluated.", HOW_TO_EVALUATE]
     if metric is not None and len(verdict.trained_values(history, metric)[0]):
         run = Recording(folder, history, settings)
         comparison = compare([run], metric, _target_accuracy(settings, metric))
@@ -103,10 +99,10 @@ def run_data(directory: str | Path) -> dict[str, Any]:
         target = judge.target
         clock = judge.clock
         [[result]] = [group.results for group in comparison.groups]
-        totals = result._replace(bytes=float(history.traffic.sum()), device_s=history.busy_s.sum())
         lines = [_outcome(judge, result, history), slow_nodes_line(["this run"], [[result]])]
         lines += [] if result.node_metric else [HOW_TO_EVALUATE]
-        data["sentences"] = ["\n".join(filter(None, [*lines, price_line([[totals]])]))]
+    price = f"{size(history.traffic.sum())} sent and received, {duration(history.busy_s.sum())}"
+    data["sentences"] = ["\n".join([*lines, f"Price of the run: {price} of device time."])]
     tables = [table.data() for table in tables_of([("", None, history)])]
     return data | {
         "facts": facts(history, settings, judge),

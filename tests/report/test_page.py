@@ -104,6 +104,7 @@ def test_sparse_histories(make_run, record):
         data = run_data(path := make_run(name, rounds))
         assert not re.search(r"\bnan\b|\binf\b|\bNone\b", json.dumps(data), re.IGNORECASE)
         assert bool(data["notes"]) is not bool(rounds)
+        assert bool(data["sentences"]) is bool(rounds)
     assert write_report(path).read_text() == write_report(path).read_text()
     assert not list(path.glob("*.draft"))
 

@@ -111,20 +111,17 @@ def slow_nodes_line(names: Sequence[str], sides: Sequence[Side]) -> str:
     return f"Slowest nodes: unknown, since no node of {where} evaluated a model."
 
 
-def price_line(sides: Sequence[Side]) -> str:
-    """Say what one or two sides cost in bytes and device time; empty if nothing is known."""
+def price_line(sides: Sides) -> str:
+    """Say what the two sides cost in bytes and device time; empty if nothing is known."""
     is_reached = all(run.to_target is not None for side in sides for run in side)
     label = "Price until then" if is_reached else "Price until then, or of the whole run"
     parts = []
     for key, write, what in PRICES:
         costs = [mean(side, key) for side in sides]
         if min(costs) > 0:
-            other = f" instead of {write(costs[0])}" if len(costs) > 1 else ""
-            ratio = f" ({costs[1] / costs[0]:.2g}x)" if other and is_reached else ""
-            parts.append(f"{write(costs[-1])} {what}{other}{ratio}")
-    return (
-        f"{label if len(sides) > 1 else 'Price of the run'}: {', '.join(parts)}." if parts else ""
-    )
+            ratio = f" ({costs[1] / costs[0]:.2g}x)" if is_reached else ""
+            parts.append(f"{write(costs[1])} {what} instead of {write(costs[0])}{ratio}")
+    return f"{label}: {', '.join(parts)}." if parts else ""
 
 
 def _round_sentence(sides: Sides, name: str) -> str:
