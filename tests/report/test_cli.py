@@ -2,6 +2,7 @@ import json
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,13 +17,16 @@ def two_runs(make_run, rising):
     return str(make_run("slow", rising(600.0))), str(make_run("[bold]fast", rising(100.0)))
 
 
-def test_report_and_compare_say_where(two_runs, capsys, tmp_path):
+def test_report_and_compare_say_where(two_runs, capsys, tmp_path, monkeypatch):
+    track = Mock(side_effect=lambda items, text, total: items)
+    monkeypatch.setattr(cli.runs, "tracked", track)
     assert main(["report", two_runs[0]]) == 0
     assert capsys.readouterr().out.split() == [f"{tmp_path}/slow/report.html"]
     assert (tmp_path / "slow" / "report.html").stat().st_size > 10_000
     out = tmp_path / "page.html"
     options = ["--target", "0.4", "--clock", "round", "--out", str(out), "--json"]
     assert main(["compare", *two_runs, *options]) == 0
+    assert track.call_args.args[1:] == ("Reading", 2)
     *lines, page = capsys.readouterr().out.splitlines()
     words = "[bold]fast is about as fast as slow: 4 rounds to accuracy 40.0 % instead of 4 rounds."
     assert lines[0] == words
@@ -30,18 +34,6 @@ def test_report_and_compare_say_where(two_runs, capsys, tmp_path):
     assert page == str(out)
     [text] = json.loads(out.with_suffix(".json").read_text())["verdict"]
     assert text.split("\n") == [line.strip() for line in lines]
-
-
-def test_compare_shows_how_many_runs_are_read(two_runs, tmp_path, monkeypatch):
-    followed = []
-
-    def track(items, text, total):
-        followed.append((text, total))
-        return items
-
-    monkeypatch.setattr(cli.runs, "tracked", track)
-    assert main(["compare", *two_runs, "--out", str(tmp_path / "page.html")]) == 0
-    assert followed == [("Reading", 2)]
 
 
 @pytest.mark.parametrize(

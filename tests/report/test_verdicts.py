@@ -133,9 +133,6 @@ def test_target_in_per_cent(verdict_of, rising):
         compare([Recording(Path("c"), History(tuple(rising(metric="loss"))), {})], target=85.0)
 
 
-# -- random short runs --
-
-
 def random_values(rng):
     """Draw the values of a run: the untrained model's, and those of one to eight evaluations."""
     steps = rng.normal(0.05, 0.08, rng.integers(1, 9))

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from math import exp, inf
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -102,11 +103,7 @@ def test_refusals(tmp_path, capsys):
 
 
 def test_progress_is_shown_and_an_interrupt_is_one_line(monkeypatch, capsys):
-    followed = []
-
-    def track(items, text, total):
-        followed.append((text, total))
-        return items
+    track = Mock(side_effect=lambda items, text, total: items)
 
     def rank(choices, seeds, make, execute):
         execute(make(choice, 0, None) for choice in choices[:2])
@@ -118,7 +115,7 @@ def test_progress_is_shown_and_an_interrupt_is_one_line(monkeypatch, capsys):
     monkeypatch.setattr(Simulation, "run", lambda simulation: [])
     assert main(["advise", "paper-5"]) == 130
     assert capsys.readouterr().err.splitlines()[-1] == "flwr-hetero: interrupted"
-    assert followed == [("Emulating the fleet", 2)]
+    assert track.call_args.args[1:] == ("Emulating the fleet", 2)
 
 
 # --- judging -----------------------------------------------------------------------------
