@@ -78,7 +78,7 @@ def run_page(make_run, rounds_of):
 def test_page_of_a_run(browser, run_page, width, scheme):
     look(browser, run_page, width, scheme)
     wanted, drawn = count_drawn(browser)
-    assert wanted == drawn >= 5
+    assert wanted == drawn == 3
 
 
 @pytest.fixture
