@@ -25,7 +25,6 @@ CALLS = []
 TEMPORARY = []
 
 
-# --- apps: what is done when they are imported ------------------------------------------------
 def import_app(name, *_):
     note("imports.txt", name)
     APPS[name]()
@@ -108,7 +107,6 @@ APPS = {
 }
 
 
-# --- messages: what they do, and tell ----------------------------------------------------------
 def change():
     """Change what a process has; tell what was there."""
     found = [len(SEEN), os.environ.get("SEEN"), os.getcwd(), NVML in os.environ]

@@ -4,21 +4,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib.metadata import entry_points
-from typing import Any
 
 from flwr_hetero import __version__
 from flwr_hetero.cli import doctor, fleet, run, runs
+from flwr_hetero.cli.parsing import ExactParser, end_of_help
 
 # Entry points by which other packages add commands.
 COMMANDS = "flwr_hetero.commands"
 INTERRUPTED = 130
-
-
-class ExactParser(argparse.ArgumentParser):
-    """A parser that refuses abbreviated options, as do those of all commands below it."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs, allow_abbrev=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,7 +51,8 @@ def _fail(reason: str) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     text = "Federated learning on devices of unequal speed: run apps, watch and compare runs."
-    parser = ExactParser(prog="flwr-hetero", description=text)
+    end = end_of_help("compare /tmp/fedavg /tmp/fedslice")
+    parser = ExactParser(prog="flwr-hetero", description=text, epilog=end)
     parser.add_argument("--version", action="version", version=f"flwr-hetero {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for module in (run, runs, fleet, doctor):

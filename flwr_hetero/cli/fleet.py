@@ -5,7 +5,7 @@ from math import isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flwr_hetero.cli.run import add_command
+from flwr_hetero.cli.parsing import add_command, end_of_help
 from flwr_hetero.errors import check_count
 
 if TYPE_CHECKING:
@@ -14,6 +14,12 @@ if TYPE_CHECKING:
 
 FOLDER = "~/flwr-hetero-fleet"
 SUPERNODE = "supernode"
+PAGE = "deploy/README.md#try-it-on-one-machine"
+KEYS_PAGE = "deploy/README.md#2-keys-and-certificates-on-the-server"
+SUPERNODE_END = end_of_help(
+    "supernode --superlink superlink.lan:9092 --root-certificates ca.crt",
+    "docs/howto.md#keep-nodes-warm",
+)
 # The help of the command itself has this warning, since users of a shared machine must see it.
 WARNING = (
     ". While they run, EVERY USER OF THIS MACHINE CAN RUN CODE AS YOU: Flower's SuperLink asks "
@@ -24,14 +30,17 @@ WARNING = (
 def add(commands: Any) -> None:
     """Add the commands to the command line."""
     # main() passes the options of this command to Flower, so only its help is added here.
-    commands.add_parser(SUPERNODE, help="Flower's SuperNode, kept warm: a message starts in 0.3 s")
+    text = "Flower's SuperNode, kept warm: a message starts in 0.3 s"
+    commands.add_parser(SUPERNODE, help=text)
 
     text = "run a real fleet on this machine, and make keys for real devices"
-    fleet = commands.add_parser("fleet", help=text, description=text)
+    end = end_of_help("fleet up --nodes 3", PAGE)
+    fleet = commands.add_parser("fleet", help=text, description=text, epilog=end)
     fleet_commands = fleet.add_subparsers(required=True, metavar="COMMAND")
 
     text = "start a SuperLink and SuperNodes with TLS and keys"
-    up = add_command(fleet_commands, "up", _up, text, WARNING)
+    end = end_of_help("fleet up --nodes 5 --fleet paper-5 --cpu 0.5", PAGE)
+    up = add_command(fleet_commands, "up", _up, text, end, WARNING)
     up.add_argument("--nodes", type=int, default=4, help="SuperNodes (default: 4)")
     text = "uniform, paper-5, or a TOML file of devices, whose speeds become shares of one CPU"
     up.add_argument("--fleet", default="uniform", help=text)
@@ -40,15 +49,20 @@ def add(commands: Any) -> None:
     text = "use Flower's own SuperNodes, which start a new process for each message"
     up.add_argument("--cold", action="store_true", help=text)
 
-    status = add_command(fleet_commands, "status", _status, "show which processes are running")
-    down = add_command(fleet_commands, "down", _down, "stop what `up` started and remove its files")
+    text = "show which processes are running"
+    end = end_of_help("fleet status", PAGE)
+    status = add_command(fleet_commands, "status", _status, text, end)
+    text = "stop what `up` started and remove its files"
+    down = add_command(fleet_commands, "down", _down, text, end_of_help("fleet down", PAGE))
     for parser in (up, status, down):
         parser.add_argument(
             "--dir", default=FOLDER, help=f"folder of the fleet (default: {FOLDER})"
         )
 
     text = "make keys and certificates for real devices"
-    certificates = add_command(fleet_commands, "certificates", _certificates, text)
+    example = "fleet certificates keys --host superlink.lan --node jetson-1"
+    end = end_of_help(example, KEYS_PAGE)
+    certificates = add_command(fleet_commands, "certificates", _certificates, text, end)
     text = "folder; its certificate authority is used again, whose ca.key is needed for --host only"
     certificates.add_argument("dir", help=text)
     text = "names and addresses of the SuperLink"
@@ -61,6 +75,9 @@ def supernode(arguments: list[str]) -> int:
     """Run a SuperNode that is kept warm, with the options of ``flower-supernode``."""
     from flwr_hetero.fleet.supernode import main
 
+    # Flower prints the help of its options.
+    if {"-h", "--help"} & {*arguments}:
+        print(SUPERNODE_END, flush=True)
     main(arguments)
     return 0
 

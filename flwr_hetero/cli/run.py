@@ -5,11 +5,12 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from flwr_hetero.cli.parsing import add_command, add_config, end_of_help, waiting
 from flwr_hetero.errors import check_count, check_key, invalid
 
 # Flower prints this line when it has accepted a run.
@@ -20,7 +21,8 @@ COMPLETED = "finished:completed"
 def add(commands: Any) -> None:
     """Add the command to the command line."""
     text = "check the run-config of an app, then flwr run --stream; fails if the run fails"
-    parser = add_command(commands, "run", _run, text)
+    end = end_of_help("run apps/fedslice --nodes 10 -c seed=1")
+    parser = add_command(commands, "run", _run, text, end)
     parser.add_argument("app", type=Path, metavar="APP", help="folder of an app")
     parser.add_argument("superlink", nargs="?", metavar="SUPERLINK", help="as for flwr run")
     text = "simulated nodes, with one CPU each (default: as configured in Flower, 2 at first)"
@@ -29,28 +31,13 @@ def add(commands: Any) -> None:
     add_config(parser, "federation")
 
 
-def add_command(
-    commands: Any, name: str, run: Callable[..., Any], text: str, details: str = ""
-) -> Any:
-    """Add a command that calls a function; return its parser."""
-    parser = commands.add_parser(name, help=text, description=text + details)
-    parser.set_defaults(run=run)
-    return parser
-
-
-def add_config(parser: argparse.ArgumentParser, name: str, *short: str) -> None:
-    """Add an option of ``flwr run`` for the settings of an app or a simulation."""
-    text = "as for flwr run: KEY=VALUE ..., with texts in quotes; may be given several times"
-    names = (f"--{name}-config", *short)
-    parser.add_argument(*names, action="append", default=[], metavar="KEYS", help=text)
-
-
 def _run(options: argparse.Namespace) -> int:
     federation_config = list(options.federation_config)
     if options.nodes is not None:
         check_count("--nodes", options.nodes, 1)
         federation_config.append(f"num-supernodes={options.nodes} client-resources-num-cpus=1")
-    check_run_config(options.app, options.run_config)
+    with waiting(f"Checking {options.app}"):
+        check_run_config(options.app, options.run_config)
     flwr = str(Path(sys.executable).with_name("flwr"))
     superlink = [options.superlink] if options.superlink else []
     command = [flwr, "run", str(options.app), *superlink, "--stream"]

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from flwr_hetero.cli.run import add_command
+from flwr_hetero.cli.parsing import add_command, end_of_help, tracked
 from flwr_hetero.errors import invalid
 from flwr_hetero.files import replace
 from flwr_hetero.report.history import HISTORY, LOCK, MODEL, REPORT, read_history
@@ -25,15 +25,18 @@ KILLED = "The run was killed: its process is gone. resume=true continues from it
 def add(commands: Any) -> None:
     """Add the commands to the command line."""
     folder = "run directory (output-dir)"
-    report = add_command(commands, "report", _report, "rebuild report.html of runs")
+    end = end_of_help("report /tmp/fedavg /tmp/fedslice")
+    report = add_command(commands, "report", _report, "rebuild report.html of runs", end)
     report.add_argument("directories", nargs="+", metavar="DIR", help=folder)
 
     text = "rebuild report.html after each round while a run is going on"
-    watch = add_command(commands, "watch", _watch, text)
+    watch = add_command(commands, "watch", _watch, text, end_of_help("watch /tmp/fedslice"))
     watch.add_argument("directory", type=Path, metavar="DIR", help=folder)
 
     text = "compare runs and write a page; runs that differ only in the seed are grouped"
-    compare = add_command(commands, "compare", _compare, text)
+    example = "compare /tmp/fedavg /tmp/fedslice --target 85"
+    end = end_of_help(example, "docs/howto.md#compare-runs")
+    compare = add_command(commands, "compare", _compare, text, end)
     compare.add_argument("directories", nargs="+", metavar="DIR", help=f"{folder}, baseline first")
     text = (
         "metric to compare, such as accuracy or cd_grab/pairs (default: accuracy of the first "
@@ -117,11 +120,12 @@ def _compare(options: argparse.Namespace) -> None:
     # A name without .html may be a run directory that was put behind the option by mistake.
     if options.out.suffix != ".html":
         raise invalid("--out", str(options.out), "end in .html")
-    runs = read_runs(options.directories)
+    runs = read_runs(options.directories, lambda paths: tracked(paths, "Reading", len(paths)))
     clock = CLOCKS.get(options.clock)
     comparison = compare(runs, options.metric, options.target, clock=clock)
     page = write_page(comparison, options.out)
     if options.json:
         text = json.dumps(figures(comparison), indent=2) + "\n"
         replace(page.with_suffix(".json"), text.encode())
-    print("\n".join([*comparison.sentences, str(page)]))
+    texts = [text.replace("\n", "\n  ") for text in comparison.sentences]
+    print("\n".join([*texts, str(page)]))

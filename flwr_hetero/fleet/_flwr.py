@@ -86,9 +86,6 @@ def with_replaced(module: Any, **replaced: Any) -> SimpleNamespace:
     return SimpleNamespace(**vars(module) | replaced)
 
 
-# --- the SuperNode, which asks the SuperLink for messages and waits for replies ---------------
-
-
 def replace_in_node(sleep: Callable[[float], None], start: Callable[[Sequence[str]], Any]) -> None:
     """Let a SuperNode sleep, and start its SuperExec, in another way."""
     node: Any = import_module(NODE)
@@ -133,9 +130,6 @@ def time_messages(
 
     node._pull_and_store_message = timed_pull
     node._push_messages = timed_push
-
-
-# --- faults of a SuperNode ----------------------------------------------------------------------
 
 
 def flwr_home() -> Path:
@@ -200,9 +194,6 @@ def watch_node(faults: Any) -> None:
     connection.NodeAuthHttpInterceptor = WatchedRequests
 
 
-# --- SuperExec, which asks the SuperNode for tasks and has an executor start processes --------
-
-
 def run_superexec(
     launch: Callable[[int, Any], None], sleep: Callable[[float], None], close: Callable[[], None]
 ) -> None:
@@ -241,9 +232,6 @@ def run_superexec(
     superexec.AutoExecPlugin = WarmPlugin
     superexec.time = with_replaced(superexec.time, sleep=sleep)
     run_command("flower-superexec")
-
-
-# --- a ClientApp's process ----------------------------------------------------------------------
 
 
 class App(NamedTuple):

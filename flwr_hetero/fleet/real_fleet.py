@@ -154,7 +154,11 @@ class RealFleet:
     def wait_online(self, names: Collection[str]) -> None:
         """Wait until SuperNodes are online; RuntimeError if one ends or is late."""
         deadline_s = time.monotonic() + START_S
+        last = -1
         while missing := sorted(set(names) - self.online()):
+            if len(missing) != last:
+                last = len(missing)
+                _log.info("%d of %d SuperNodes are online", len(names) - last, len(names))
             if not self.is_alive(self.file.superlink_pid):
                 raise self._failure("superlink")
             ended = [name for name in missing if not self.is_alive(self.file.node(name).pid)]

@@ -1,12 +1,12 @@
 """Curves of runs: metrics and figures of wrappers against time, rounds, bytes, device-seconds."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from flwr_hetero.report.history import CLOCKS, TIFL, Floats, History, Indices
-from flwr_hetero.report.style import TIMES, heading, is_share, size_unit, time_unit
+from flwr_hetero.report.history import CLOCKS, Floats, History, Indices
+from flwr_hetero.report.style import BLUE, TIMES, heading, is_share, size_unit, time_unit
 
 # Points of a mean over seeds.
 MEAN_POINTS = 100
@@ -14,6 +14,8 @@ MEAN_POINTS = 100
 MAX_METRICS = 40
 # Of a longer run only so many rounds are drawn, so that a page stays small.
 MAX_POINTS = 400
+# An axis is logarithmic if the shortest run ends at less than this share of the longest.
+LOG_SHARE = 0.2
 # Axes that add up a figure of the rounds.
 SUMS = {"bytes": "bytes sent and received", "device_s": "time of all devices"}
 
@@ -32,25 +34,22 @@ class Axis(NamedTuple):
     key: str
     label: str
     scale: float
+    log: bool
+    """Whether it is logarithmic at first, so that short runs are not squeezed into its edge."""
 
 
 def curve_data(
-    lines: Sequence[Line],
-    metric: str | None,
-    clock: str,
-    target: float | None,
-    logarithmic: Collection[str] = (),
+    lines: Sequence[Line], metric: str | None, clock: str, target: float | None
 ) -> dict[str, Any]:
     """Return what the page draws of all runs.
 
-    The page shows ``metric``, whose target is ``target``, and the axis ``clock`` first. The axes
-    in ``logarithmic`` are logarithmic at first.
+    The page shows ``metric``, whose target is ``target``, and the axis ``clock`` first.
     """
     histories = [history for line in lines for history in line.histories]
     axes = axes_of(histories, clock)
     names = _names(histories, metric) if axes else []
     return {
-        "axes": [{"key": a.key, "label": a.label, "log": a.key in logarithmic} for a in axes],
+        "axes": [axis._asdict() for axis in axes],
         "metrics": [
             {
                 "key": name,
@@ -69,30 +68,37 @@ def curve_data(
 
 
 def axes_of(histories: Sequence[History], clock: str) -> list[Axis]:
-    """Return the axes that all runs have, ``clock`` first."""
+    """Return the axes that all runs have, ``clock`` first.
+
+    The unit of an axis suits the shortest run. On a logarithmic axis it suits the first round.
+    """
     axes = []
     units = {history.unit for history in histories}
     for key, label in (CLOCKS | SUMS).items():
-        ends = [float(np.nanmax(column_of(h, key), initial=0.0)) for h in histories]
+        columns = [column_of(history, key) for history in histories]
+        ends = [float(np.nanmax(column, initial=0.0)) for column in columns]
         if not all(ends):
             continue
+        least = min(ends)
+        is_log = least < LOG_SHARE * max(ends)
+        if is_log:
+            least = min(float(column[column > 0].min()) for column in columns)
         if key == "bytes":
-            symbol, scale = size_unit(max(ends))
-            axes.append(Axis(key, f"{label} ({symbol})", scale))
+            symbol, scale = size_unit(least)
+            axes.append(Axis(key, f"{label} ({symbol})", scale, is_log))
         elif key != "round":
-            symbol = time_unit(max(ends))
-            axes.append(Axis(key, f"{label} ({symbol})", TIMES[symbol]))
+            symbol = time_unit(least)
+            axes.append(Axis(key, f"{label} ({symbol})", TIMES[symbol], is_log))
         # Rounds and server updates cannot share an axis.
         elif len(units) == 1:
-            axes.append(Axis(key, f"{histories[0].unit}s", 1.0))
+            axes.append(Axis(key, f"{histories[0].unit}s", 1.0, is_log))
     return sorted(axes, key=lambda axis: axis.key != clock)
 
 
 def column_of(history: History, key: str) -> Floats:
     """Return the values of a run on an axis; traffic and device-seconds are added up."""
     if key == "bytes":
-        traffic = np.array([history.column("bytes_up"), history.column("bytes_down")])
-        return np.nancumsum(np.nansum(traffic, axis=0))
+        return np.cumsum(history.traffic)
     return np.cumsum(history.busy_s) if key == "device_s" else history.column(key)
 
 
@@ -104,9 +110,8 @@ def drawn_rounds(count: int) -> Indices:
 def _names(histories: Sequence[History], first: str | None) -> list[str]:
     """Return the metrics and the figures of wrappers that all runs have."""
     names = [] if first is None else [first]
-    for name, (section, _) in histories[0].names.items():
-        # The figures of TiFL are drawn by tier, in charts of their own.
-        if section != TIFL and name != first and all(name in h.names for h in histories):
+    for name in histories[0].names:
+        if name != first and all(name in history.names for history in histories):
             names.append(name)
     return names[:MAX_METRICS]
 
@@ -150,3 +155,28 @@ def _curve(xs: Sequence[Floats], ranges: Sequence[Floats]) -> dict[str, list[Any
 def rounded(values: Floats) -> list[Any]:
     """Return numbers for the page: six digits, None where there is none."""
     return [float(f"{value:.6g}") if np.isfinite(value) else None for value in values.tolist()]
+
+
+def panels_of(history: History, clock: str) -> list[dict[str, Any]]:
+    """Return the charts beside the curves of one run: the time of each round, if it is known."""
+    axes = axes_of([history], clock)
+    seconds = history.clock[1]
+    if not axes or len(history.rounds) < 2 or np.isnan(seconds).all():
+        return []
+    places = drawn_rounds(len(history.rounds))
+    # If some rounds are not drawn, a dot is the mean over the rounds since the one before.
+    per_round = np.diff(seconds[places]) / np.diff(history.column("round")[places])
+    unit = time_unit(float(np.nanmax(per_round, initial=0.0)))
+    dots = {
+        "name": f"one {history.unit}",
+        "mode": "markers",
+        "marker": {"color": BLUE, "size": 6},
+        "y": [None, *rounded(per_round / TIMES[unit])],
+    }
+    chart = {
+        "title": f"Time of each {history.unit}",
+        "traces": [dots],
+        "yaxis": {"title": {"text": f"time ({unit})"}, "rangemode": "tozero"},
+        "x": {a.key: rounded(column_of(history, a.key)[places] / a.scale) for a in axes},
+    }
+    return [chart]

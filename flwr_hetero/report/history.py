@@ -116,20 +116,20 @@ class History:
         return int(self.rounds[-1]["round"]) if self.rounds else -1
 
     @property
-    def is_buffered(self) -> bool:
-        """Whether the server used replies as they arrived, so that no node waited for others."""
-        return any(FEDBUFF in record for record in self.rounds)
-
-    @property
     def unit(self) -> str:
         """What a record describes: "round", or "server update" in a run without rounds."""
-        has_rounds = any(FEDSLICE in record for record in self.rounds)
-        return "server update" if self.is_buffered and not has_rounds else "round"
+        sections = {section for record in self.rounds for section in record}
+        return "server update" if FEDBUFF in sections and FEDSLICE not in sections else "round"
 
     @cached_property
     def busy_s(self) -> Floats:
         """Seconds that all nodes together worked, by round."""
         return np.nan_to_num(self.column("device_s"))
+
+    @cached_property
+    def traffic(self) -> Floats:
+        """Bytes sent and received, by round."""
+        return np.nan_to_num(self.column("bytes_up")) + np.nan_to_num(self.column("bytes_down"))
 
     @property
     def clock(self) -> tuple[str, Floats]:
@@ -241,9 +241,6 @@ def read_history(directory: str | Path) -> History:
                 problem = error if line.endswith(b"\n") else "is incomplete"
                 notes.append(f"line {number} {problem} and was skipped")
     return History(tuple(rounds[number] for number in sorted(rounds)), tuple(notes))
-
-
-# -- one line --
 
 
 def parse(line: str) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 import re
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from functools import lru_cache
-from math import nan
+from math import ceil, isfinite, nan
 from statistics import median
 from typing import NamedTuple
 
@@ -20,6 +21,9 @@ from flwr_hetero.report.history import (
     as_dict,
     as_number,
 )
+
+# Share of the nodes that a page calls the slowest.
+SLOWEST = 0.2
 
 
 class NodeStats(NamedTuple):
@@ -101,13 +105,6 @@ def latest_tiers(history: History) -> tuple[dict[str, int], dict[str, float | No
     return {}, {}
 
 
-@lru_cache(2)
-def num_tiers(history: History) -> int:
-    """Return the largest number of tiers during a run; 0 without TiFL."""
-    counts = [len(as_dict(r.get(TIFL)).get("tier_probs") or ()) for r in history.rounds]
-    return max([0, *counts, *(1 + tier for tier in latest_tiers(history)[0].values())])
-
-
 def last_fairness(history: History) -> Fairness | None:
     """Return how good the model is on each node, as last measured; None if it never was."""
     record = next((record for record in reversed(history.rounds) if FAIRNESS in record), None)
@@ -125,6 +122,40 @@ def last_fairness(history: History) -> Fairness | None:
         worst=as_number(info.get("worst_tenth")),
         by_node=by_node,
     )
+
+
+@lru_cache(2)
+def slowest_nodes(history: History) -> list[str]:
+    """Return the slowest fifth of the nodes by time per step, or by latency without steps.
+
+    Nodes that take as many steps as fit a time slice differ in their steps more than in their time.
+    """
+    step_times: dict[str, list[float]] = defaultdict(list)
+    for record in history.rounds:
+        sections = [section for section in record.values() if isinstance(section, dict)]
+        steps = next((as_dict(s["num_steps"]) for s in sections if "num_steps" in s), {})
+        for name, seconds in as_dict(record.get("latency")).items():
+            count = as_number(steps.get(name))
+            if count > 0:
+                step_times[name].append(as_number(seconds) / count)
+    times = {name: median(values) for name, values in step_times.items()}
+    times = times or {node.identity: node.typical_s for node in node_stats(history)}
+    known = [name for name, seconds in times.items() if isfinite(seconds)]
+    known.sort(key=lambda name: -times[name])
+    return known[: ceil(SLOWEST * len(known))]
+
+
+def mean_over_nodes(history: History, *choices: Sequence[str]) -> float:
+    """Return the mean of what the first nodes that evaluated last measured; NaN if none did."""
+    latest: dict[str, float] = {}
+    for record in history.rounds:
+        info = as_dict(record.get(FAIRNESS))
+        values = as_dict(info.get("by_node"))
+        # The table of a large fleet has its worst nodes only, which would lower the mean.
+        if info.get("nodes", len(values)) == len(values):
+            latest |= values
+    numbers = [[as_number(latest[name]) for name in names if name in latest] for names in choices]
+    return next((float(np.mean(values)) for values in numbers if values), nan)
 
 
 @lru_cache(2)

@@ -117,7 +117,9 @@ function drawCosts(element) {
   const layout = theme(element.clientWidth);
   const most = element.clientWidth < 500 ? 16 : 28;
   layout.showlegend = false;
-  layout.xaxis.title = { text: costs.label };
+  const axis = curves.axes.find(({ key }) => key === costs.axis) ?? { label: "rounds", scale: 1 };
+  const values = costs.values.map((list) => list.map((cost) => cost / axis.scale));
+  layout.xaxis.title = { text: axis.label };
   layout.yaxis.autorange = "reversed";
   layout.yaxis.tickvals = places;
   layout.yaxis.ticktext = lines.map(({ label }) => escaped(shortened(label, most)));
@@ -125,13 +127,13 @@ function drawCosts(element) {
   element.style.height = `${layout.height}px`;
   const mean = (list) => list.reduce((sum, cost) => sum + cost, 0) / (list.length || 1);
   const bars = {
-    type: "bar", orientation: "h", y: places, x: costs.values.map(mean), width: 0.6,
+    type: "bar", orientation: "h", y: places, x: values.map(mean), width: 0.6,
     marker: { color: lines.map(({ colour }) => colour) },
-    text: costs.values.map((list) => (list.length ? "" : "never")), textposition: "outside",
+    text: values.map((list) => (list.length ? "" : "never")), textposition: "outside",
     customdata: lines.map(({ label }) => escaped(label)),
     hovertemplate: "%{customdata}<br>%{x:.4g}<extra></extra>",
   };
-  const seeds = costs.values.map((list) => (list.length > 1 ? list : []));
+  const seeds = values.map((list) => (list.length > 1 ? list : []));
   const dots = {
     type: "scatter", mode: "markers", hoverinfo: "x", marker: { color: layout.ink, size: 7 },
     x: seeds.flat(), y: seeds.flatMap((list, place) => list.map(() => place)),
@@ -198,8 +200,9 @@ function addCharts() {
   const charts = document.getElementById("charts");
   const numMetrics = curves?.metrics.length ?? 0;
   const pair = make("div", { className: "pair" });
+  const hasSeeds = costs?.values.some((list) => list.length > 1);
   if (numMetrics > 0) charts.append(curveChart("Progress", { withAxes: true }));
-  if (costs) charts.append(chart(costs.title, drawCosts, { caption: "Mean over the seeds that reach it. Dots are seeds." }));
+  if (costs) charts.append(chart(costs.title, drawCosts, { caption: hasSeeds ? "Mean over the seeds that reach it. Dots are seeds." : "" }));
   if (numMetrics > 1) pair.append(curveChart("Another figure", { withAxes: false }));
   for (const panel of panels ?? []) pair.append(chart(panel.title, (element) => drawPanel(panel, element), panel));
   charts.append(pair);

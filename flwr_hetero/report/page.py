@@ -14,11 +14,10 @@ from plotly.offline import get_plotlyjs
 
 from flwr_hetero.files import replace
 from flwr_hetero.report.compare import Recording, compare, verdict
-from flwr_hetero.report.compare.sentences import cost_text
-from flwr_hetero.report.curves import Line, curve_data
-from flwr_hetero.report.history import PARTS, REPORT, History, as_number, read_config, read_history
-from flwr_hetero.report.nodes import failure_groups, last_fairness, message_parts, node_stats
-from flwr_hetero.report.panels import panels_of
+from flwr_hetero.report.compare.sentences import HOW_TO_EVALUATE, cost_text, slow_nodes_line
+from flwr_hetero.report.curves import Line, curve_data, panels_of
+from flwr_hetero.report.history import REPORT, History, as_number, read_config, read_history
+from flwr_hetero.report.nodes import failure_groups, last_fairness, node_stats
 from flwr_hetero.report.style import BLUE, duration, figure, heading, is_share, size, words
 from flwr_hetero.report.tables import settings_table, tables_of
 
@@ -39,18 +38,12 @@ def render(data: Mapping[str, Any]) -> str:
     css = (folder / "page.css").read_text(encoding="utf-8")
     html = (folder / "page.html").read_text(encoding="utf-8")
     plotly, plotly_hash = _plotly()
-    return (
-        Environment(autoescape=True)
-        .from_string(html)
-        .render(
-            data=data,
-            charts={key: data.get(key) for key in CHARTS},
-            css=css,
-            script=script,
-            plotly=plotly,
-            # Browsers run only scripts with these hashes, so a text of a node can never run as one.
-            hashes=[plotly_hash, _hash(script)],
-        )
+    charts = {key: data.get(key) for key in CHARTS}
+    # Browsers run only scripts with these hashes, so a text of a node can never run as one.
+    hashes = [plotly_hash, _hash(script)]
+    template = Environment(autoescape=True).from_string(html)
+    return template.render(
+        data=data, charts=charts, css=css, script=script, plotly=plotly, hashes=hashes
     )
 
 
@@ -63,9 +56,6 @@ def _plotly() -> tuple[str, str]:
 
 def _hash(script: str) -> str:
     return b64encode(sha256(script.encode()).digest()).decode()
-
-
-# -- the page of a run --
 
 
 def write_report(directory: str | Path) -> Path:
@@ -101,13 +91,18 @@ def run_data(directory: str | Path) -> dict[str, Any]:
     judge = None
     target = None
     clock = history.clock[0]
+    lines = ["No trained model was evaluated.", HOW_TO_EVALUATE]
     if metric is not None and len(verdict.trained_values(history, metric)[0]):
         run = Recording(folder, history, settings)
         comparison = compare([run], metric, _target_accuracy(settings, metric))
         judge = comparison.judge
         target = judge.target
         clock = judge.clock
-        data["sentences"] = [_outcome(judge, comparison.groups[0].results[0], history)]
+        [[result]] = [group.results for group in comparison.groups]
+        lines = [_outcome(judge, result, history), slow_nodes_line(["this run"], [[result]])]
+        lines += [] if result.node_metric else [HOW_TO_EVALUATE]
+    price = f"{size(history.traffic.sum())} sent and received, {duration(history.busy_s.sum())}"
+    data["sentences"] = ["\n".join([*lines, f"Price of the run: {price} of device time."])]
     tables = [table.data() for table in tables_of([("", None, history)])]
     return data | {
         "facts": facts(history, settings, judge),
@@ -158,7 +153,7 @@ def facts(
 
     if judge:
         final = figure(judge.metric, verdict.settled_value(history, judge.metric))
-        add(f"Final {words(judge.metric)}", final, _best_and_median(history, judge))
+        add(f"Final {words(judge.metric)}", final)
     fairness = last_fairness(history)
     if fairness:
         mean = figure(fairness.metric, fairness.mean)
@@ -173,36 +168,16 @@ def facts(
     virtual_s = history.column("virtual_s")[-1]
     wall_s = history.column("wall_s")[-1]
     add("Time on the fleet's clock", duration(virtual_s), f"{duration(wall_s)} on the server's")
+    nodes = node_stats(history)
     busy_s = float(history.busy_s.sum())
-    note = f"{busy_s / virtual_s:.3g} concurrent nodes on average" if virtual_s > 0 else ""
+    all_s = virtual_s * len(nodes)
+    note = f"a node works for {100 * busy_s / all_s:.2g} % of the time" if all_s > 0 else ""
     add("Time of all devices", duration(busy_s), note)
-    parts = message_parts(history)
-    if parts:
-        seconds = np.nan_to_num([*parts.values()])
-        percent = 100 * seconds.sum(axis=0) / max(seconds.sum(), 1e-9)
-        shares = [
-            f"{share:.0f} % {part}" for share, part in zip(percent, PARTS, strict=True) if share
-        ]
-        add("Time of a message", duration(float(np.median(seconds.sum(axis=1)))), ", ".join(shares))
     sent = float(np.nansum(history.column("bytes_up")))
     received = float(np.nansum(history.column("bytes_down")))
     add("Traffic", size(sent + received), f"{size(sent)} up, {size(received)} down")
-    nodes = node_stats(history)
     trained = sum(node.selected > node.lost for node in nodes)
     add("Nodes", str(len(nodes)) if nodes else "?", f"{trained} of them trained")
     failures = sum(len(rounds) for _, _, rounds in failure_groups(history))
     add("Failures", str(failures), "" if failures else "every reply was valid")
     return tiles
-
-
-def _best_and_median(history: History, judge: verdict.Judge) -> str:
-    """Name the best value of the metric, and the median over the nodes where it is known."""
-    places, values = verdict.trained_values(history, judge.metric)
-    best = int(values.argmin() if judge.falls else values.argmax())
-    number = history.rounds[places[best]]["round"]
-    text = f"best {figure(judge.metric, values[best])} in {history.unit} {number}"
-    section, key = history.names.get(judge.metric, ("", ""))
-    medians = history.column(f"{section}_range", key)
-    medians = medians[~np.isnan(medians)]
-    median = f", median of the nodes {figure(judge.metric, medians[-1])}" if len(medians) else ""
-    return text + median

@@ -3,8 +3,6 @@
 import re
 from math import isfinite
 
-import numpy as np
-
 # Shown for a figure that the history does not have.
 UNKNOWN = "?"
 # The end of a key tells its unit.
@@ -85,14 +83,4 @@ ORANGE = "#e69f00"
 RED = "#d55e00"
 PURPLE = "#cc79a7"
 GREY = "#8c8c8c"
-# From the fastest tier to the slowest.
-TIER_RAMP = (BLUE, SKY, GREEN, ORANGE, RED)
 RUN_COLOURS = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY, GREY)
-
-
-def tier_colours(count: int) -> list[str]:
-    """Return a colour per tier, from fast (blue) to slow (vermilion)."""
-    ramp = np.array([list(bytes.fromhex(colour[1:])) for colour in TIER_RAMP])
-    places = np.linspace(0, len(ramp) - 1, max(count, 2))[:count]
-    mixed = np.array([np.interp(places, range(len(ramp)), channel) for channel in ramp.T])
-    return ["#" + bytes(colour).hex() for colour in mixed.T.round().astype(np.uint8)]

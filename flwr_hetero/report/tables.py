@@ -12,9 +12,8 @@ from flwr_hetero.report.nodes import (
     last_fairness,
     message_parts,
     node_stats,
-    num_tiers,
 )
-from flwr_hetero.report.style import duration, figure, heading
+from flwr_hetero.report.style import duration, figure
 
 # A page shows no more rows of a table; the history has the rest.
 MAX_ROWS = 1000
@@ -92,7 +91,8 @@ def _tiers(history: History) -> Rows:
     nodes = node_stats(history)
     trained = history.column(TIFL, "tier")
     accuracies = as_dict(history.rounds[-1].get(TIFL)).get("tier_accuracy") or []
-    for tier in range(num_tiers(history)):
+    tiers = {node.tier for node in nodes if node.tier is not None}
+    for tier in sorted(tiers | {*trained[~np.isnan(trained)].astype(int).tolist()}):
         times = [node.typical_s for node in nodes if node.tier == tier]
         latency = median([time for time in times if np.isfinite(time)] or [np.nan])
         rounds = int((trained == tier).sum())
@@ -115,14 +115,6 @@ def _seconds(history: History) -> Rows:
         yield [name, seconds(np.nansum(parts)), *map(seconds, parts)]
 
 
-def _fairness(history: History) -> Rows:
-    fairness = last_fairness(history)
-    if fairness:
-        worst = metric_value(fairness.metric, fairness.worst)
-        mean = metric_value(fairness.metric, fairness.mean)
-        yield [heading(fairness.metric), worst, mean, fairness.nodes, fairness.round]
-
-
 def _failures(history: History) -> Rows:
     for node, reason, rounds in failure_groups(history):
         yield [node, reason, len(rounds), rounds[0], rounds[-1]]
@@ -132,15 +124,13 @@ def _failures(history: History) -> Rows:
 TABLES: tuple[tuple[str, tuple[str, ...], str, Callable[[History], Rows]], ...] = (
     ("Tiers", ("tier", "nodes", "median latency", "rounds", "accuracy"),
      "Tier 0 has the fastest nodes.", _tiers),
-    ("Nodes", ("node", "tier", "median latency", "selected", "lost", "quality"),
+    ("Nodes", ("node", "tier", "median latency", "selected", "lost", "last on its own data"),
      "Selected: how often the node was asked to train. Lost: how often the server could not use "
-     "its reply. Quality: the metric on the node's own data, as last measured.", _nodes),
+     "its reply.", _nodes),
     ("Time of a message", ("node", "total", *PARTS),
      "Medians. Start: from the start of a process to the call of the ClientApp. Receive and send: "
      "transfers by the SuperNode. Train: the ClientApp. Wait: the rest, such as polling.",
      _seconds),
-    ("Fairness", ("metric", "worst tenth of the nodes", "mean", "nodes", "measured in"),
-     "As last measured by the nodes.", _fairness),
     ("Failures", ("node", "reason", "times", "first in", "last in"),
      "Each failure lost this reply and nothing else.", _failures),
 )  # fmt: skip

@@ -160,11 +160,6 @@ def _settings(folder: Path) -> dict[str, Any]:
     return dict(read_config(folder).get("settings") or {})
 
 
-TRACKERS = {
-    "tensorboard": tensorboard,
-    "mlflow": mlflow,
-    "wandb": wandb,
-    "prometheus": prometheus,
-}
+TRACKERS = {"tensorboard": tensorboard, "mlflow": mlflow, "wandb": wandb, "prometheus": prometheus}
 # Trackers whose module has another name; each has an extra of its own.
 MODULES = {"prometheus": "prometheus_client"}

@@ -1,7 +1,7 @@
 """Advice on a fleet: rank settings by runs of a small task, and recommend one."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -37,6 +37,10 @@ UNKNOWN = (
     "differently. Links, sizes and what a message costs are as you gave them, or as a real run's "
     "history has them."
 )
+
+
+Track = Callable[[Iterable[list[Point]], str, int], Iterable[list[Point]]]
+"""Shows how many of the results of simulations are there."""
 
 
 @dataclass(frozen=True)
@@ -134,8 +138,13 @@ def advise(
     seconds: float = ROUNDS_S,
     jobs: int | None = None,
     seed: int = 0,
+    track: Track = lambda results, text, total: results,
 ) -> Advice:
-    """Rank settings on a fleet, by simulations that take about ``seconds`` on two cores."""
+    """Rank settings on a fleet, by simulations that take about ``seconds`` on two cores.
+
+    ``track`` is called with the results of simulations, a text and their number, and may show how
+    many are done.
+    """
     check_choice("optimizer", optimizer, tuple(RATES))
     check_choice("base", base, BASES)
     check_count("nodes", nodes, 3)
@@ -166,7 +175,9 @@ def advise(
     with process_pool(jobs or os.cpu_count()) as pool:
 
         def execute(work: Iterable[Simulation]) -> list[list[Point]]:
-            results = list(pool.map(Simulation.run, work))
+            simulations = list(work)
+            running = pool.map(Simulation.run, simulations)
+            results = list(track(running, "Emulating the fleet", len(simulations)))
             log(INFO, "%d runs are done", len(results))
             return results
 

@@ -6,6 +6,7 @@ from math import isfinite
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
+from flwr_hetero.cli.parsing import add_command, end_of_help, tracked
 from flwr_hetero.errors import check_count
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ ONE_RUN = "A setting with one run is ranked by that run alone: another seed may 
 
 def add(commands: Any) -> None:
     text = "emulate a fleet for a minute and rank the strategies on it"
-    parser = commands.add_parser("advise", help=text, description=text)
+    end = end_of_help("advise paper-5 --nodes 20 --model-mb 4", "docs/which-method.md")
+    parser = add_command(commands, "advise", _advise, text, end)
     kinds = "TOML file of devices, name of a fleet, run directory or its history.jsonl"
     parser.add_argument("fleet", metavar="HISTORY|FLEET.toml", help=kinds)
     add = parser.add_argument
@@ -47,7 +49,6 @@ def add(commands: Any) -> None:
     add("--seconds", type=float, default=60.0, help=time)
     add("--seed", type=int, default=0, help="of the first run (default: 0)")
     add("--json", action="store_true", help="print the figures as JSON")
-    parser.set_defaults(run=_advise)
 
 
 def _advise(options: argparse.Namespace) -> None:
@@ -56,7 +57,8 @@ def _advise(options: argparse.Namespace) -> None:
     check_count("--nodes", options.nodes, 1)
     names = ("nodes", "clients_per_round", "examples", "batch_size", "model_mb", "node",
              "optimizer", "base", "seconds", "seed")  # fmt: skip
-    found = advise(options.fleet, **{name: getattr(options, name) for name in names})
+    given = {name: getattr(options, name) for name in names}
+    found = advise(options.fleet, track=tracked, **given)
     if options.json:
         print(json.dumps(found.as_dict(), indent=2))
     else:

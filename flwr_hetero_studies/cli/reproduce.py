@@ -5,6 +5,8 @@ import sys
 import tempfile
 from typing import TYPE_CHECKING, Any
 
+from flwr_hetero.cli.parsing import add_command, end_of_help
+
 if TYPE_CHECKING:
     from flwr_hetero_studies.core.experiment import Experiment
     from flwr_hetero_studies.core.plan import Options
@@ -15,7 +17,8 @@ WIDTH = 120
 
 def add(commands: Any) -> None:
     text = "run an experiment of one of the papers and print it beside the paper's numbers"
-    parser = commands.add_parser("reproduce", help=text, description=text)
+    end = end_of_help("reproduce tifl figure-3 --fast", "flwr_hetero_studies/papers/report.md")
+    parser = add_command(commands, "reproduce", _reproduce, text, end)
     add = parser.add_argument
     add("paper", nargs="?", default="all", help="tifl, biased-local-sgd, cd-grab, mercury, pgd")
     one = "as --list has it, such as figure-3 (default: all)"
@@ -24,7 +27,6 @@ def add(commands: Any) -> None:
     add("--data", default="", help="Parquet folder; by default data that need no download")
     add("--seed", type=int, default=0, help="the first of ten where training is random")
     add("--list", action="store_true", help="print a line per experiment and end")
-    parser.set_defaults(run=_reproduce)
 
 
 def _reproduce(given: argparse.Namespace) -> None:

@@ -23,6 +23,7 @@ from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
+from flwr_hetero.cli.parsing import add_command, end_of_help, tracked
 from flwr_hetero_studies.core.plan import DIGITS, Data, NotHereError, Options, Trial
 from flwr_hetero_studies.core.record import Line, append, key_of, pack, read
 from flwr_hetero_studies.core.tables import details, fill
@@ -111,7 +112,8 @@ def run_claim(
         print(f"{len(todo)} runs to do", flush=True)
         # Of the runs that are made alone, the next one may depend on the result of the first.
         now = [trial for trial in todo if not trial.alone] or todo[:1]
-        for done, line in enumerate(execute_all(claim, now, data, jobs), start=1):
+        results = tracked(execute_all(claim, now, data, jobs), claim, len(now))
+        for done, line in enumerate(results, start=1):
             if "not_here" in line["metrics"]:
                 not_here.append(line)
             else:
@@ -166,7 +168,8 @@ def end(*_: Any) -> None:
 
 def add(commands: Any) -> None:
     text = "run the cases of a study, or make its report"
-    parser = commands.add_parser("study", help=text, description=text)
+    end = end_of_help("study race --fast", "flwr_hetero_studies/README.md")
+    parser = add_command(commands, "study", _run, text, end)
     parser.add_argument("claim", choices=CLAIMS)
     parser.add_argument("--data", default=DIGITS, help="folder of train and test .parquet")
     parser.add_argument("--out", type=Path, help="folder of the results; runs/studies/CLAIM")
@@ -178,7 +181,6 @@ def add(commands: Any) -> None:
     parser.add_argument("--report", action="store_true", help="run nothing, make the report")
     left = "run nothing, print the tables that the committed report leaves out"
     parser.add_argument("--details", action="store_true", help=left)
-    parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> None:

@@ -51,11 +51,7 @@ def steps_taken(claims, rounds=2, most=None):
     return sum(steps)
 
 
-LIES = [
-    {keys.PASSES: 1000, keys.JOB_STEPS: 1},
-    {keys.JOB_STEPS: 0},
-    {keys.JOB_STEPS: 10**9},
-]
+LIES = [{keys.PASSES: 1000, keys.JOB_STEPS: 1}, {keys.JOB_STEPS: 0}, {keys.JOB_STEPS: 10**9}]
 
 
 def test_one_node_does_not_set_how_long_a_run_is():

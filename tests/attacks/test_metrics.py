@@ -107,7 +107,6 @@ def test_shares_are_never_cut(values):
     assert usual == np.median(values)
 
 
-# --- names -----------------------------------------------------------------------------------
 def flood(count, length=20):
     """Add metrics whose names are new in every reply."""
 
@@ -174,7 +173,6 @@ def test_a_name_that_cannot_be_printed_costs_the_reply(name):
     assert reasons(records, LIAR) == ["names of its metrics cannot be printed"] * 2
 
 
-# --- words -----------------------------------------------------------------------------------
 WORDS = "\x1b]0;owned\x07\x1b[2J \x9b1m \u202eabc\u2066 \u200b\x7f\r\n\ud800"
 
 

@@ -22,9 +22,6 @@ tables = st.lists(
 )
 
 
-# --- steps -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("gammas", "fast_steps", "expected"),
     [
@@ -69,9 +66,6 @@ def test_timed_steps_by_hand(limit_s, step_s, transfer_s, expected):
 def test_classes_by_hand(step_s, fast, gamma):
     found, ratio = fast_class(step_s)
     assert (found.tolist(), ratio) == (fast, pytest.approx(gamma))
-
-
-# --- samples ---------------------------------------------------------------------------------
 
 
 def allocate(losses, share, high_loss_fraction, rng, *, unified=False):

@@ -77,9 +77,6 @@ def test_restored_state_continues_alike(unified):
         ranked(7).load_state_dict(whole.state_dict())
 
 
-# --- on the wire -----------------------------------------------------------------------------
-
-
 def train(spoil=None):
     """Run three rounds; nodes report indices as losses, node 1 what ``spoil`` makes of them."""
     given: dict[int, list[int]] = {0: [], 1: []}

@@ -6,11 +6,7 @@ import torch
 from oracles.cd_grab import sketch as slow_sketch
 from torch import nn
 
-from flwr_hetero.cd_grab.gradients import (
-    batch_gradient,
-    random_signs,
-    sketch_gradients,
-)
+from flwr_hetero.cd_grab.gradients import batch_gradient, random_signs, sketch_gradients
 
 
 def test_batch_gradient_is_a_copy_with_zeros_for_missing_ones():

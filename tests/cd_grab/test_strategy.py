@@ -3,17 +3,7 @@
 import numpy as np
 import pytest
 from oracles.cd_grab import parallel_sgd
-from order_toy import (
-    BATCH,
-    DIM,
-    Rounds,
-    examples,
-    fedavg,
-    gradient,
-    grid_of,
-    order_arrays,
-    visited,
-)
+from order_toy import BATCH, DIM, Rounds, examples, fedavg, gradient, grid_of, order_arrays, visited
 from recording import killed_and_resumed
 
 from flwr_hetero.cd_grab.sampler import OrderedSampler

@@ -70,6 +70,43 @@ def test_app_has_known_keys_and_rules_of_its_own(tmp_path, capsys, monkeypatch):
         check_run_config(tmp_path, ["lr=2"])
 
 
+@pytest.mark.parametrize(
+    ("lines", "lacks"),
+    [
+        ("app = ClientApp()", ["has no mod of this package", "does not take the steps"]),
+        ("app = ClientApp(mods=[hetero])", ["does not take the steps"]),
+        ("hetero.batches([], None)", ["has no mod of this package"]),
+        ("mods = [m.hetero]\nfor x in hetero.batches([]): pass", []),
+        ("app = ClientApp(mods=[hetero])\nhetero.num_steps(msg)", []),
+        ("from flwr_hetero import keys", []),
+    ],
+)
+def test_doctor_says_what_a_client_lacks(lines, lacks, tmp_path, capsys):
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.flwr.app.components]\nserverapp = "server_here:app"\n'
+        'clientapp = "client_here.client_app:app"\n'
+    )
+    (tmp_path / "server_here.py").write_text("")
+    (tmp_path / "client_here").mkdir()
+    # It is read, not imported.
+    (tmp_path / "client_here" / "task.py").write_text(f"{lines}\nraise SystemExit")
+    assert main(["doctor", str(tmp_path)]) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if "ClientApp of" in line]
+    assert len(said) == max(1, len(lacks))
+    assert all(text in line for text, line in zip(lacks, said, strict=bool(lacks)))
+    assert said[0].startswith("note" if lacks else "ok")
+    (tmp_path / "client_here" / "task.py").write_text("def")
+    assert main(["doctor", str(tmp_path)]) == 2
+    assert "have readable modules" in capsys.readouterr().err
+
+
+def test_doctor_finds_nothing_missing_in_the_apps():
+    for path in APP.parent.glob("*/pyproject.toml"):
+        components, _ = app_tables(path.parent)
+        [line] = doctor.client_side(path.parent, components["clientapp"])
+        assert line.startswith("ok")
+
+
 def test_hint_names_the_extra_and_the_distribution():
     assert doctor.hint_for("torch").startswith("pip install torch, or in a checkout")
     assert doctor.hint_for("torch").endswith("'.[node]'")

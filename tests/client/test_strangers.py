@@ -145,7 +145,6 @@ def prepared(model, msg, partition, sampler="none"):
     return loader, loader.criterion(), sgd(model)
 
 
-# --- passes that do not train ------------------------------------------------------------
 @every_pair
 @pytest.mark.parametrize("epochs", [pytest.param(1, marks=pytest.mark.nightly), 3])
 def test_epochs_share_the_steps_and_a_pass_without_gradients_is_the_loaders_own(
@@ -227,7 +226,6 @@ def test_local_epochs_of_a_message_are_read():
     assert all(len(counts) == 1 for counts in flat(lengths.values()))
 
 
-# --- whole optimizer steps ---------------------------------------------------------------
 @every_pair
 def test_accumulation_takes_whole_steps(strategy, sampler):
     every = FULL if strategy in ("LocalSteps", "FedBuff") else 4
@@ -299,7 +297,6 @@ def test_an_app_that_steps_by_hand_is_left_alone(caplog):
     assert not texts_in(caplog, "optimizer") + texts_in(caplog, "batches")
 
 
-# --- what continues ------------------------------------------------------------------------
 def rates_of(make, *, rounds=4, per_epoch=False, strategy="FedSlice", batches_of=None):
     """Return the rates of each node's steps with a schedule, in the order of its messages."""
     rates = {}
@@ -507,7 +504,6 @@ def test_what_cannot_be_kept_is_refused(kept, rule):
         Stranger(train)
 
 
-# --- loops by steps, and several loaders ---------------------------------------------------
 def restarted(loader):
     """Give 30 batches, from a new iterator whenever the last one ends."""
     batches = iter(loader)
@@ -565,7 +561,6 @@ def test_loaders_side_by_side_have_a_place_each_and_count_once(strategy):
         assert all(right == [100 + number for number in left] for left, right in pairs)
 
 
-# --- what nodes report -----------------------------------------------------------------------
 def weights_of(report, epochs=1):
     """Return the mean weight of each node's replies, by what it reports as its examples."""
 

@@ -78,9 +78,6 @@ def make_app(train, helps, mods=()) -> ClientApp:
     return app
 
 
-# --- boosted trees -----------------------------------------------------------------------------
-
-
 def in_bytes(text) -> ArrayRecord:
     """Make an array of a text, as models of XGBoost travel."""
     return ArrayRecord([np.frombuffer(text.encode(), np.uint8)])
@@ -149,9 +146,6 @@ def test_what_is_no_forest_costs_the_reply(kind, bad):
     assert set(grown_by) == {0, 2, 3}
 
 
-# --- scikit-learn ------------------------------------------------------------------------------
-
-
 def fit(message, partition, helps):
     """Continue a logistic regression on a node's own data."""
     # imported here, as collecting tests need not wait for it
@@ -174,8 +168,6 @@ def fit(message, partition, helps):
     arrays = ArrayRecord([model.coef_, model.intercept_])
     return answer(message, {"arrays": arrays}, {"train-error": loss} | own)
 
-
-# --- the table ---------------------------------------------------------------------------------
 
 APPS = {
     "FedXgbBagging": (grow(keep=False), flower.FedXgbBagging),

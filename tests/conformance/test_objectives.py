@@ -80,9 +80,6 @@ def _fedavg_that_does_not_evaluate(monkeypatch):
     monkeypatch.setattr("flwr_hetero.server.wrapper.FedAvg", fedavg)
 
 
-# --- shares ------------------------------------------------------------------------------------
-
-
 def of_tier(values):
     """Sum up over each node's tier."""
     return np.bincount(TIER, values)[TIER]
@@ -118,9 +115,6 @@ def shares(code, share, strategy, records, speed=SPEED):
         names["tau"] = strategy.num_steps([f"node-{i}" for i in range(NODES)])
     values = eval(share, names)
     return values / values.sum()
-
-
-# --- where it stays ------------------------------------------------------------------------------
 
 
 def run(strategy, rounds, lr, x=None, speed=SPEED):

@@ -77,9 +77,6 @@ def test_replies_are_pulled_by_id_or_all(pull, around):
         grid.pull_messages(ids, message_ids=ids)
 
 
-# --- time --------------------------------------------------------------------------
-
-
 def test_round_lasts_as_long_as_the_slowest():
     grid = LocalGrid(toy_app(), profiles=PROFILES[::-1])
     replies = grid.send_and_receive(ask(grid))
@@ -167,9 +164,6 @@ def test_same_seed_same_run(jitter):
     assert list(rounds(3)) == list(rounds(3)) != list(rounds(4))
 
 
-# --- as Flower's grids ---------------------------------------------------------------
-
-
 def test_local_grid_is_like_flowers(monkeypatch):
     monkeypatch.syspath_prepend(str(APP))
     from probe_app import client_app, server_app
@@ -185,9 +179,6 @@ def test_strategies_run_without_a_time_out(strategy):
     result = strategy().start(grid, toy_arrays(), 20, timeout=None)
     mean = sum(target(i) for i in range(3)) / 3
     assert result.arrays["w"].numpy() == pytest.approx(np.full(4, mean), abs=1e-4)
-
-
-# --- nodes -------------------------------------------------------------------------
 
 
 def test_client_app_that_fails_cannot_change_what_others_see():
@@ -260,9 +251,6 @@ def test_leave_join_and_come_back():
 def test_refusals(call, rule):
     with pytest.raises(ValueError, match=rule):
         call()
-
-
-# --- faults ------------------------------------------------------------------------
 
 
 def test_faults_hit_their_node_and_round():

@@ -19,6 +19,17 @@ def fleet(tmp_path):
     return RealFleet(folder)
 
 
+def test_wait_online_says_how_many_are_there(fleet, monkeypatch, caplog):
+    seen = [set(), set(), {"node-0"}, {"node-0", "node-1"}]
+    monkeypatch.setattr(fleet, "online", lambda: seen.pop(0))
+    monkeypatch.setattr(fleet, "is_alive", lambda pid: True)
+    monkeypatch.setattr("flwr_hetero.fleet.real_fleet.time.sleep", lambda seconds: None)
+    with caplog.at_level("INFO", logger="flwr"):
+        fleet.wait_online(["node-0", "node-1"])
+    texts = [record.getMessage() for record in caplog.records]
+    assert texts == [f"{count} of 2 SuperNodes are online" for count in (0, 1)]
+
+
 @pytest.mark.parametrize("foreign", [(), ("results.txt",)])
 def test_down_removes_its_own_files_only(fleet, foreign):
     left = ("state.db", "state.db-wal", "state.db-shm")  # by a hard end

@@ -96,7 +96,6 @@ def gone(pids):
     return False
 
 
-# --- scenarios -----------------------------------------------------------------------------------
 def several(node, app, body="change"):
     return node.messages(4, app, body)
 

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from markupsafe import escape
 
-from flwr_hetero.report.curves import MAX_POINTS, Line, curve_data
+from flwr_hetero.report.curves import MAX_POINTS, Line, curve_data, panels_of
 from flwr_hetero.report.history import History
 from flwr_hetero.report.page import CHARTS, run_data, write_report
-from flwr_hetero.report.panels import panels_of
 
 EVIL = "$\\frac{$</script><script>alert(1)</script>&'\""
 
@@ -66,9 +65,11 @@ def test_page_says_what_happened(evil_run):
     assert data["where"].startswith("Started 2025-01-02 03:04:05 UTC, resumed 1x")
     assert data["notes"] == ["line 14 is incomplete and was skipped"]
     titles = [table["title"] for table in data["tables"]]
-    assert titles == ["Tiers", "Nodes", "Fairness", "Failures", "Settings", "Versions"]
+    assert titles == ["Tiers", "Nodes", "Failures", "Settings", "Versions"]
     assert "<h1>run&lt;b&gt;</h1>" in page
-    assert data["sentences"][0] in page
+    lines = data["sentences"][0].split("\n")
+    assert len(lines) == 3
+    assert all(f">{escape(line)}</p>" in page for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,8 @@ def test_page_says_what_happened(evil_run):
 def test_first_line_says_what_was_reached_and_when(make_run, rising, round_s, mark, when):
     data = run_data(make_run(rounds=rising(round_s, simulated=bool(mark) or None)))
     expected = f"Final accuracy: 90.0 %. It reached 89.0 % after {when}."
-    assert (data["sentences"], data["mark"]) == ([expected], mark)
+    [text] = data["sentences"]
+    assert (text.partition("\n")[0], data["mark"]) == (expected, mark)
 
 
 @pytest.mark.parametrize(
@@ -102,6 +104,7 @@ def test_sparse_histories(make_run, record):
         data = run_data(path := make_run(name, rounds))
         assert not re.search(r"\bnan\b|\binf\b|\bNone\b", json.dumps(data), re.IGNORECASE)
         assert bool(data["notes"]) is not bool(rounds)
+        assert bool(data["sentences"]) is bool(rounds)
     assert write_report(path).read_text() == write_report(path).read_text()
     assert not list(path.glob("*.draft"))
 
@@ -135,16 +138,10 @@ def test_page_of_a_long_run_is_bounded(make_run):
     np.testing.assert_allclose(np.divide(curve["x"], 4000), curve["y"], rtol=1e-5)
 
 
-def panels(rounds):
-    return {panel["title"]: panel for panel in panels_of(History((*rounds,)), "virtual_s")}
-
-
 def test_charts_are_those_of_the_rounds(history):
-    charts = panels(history.rounds)
-    drawn = charts["Tier that trained"]
-    for tier, trace in enumerate(drawn["traces"]):
-        places = [x for x, y in zip(drawn["x"]["round"], trace["y"], strict=True) if y is not None]
-        assert places == [r["round"] for r in history.rounds if r["tifl"]["tier"] == tier]
-    [dots] = charts["Time of each round"]["traces"]
+    [chart] = panels_of(history, "virtual_s")
+    [dots] = chart["traces"]
+    names = [metric["key"] for metric in curves(history.rounds)["metrics"]]
+    assert {"tifl/credits", "tifl/tier_accuracy"} <= {*names}
     clock = np.array([record["virtual_s"] for record in history.rounds])
     np.testing.assert_allclose(dots["y"][1:], np.diff(clock), rtol=1e-5)

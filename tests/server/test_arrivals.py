@@ -35,7 +35,6 @@ def failures(records):
     return [failure for record in records for failure in record["failures"]]
 
 
-# --- bad replies take no place of good ones --------------------------------------------------
 def quick_and_bad(num_nodes, num_bad):
     """Make a fleet whose first nodes answer NaN before all others, which take 1 s and more."""
     profiles = [DeviceProfile(1 / (0.01 if i < num_bad else 1 + i / 100)) for i in range(num_nodes)]
@@ -85,7 +84,6 @@ def test_what_a_wrapper_refuses_takes_no_place():
     assert sorted(judged) == [*range(1000, 1007)], "each once"
 
 
-# --- nodes that are late beside the others ---------------------------------------------------
 LATE_NESTS = ["none", "TiFL", "BiasedLocalSGD", "FedBuff"]
 
 
@@ -172,7 +170,6 @@ def test_a_resumed_run_knows_who_is_late(tmp_path):
         killed_and_resumed(go, tmp_path, 5, same)
 
 
-# --- real fleets: waiting on a clock that the grid moves -------------------------------------
 HELD_UP_S, LIMIT_S = 180.0, 120.0
 
 

@@ -40,7 +40,6 @@ class Keeping(ours.Wrapper):
         self.of_run = run
 
 
-# --- metrics ---------------------------------------------------------------------------------
 def test_a_checkpoint_writes_as_much_after_many_rounds_as_after_few(tmp_path):
     strategy, result = go(Folder(tmp_path), inner=Keeping(leaf()))
     run = strategy.inner.of_run
@@ -166,7 +165,6 @@ def test_checkpoint_of_an_older_version_is_read(tmp_path):
     assert again.evaluate_metrics_serverapp == expected.evaluate_metrics_serverapp
 
 
-# --- settings of Flower's strategies -----------------------------------------------------------
 def test_a_changed_setting_holds_from_the_resume_on(tmp_path, caplog):
     def adam(eta):
         return leaf("FedAdam", eta=eta)
@@ -226,7 +224,6 @@ def test_nothing_but_state_is_replaced(tmp_path, entry):
         go(Folder(tmp_path), resume=True, inner=leaf("FedAdam"))
 
 
-# --- whatever a file may hold --------------------------------------------------------------------
 ODD = [
     None,
     [],

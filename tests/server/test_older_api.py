@@ -58,10 +58,7 @@ def without_private(records):
 
 @pytest.mark.parametrize(
     "make",
-    [
-        *(lambda n=n: ours.Wrapper(FLOWER_STRATEGIES[n]()) for n in ALIKE),
-        *OURS.values(),
-    ],
+    [*(lambda n=n: ours.Wrapper(FLOWER_STRATEGIES[n]()) for n in ALIKE), *OURS.values()],
     ids=[*ALIKE, *OURS],
 )
 def test_every_strategy_makes_the_same_model_and_history(make):

@@ -34,7 +34,6 @@ def kind_of(name):
     return getattr(ours if name in ours.__all__ else rivals, name)
 
 
-# --- settings --------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", NAMES)
 def test_every_setting_can_be_read_and_not_set(name):
     given = GIVEN.get(name, {})
@@ -91,7 +90,6 @@ def test_limits_may_be_set_before_start():
     assert strategy.rule.node_limit == 3.0
 
 
-# --- the strategy of the user ----------------------------------------------------------------
 def private(name, **settings):
     return getattr(flower, f"DifferentialPrivacy{name}")(leaf(), 0.1, **settings)
 
@@ -162,7 +160,6 @@ def test_it_is_another_object_that_aggregates():
     assert ours.FedSlice(own).m_t is None
 
 
-# --- hooks -----------------------------------------------------------------------------------
 MISSPELT = {
     "befor_train": "before_train",
     "on_relies": "on_replies",
@@ -183,10 +180,7 @@ def test_a_misspelt_hook_is_refused(name):
         made(**{name: lambda self, *_: None})
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["train_order", "on_epoch", "weight", "_on_starts"],
-)
+@pytest.mark.parametrize("name", ["train_order", "on_epoch", "weight", "_on_starts"])
 def test_methods_of_ones_own_are_accepted(name):
     assert made(**{name: lambda self: name})().__getattribute__(name)() == name
 
@@ -209,7 +203,6 @@ def test_a_hook_that_cannot_be_called_is_refused(hook):
         made(**{hook.__name__: hook})
 
 
-# --- state that is in no checkpoint ----------------------------------------------------------
 class Counts(ours.Wrapper):
     def __init__(self, strategy=None):
         super().__init__(strategy)

@@ -52,10 +52,7 @@ def run(strategy, factor=1.0, rounds=2, goals=(*GOALS, 1.0), x=1.0):
     return history.records[1:], np.array(found).ravel()
 
 
-STRATEGIES = {
-    "FedAvg": lambda: ours.Wrapper(fedavg()),
-    "FedSlice": lambda: ours.FedSlice(fedavg()),
-}
+STRATEGIES = {"FedAvg": lambda: ours.Wrapper(fedavg()), "FedSlice": lambda: ours.FedSlice(fedavg())}
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)

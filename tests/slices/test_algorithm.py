@@ -5,13 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flwr_hetero.slices.algorithm import (
-    FIXED_SHARE,
-    largest_step,
-    new_part,
-    slice_steps,
-    spread_of,
-)
+from flwr_hetero.slices.algorithm import FIXED_SHARE, largest_step, new_part, slice_steps, spread_of
 
 TIMES = st.floats(1e-3, 1e3)
 

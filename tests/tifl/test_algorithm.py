@@ -39,9 +39,6 @@ def one_round(state, there=range(7), seed=0, accuracy=None):
     return select(state, accuracy, MEMBERS, online(*there), 2, np.random.default_rng(seed))
 
 
-# --- section 4.3 -----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("policy", "num_tiers", "probs"),
     [
@@ -78,9 +75,6 @@ def test_bad_policies_are_refused(policy, num_tiers, rule):
         check_policy(policy, num_tiers)
 
 
-# --- Algorithm 2, line 1 -----------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("credits", "num_tiers", "count", "expected"),
     [
@@ -105,9 +99,6 @@ def test_new_tiers_go_on_with_what_was_known(policy, probs):
     assert (after.probs.tolist(), after.accuracy.tolist()) == (probs, [0.8, 0.6])
     assert (after.credits.tolist(), after.tier) == ([4, 5], 1)
     assert carry_over(before, new, policy, with_credits=False).credits.tolist() == [9, 9]
-
-
-# --- lines 3 to 7 ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -138,9 +129,6 @@ def test_probs_change_only_without_improvement(now, before, changes):
     np.testing.assert_array_equal(after.accuracy, [0.9, before if np.isnan(now) else now, 0.2])
     _, first = one_round(state._replace(tier=-1), accuracy=accuracy)
     assert first.probs.tolist() == [0.5, 0.25, 0.25]
-
-
-# --- lines 8 to 16 -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -194,9 +182,6 @@ def test_tiers_are_drawn_by_their_probabilities():
     assert np.bincount(drawn) / 2000 == pytest.approx([0, 0, 0.5, 0.5], abs=0.056)
 
 
-# --- line 15 -----------------------------------------------------------------------------
-
-
 def test_nodes_are_drawn_uniformly_whichever_are_away():
     names = [f"node-{i}" for i in range(40)]
     rng = np.random.default_rng(1)
@@ -205,15 +190,9 @@ def test_nodes_are_drawn_uniformly_whichever_are_away():
     assert counts == pytest.approx([0.3] * 10, abs=0.052)  # five standard deviations
 
 
-# --- section 4.6 -----------------------------------------------------------------------
-
-
 def test_sampling_rates_by_hand():
     rates = sampling_rates(np.array([0.5, 0.3, 0.2]), np.array([20, 10, 4]), 5)
     np.testing.assert_allclose(rates, [0.125, 0.15, 0.2])  # all of 4 nodes
-
-
-# --- policies of our own -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

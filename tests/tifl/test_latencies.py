@@ -52,9 +52,6 @@ class Log(Wrapper):
             self.late.append((name, context.latency_of(reply).seconds))
 
 
-# --- while they train ------------------------------------------------------------------
-
-
 def test_round_1_asks_all_and_takes_the_first_replies():
     """The others count for nothing but time; credits begin when all nodes have a tier."""
     log = Log(flower.FedAvg(**TRAIN_ONLY))
@@ -114,8 +111,7 @@ def test_node_that_slows_down_changes_its_tier():
 
 
 @pytest.mark.parametrize(
-    ("size", "speed", "tier"),
-    [(20, 1.1, 2), pytest.param(40, 4.0, 0, marks=pytest.mark.nightly)],
+    ("size", "speed", "tier"), [(20, 1.1, 2), pytest.param(40, 4.0, 0, marks=pytest.mark.nightly)]
 )
 def test_late_joiner_trains_beside_others(size, speed, tier):
     """In a large fleet one is too few for new tiers."""
@@ -151,9 +147,6 @@ def test_a_node_without_an_answer_is_given_up(case, caplog):
     assert [r.levelname for r in said][:1] == ["WARNING"] * (case != "faster later" or bool(said))
 
 
-# --- the phase ---------------------------------------------------------------------------
-
-
 def test_a_phase_without_an_answer(caplog):
     """An error at first; later the tiers stay."""
 
@@ -169,9 +162,6 @@ def test_a_phase_without_an_answer(caplog):
     assert len(tifl.tiers.tier) == 4
 
 
-# --- nodes that keep failing -------------------------------------------------------------
-
-
 @pytest.mark.parametrize("interval", [None, 8])
 def test_a_node_that_kept_failing_tries_again_when_tiers_are_formed(interval):
     """Once if it fails again."""
@@ -181,9 +171,6 @@ def test_a_node_that_kept_failing_tries_again_when_tiers_are_formed(interval):
     asked = [number for number, record in enumerate(records) if "node-0" in record["selected"]]
     tried = {None: [12, 22, *range(32, 41)], 8: [10, 18, *range(26, 41)]}[interval]
     assert asked == [*range(1, 8), *tried]
-
-
-# --- resume --------------------------------------------------------------------------------
 
 
 def go(folder, evaluate_fn, resume):
@@ -197,9 +184,6 @@ def go(folder, evaluate_fn, resume):
 @pytest.mark.parametrize("killed_in", [pytest.param(14, marks=pytest.mark.nightly), 15])
 def test_killed_and_resumed_equals_unbroken_once_all_have_answered(killed_in, tmp_path):
     killed_and_resumed(go, tmp_path, killed_in=killed_in)
-
-
-# --- Flower's simulation, which waits for all replies --------------------------------------
 
 
 def test_simulation_of_emulated_devices_goes_as_local_grid_does():

@@ -21,9 +21,6 @@ def phased(*args, **settings):
     return TiFL(flower.FedAvg(**TRAIN_ONLY), *args, profiling="phase", **settings)
 
 
-# --- static policies -------------------------------------------------------------------
-
-
 def test_round_trains_one_tier_and_costs_its_latency():
     records = records_of(phased(2, policy="uniform"), num_rounds=30)
     tiers = records[0]["tifl"]["tiers"]
@@ -35,9 +32,6 @@ def test_round_trains_one_tier_and_costs_its_latency():
         assert record["virtual_s"] - before["virtual_s"] == pytest.approx(latency)
     run_s = records[-1]["virtual_s"] - records[0]["virtual_s"]
     assert records[-1]["tifl"]["actual_s"] == pytest.approx(run_s)
-
-
-# --- adaptive --------------------------------------------------------------------------
 
 
 def reporting_app(accuracy_of):
@@ -78,9 +72,6 @@ def test_adaptive_shares_hold_though_tiers_are_formed_again(worst, tier, low, hi
     assert low <= counts[tier] <= high
 
 
-# --- paced, credits --------------------------------------------------------------------
-
-
 def test_paced_periods_hold_the_same_rounds():
     records = records_of(phased(2, policy="paced"), num_rounds=93)
     tiers = [record["tifl"]["tier"] for record in records[1:]]
@@ -95,12 +86,6 @@ def test_credits_are_caps_of_the_run():
     assert np.bincount(tiers).tolist() == [30, 10]
     with pytest.raises(ValueError, match="credits must add up to the rounds of the run, 41,"):
         records_of(phased(2, 2, credits=20), num_rounds=41)
-
-
-# --- fleets that change ----------------------------------------------------------------
-
-
-# --- reproducible, composable, resumable -----------------------------------------------
 
 
 def test_same_seed_same_run_whatever_the_node_ids():
@@ -151,9 +136,6 @@ def test_resume_finds_nodes_by_asking_once(profile):
     assert [kind for _, kind in grid.asked].count("train") == (10 if profile else 14)
     assert list(result.train_metrics_clientapp) == [1, 2, 3, 4, 5]
     assert tifl.timing.blocked == set()
-
-
-# --- refusals --------------------------------------------------------------------------
 
 
 ACCOUNTED = DP(flower.FedAvg(), 0.1, 1.0, num_sampled_clients=3)

@@ -26,9 +26,6 @@ latencies = st.lists(
 ).map(np.array)
 
 
-# --- tiers of equal size -----------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("seconds", "num_tiers", "sizes"),
     [
@@ -62,9 +59,6 @@ def test_tiers_are_ordered_and_complete(seconds, num_tiers):
 def test_neighbouring_floats_are_separated(fast):
     seconds = np.array([np.nextafter(fast, 2.0), fast])
     assert place(seconds, quantile_tiers(seconds, 2)[0]).tolist() == [1, 0]
-
-
-# --- forming them ------------------------------------------------------------------------
 
 
 def test_dropouts_have_timed_out_every_time():
@@ -102,9 +96,6 @@ def test_variance_components_by_hand():
     assert not speeds_differ(np.array([[1.0, NAN], [9.0, NAN]]))  # one node
 
 
-# --- how long a round takes ----------------------------------------------------------------
-
-
 @pytest.mark.parametrize("num_selected", [1, 2, 4, 7, 9])
 @pytest.mark.parametrize("latency", [[3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0], [0.0, 7.0], [2.0]])
 def test_expected_slowest_equals_all_draws(latency, num_selected):
@@ -132,9 +123,6 @@ def test_paper_estimate_on_table_2(policy, seconds):
     assert paper_estimate(latency, policy_probs(policy, 5), 500) == pytest.approx(seconds)
 
 
-# --- which node is in which -----------------------------------------------------------------
-
-
 def make_tiers():
     """Three tiers of three nodes, and a dropout."""
     latency = {f"node-{i}": float(i + 1) for i in range(9)}
@@ -150,9 +138,6 @@ def test_late_joiner_is_placed_by_the_boundaries():
     assert tiers.latency["node-22"] == 3.6
     assert tiers.moved(make_tiers())
     assert not make_tiers().moved(make_tiers())
-
-
-# --- their accuracy ------------------------------------------------------------------------
 
 
 def test_accuracy_is_weighted_by_examples(caplog):

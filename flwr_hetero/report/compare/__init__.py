@@ -1,7 +1,7 @@
 """Several runs on one page: grouped by their settings, judged, and labelled by what differs."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,10 +10,10 @@ import numpy as np
 
 from flwr_hetero.errors import check_choice, check_number, invalid
 from flwr_hetero.report.compare import verdict
-from flwr_hetero.report.compare.sentences import Verdict, say
-from flwr_hetero.report.compare.verdict import Judge, Result, trained_values
+from flwr_hetero.report.compare.sentences import HOW_TO_EVALUATE, Verdict, say
+from flwr_hetero.report.compare.verdict import Judge, Result, result_of, trained_values
 from flwr_hetero.report.history import CLOCKS, MODEL, History, plain, read_config, read_history
-from flwr_hetero.report.style import RUN_COLOURS, figure, words
+from flwr_hetero.report.style import figure, words
 from flwr_hetero.report.tables import setting_text
 
 # Settings in which repetitions of a run may differ.
@@ -53,15 +53,19 @@ class Recording(NamedTuple):
 
     def label(self, keys: Sequence[str]) -> str:
         """Name the run by some of its settings, or by its folder if it has none."""
-        named = ", ".join(f"{key}={self.setting(key)}" for key in keys)
-        return named if named and self.settings else self.path.name
+        parts = []
+        for key in keys:
+            value = self.settings.get(key)
+            # A name such as FedAvg says enough. A number or a path needs its key.
+            is_name = isinstance(value, str) and value[:1].isalpha()
+            parts.append(self.setting(key) if is_name else f"{key}={self.setting(key)}")
+        return ", ".join(parts) if parts and self.settings else self.path.name
 
 
 class Group(NamedTuple):
     """Runs that differ in the seed only."""
 
     label: str
-    colour: str
     runs: Sequence[Recording]
     results: Sequence[Result]
     verdict: Verdict
@@ -75,16 +79,21 @@ class Comparison(NamedTuple):
     judge: Judge
     differing: Sequence[str]
     sentences: Sequence[str]
-    """A text for each group except the baseline, the fastest first, or one on the baseline."""
+    """A text for each group except the baseline, the fastest first, or one on the baseline.
+
+    The first line of a text is the outcome. The next lines are the details, such as the price.
+    """
 
 
-def read_runs(directories: Sequence[str | Path]) -> list[Recording]:
-    """Read run directories."""
+def read_runs(
+    directories: Sequence[str | Path], track: Callable[[list[Path]], Iterable[Path]] = iter
+) -> list[Recording]:
+    """Read run directories; ``track`` may show how many of their paths are done."""
     paths = [Path(directory).expanduser().resolve() for directory in directories]
     if len(set(paths)) < len(paths):
         raise invalid("DIR", [*map(str, directories)], "differ from each other")
     runs = []
-    for path in paths:
+    for path in track(paths):
         history = read_history(path)
         if not history.rounds:
             raise invalid("DIR", str(path), "hold at least one round")
@@ -124,16 +133,16 @@ def compare(
         target, hints = _target(runs, metric, check_number("target", target, "(-inf, inf)"))
     judge = Judge(metric, target, _clock(runs, clock))
     differing, labels = differing_settings([side[0] for side in sides])
-    results = [[verdict.result_of(run.history, judge, run.seed) for run in side] for side in sides]
+    base = sides[0][0].history
+    results = [[result_of(run.history, judge, run.seed, base) for run in side] for side in sides]
     groups: list[Group] = []
     for place in range(len(sides)):
-        colour = RUN_COLOURS[place % len(RUN_COLOURS)]
         outcome = Verdict()
         if place > 0:
             unlike = _unlike(sides[0][0], sides[place][0])
             names = (labels[0], labels[place])
             outcome = say(judge, names, (results[0], results[place]), unlike)
-        groups.append(Group(labels[place], colour, sides[place], results[place], outcome))
+        groups.append(Group(labels[place], sides[place], results[place], outcome))
     return Comparison(groups, judge, differing, [*_sentences(groups, judge), *hints])
 
 
@@ -145,7 +154,10 @@ def _sentences(groups: Sequence[Group], judge: Judge) -> list[str]:
         final = figure(judge.metric, verdict.mean(base.results, "end"))
         return [f"Nothing to compare: {kind}, final {words(judge.metric)} {final}."]
     others.sort(key=lambda g: -g.verdict.speed.factor if g.verdict.speed else 0.0)
-    return [group.verdict.text for group in others]
+    texts = [group.verdict.text for group in others]
+    if not all(result.node_metric for group in groups for result in group.results):
+        texts[-1] += f"\n{HOW_TO_EVALUATE}"
+    return texts
 
 
 def _target(runs: Sequence[Recording], metric: str, target: float) -> tuple[float, list[str]]:

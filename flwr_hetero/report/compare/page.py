@@ -1,22 +1,19 @@
 """``compare.html``: the page of a comparison."""
 
-from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from flwr_hetero.report import page
-from flwr_hetero.report.compare import Comparison, Group
+from flwr_hetero.report.compare import Comparison
 from flwr_hetero.report.compare.sentences import cost_text, times
-from flwr_hetero.report.compare.verdict import Judge, first_reach
-from flwr_hetero.report.curves import SUMS, Line, column_of, curve_data
-from flwr_hetero.report.history import CLOCKS
-from flwr_hetero.report.style import figure, size, words
+from flwr_hetero.report.curves import Line, curve_data
+from flwr_hetero.report.style import RUN_COLOURS, figure, size, words
 from flwr_hetero.report.tables import Table, Value, cells, metric_value, number, seconds, tables_of
 
-# An axis is logarithmic if the fastest run needed less than this share of the slowest run's cost.
-LEAST_SHARE = 0.2
+ONE_SEED = "With one seed, the ratio may be another one by chance: run more seeds of each kind."
 # By this number a run that never reached the target is sorted last.
 NEVER_REACHED = 1e300
 
@@ -31,59 +28,31 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
     judge = comparison.judge
     groups = comparison.groups
     lines = []
-    for group in groups:
+    for group, colour in zip(groups, cycle(RUN_COLOURS), strict=False):
         label = f"{group.label} ({len(group.runs)} runs)" if len(group.runs) > 1 else group.label
-        lines.append(Line(label, group.colour, [run.history for run in group.runs]))
+        lines.append(Line(label, colour, [run.history for run in group.runs]))
     target = f"{words(judge.metric)} {figure(judge.metric, judge.target)}"
     named = [(group.label, run.seed, run.history) for group in groups for run in group.runs]
     tables = [_settings_table(comparison), _runs_table(comparison, target), *tables_of(named)]
     base, *others = [group.label for group in groups]
     title = [f"{len(others)} kinds of runs"] if len(others) > 1 else others
+    has_single = any(len(group.runs) == 1 for group in groups)
     is_by_round = judge.clock == "round"
-    curves = curve_data(
-        lines, judge.metric, judge.clock, judge.target, _logarithmic_axes(groups, judge)
-    )
+    costs = [[r.to_target for r in group.results if r.to_target is not None] for group in groups]
     return {
         "kind": "comparison",
         "title": " against ".join([*title, base]),
         "where": ", ".join(str(run.path) for group in groups for run in group.runs),
         "sentences": list(comparison.sentences),
-        "notes": _caveats(groups),
-        "curves": curves,
+        "notes": [ONE_SEED] if has_single and len(groups) > 1 else [],
+        "curves": curve_data(lines, judge.metric, judge.clock, judge.target),
         "costs": {
             "title": f"{'Rounds' if is_by_round else 'Time'} to {target}",
-            "label": CLOCKS[judge.clock] + ("" if is_by_round else " (s)"),
-            "values": [
-                [result.to_target for result in group.results if result.to_target is not None]
-                for group in groups
-            ],
+            "axis": judge.clock,
+            "values": costs,
         },
         "tables": [table.data() for table in tables if table.rows],
     }
-
-
-def _logarithmic_axes(groups: Sequence[Group], judge: Judge) -> list[str]:
-    """Return the axes on which the fastest run would be squeezed into the edge of a chart."""
-    runs = [run.history for group in groups for run in group.runs]
-    axes = []
-    for key in CLOCKS | SUMS:
-        costs = []
-        for run in runs:
-            place = first_reach(run, judge)
-            costs.append(column_of(run, key)[-1 if place is None else place])
-        positive = [cost for cost in costs if cost > 0]
-        if positive and min(positive) < LEAST_SHARE * max(positive):
-            axes.append(key)
-    return axes
-
-
-def _caveats(groups: Sequence[Group]) -> list[str]:
-    """Warn of kinds of runs that have only one seed."""
-    single = [group.label for group in groups if len(group.runs) == 1]
-    if len(groups) < 2 or not single:
-        return []
-    names = "each kind" if len(single) == len(groups) else ", ".join(single)
-    return [f"One seed of {names}: another seed may give another ratio. Run more seeds of each."]
 
 
 def _settings_table(comparison: Comparison) -> Table:
@@ -108,14 +77,16 @@ def _runs_table(comparison: Comparison, target: str) -> Table:
             final = metric_value(metric, result.end)
             traffic = number(result.bytes or None, size(result.bytes))
             device_time = seconds(result.device_s or np.nan)
-            names = (group.label, run.seed)
-            rows.append([*names, time, speed_up, final, traffic, device_time, run.path.name])
+            slow = metric_value(result.node_metric, result.slow)
+            row = [group.label, run.seed, time, speed_up, final, slow, traffic, device_time]
+            rows.append([*row, run.path.name])
     head = ["run", "seed", f"time to {target}", "speed-up", f"final {words(metric)}"]
-    head += ["traffic", "device time", "folder"]
+    head += ["slowest nodes", "traffic", "device time", "folder"]
     caption = (
         f"The target is {target} ({comparison.judge.target:.6g}), to be reached by the running "
         "median of five evaluations. The final value is the median of the last five. If a run "
         "has fewer than five evaluations, each counts by itself. The untrained model is ignored. "
-        "The speed-up is that of all seeds together."
+        "The speed-up is that of all seeds together. Slowest nodes: the mean of the slowest fifth, "
+        "as last measured. Traffic and device time: until the target, or of the whole run."
     )
     return Table("Runs", head, cells(rows), caption)

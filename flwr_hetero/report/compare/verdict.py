@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from flwr_hetero.report.history import Floats, History, Indices
+from flwr_hetero.report.nodes import last_fairness, mean_over_nodes, slowest_nodes
 from flwr_hetero.report.style import is_share
 
 # Evaluations in the running median. Shorter runs are not judged by time.
@@ -42,7 +43,13 @@ class Result(NamedTuple):
     to_target: float | None
     """Seconds, or rounds, to the target."""
     bytes: float
+    """Bytes on the links, and the seconds for which nodes worked, until then or until the end."""
     device_s: float
+    node_metric: str
+    """The metric that nodes measured; empty if none evaluated the model."""
+    slow: float
+    """Its mean over the slowest nodes, and :attr:`worst` over the worst tenth, as last measured."""
+    worst: float
     reached: int | None
     """Number of the round in which it reached the target."""
     round_s: float
@@ -63,23 +70,6 @@ class Speed(NamedTuple):
     low: float
     high: float
     pairs: int
-
-
-class Findings(NamedTuple):
-    """What two sides show; a side is 0 for the baseline and 1 for the other."""
-
-    has_finals: bool
-    """Whether final values can be compared."""
-    better: int | None
-    """The side with the better final value; None if the difference is noise."""
-    faster: int | None
-    """The side that reaches the target faster; None if the difference is noise."""
-    speed: Speed | None
-    doubt: str
-    """Why sides cannot be compared; empty if they can."""
-
-
-# -- one run --
 
 
 def lower_is_better(metric: str) -> bool:
@@ -159,14 +149,17 @@ def first_reach(run: History, judge: Judge) -> int | None:
     return int(hits[0]) if len(hits) else None
 
 
-def result_of(run: History, judge: Judge, seed: int | None = None) -> Result:
-    """Judge a run."""
+def result_of(
+    run: History, judge: Judge, seed: int | None = None, baseline: History | None = None
+) -> Result:
+    """Judge a run, on the nodes that are the slowest ones in the baseline if it has the same."""
     rounds = run.column("round")
     place = first_reach(run, judge)
     last = len(rounds) - 1 if place is None else place
     clock = run.column("wall_s") if judge.clock == "wall_s" else run.clock[1]
     count = rounds[last] - rounds[0]
     evaluations = len(trained_values(run, judge.metric)[0])
+    fairness = last_fairness(run)
     return Result(
         seed=seed,
         unit=run.unit,
@@ -175,16 +168,16 @@ def result_of(run: History, judge: Judge, seed: int | None = None) -> Result:
         end=settled_value(run, judge.metric),
         noise=noise_of(run, judge.metric),
         to_target=None if place is None else float(run.column(judge.clock)[place]),
-        bytes=sum(float(np.nansum(run.column(key))) for key in ("bytes_up", "bytes_down")),
-        device_s=float(run.busy_s.sum()),
+        bytes=float(run.traffic[: last + 1].sum()),
+        device_s=float(run.busy_s[: last + 1].sum()),
+        node_metric=fairness.metric if fairness else "",
+        slow=mean_over_nodes(run, slowest_nodes(baseline or run), slowest_nodes(run)),
+        worst=fairness.worst if fairness else np.nan,
         reached=None if place is None else int(rounds[place]),
         round_s=float((clock[last] - clock[0]) / count) if count else np.nan,
         spacing=float(np.nanmax(run.column(judge.clock)) / evaluations),
         simulated=run.rounds[-1].get("simulated"),
     )
-
-
-# -- runs against others --
 
 
 def speed_up(baseline: Side, other: Side) -> Speed | None:
@@ -207,20 +200,11 @@ def speed_up(baseline: Side, other: Side) -> Speed | None:
     return Speed(float(before / after), min(ratios), max(ratios), len(pairs))
 
 
-def findings_of(judge: Judge, sides: tuple[Side, Side], unlike: str = "") -> Findings:
-    """Compare two groups of runs, the baseline first.
+def comparable(judge: Judge, runs: Side, unlike: str = "") -> tuple[bool, bool, str]:
+    """Return whether final values and times can be compared, and why not.
 
-    ``unlike`` is the reason why the two cannot be compared at all, if there is one.
+    ``unlike`` is the reason why runs cannot be compared at all, if there is one.
     """
-    has_finals, has_times, doubt = _comparable(judge, [*sides[0], *sides[1]], unlike)
-    speed = speed_up(*sides) if has_times else None
-    better = _better_side(judge, sides) if has_finals else None
-    faster = _faster_side(sides, speed, better) if has_times else None
-    return Findings(has_finals, better, faster, speed, doubt)
-
-
-def _comparable(judge: Judge, runs: Side, unlike: str) -> tuple[bool, bool, str]:
-    """Return whether final values and times can be compared, and why not."""
     count = min(run.evaluations for run in runs)
     least = LEAST_EVALUATIONS if count < LEAST_EVALUATIONS else WINDOW
     few = f"this needs {least} evaluations of trained models, and one of the runs has {count}"
@@ -235,8 +219,8 @@ def _comparable(judge: Judge, runs: Side, unlike: str) -> tuple[bool, bool, str]
     return True, True, ""
 
 
-def _better_side(judge: Judge, sides: tuple[Side, Side]) -> int | None:
-    """Return the side whose final value is better by more than the noise of runs and seeds."""
+def better_side(judge: Judge, sides: tuple[Side, Side]) -> int | None:
+    """Return the side, 1 for the second, whose final value is better by more than the noise."""
     before, after = (mean(side, "end") for side in sides)
     noises = [run.noise for side in sides for run in side]
     noises += [float(np.ptp([run.end for run in side])) for side in sides]
@@ -244,7 +228,7 @@ def _better_side(judge: Judge, sides: tuple[Side, Side]) -> int | None:
     return None if is_noise else int((after > before) is not judge.falls)
 
 
-def _faster_side(sides: tuple[Side, Side], speed: Speed | None, better: int | None) -> int | None:
+def faster_side(sides: tuple[Side, Side], speed: Speed | None, better: int | None) -> int | None:
     """Return the side that is faster by more than the time between evaluations, and by 5 %.
 
     A side that alone reaches the target is faster if the final values differ by more than noise.

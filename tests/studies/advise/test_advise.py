@@ -2,9 +2,11 @@
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from math import exp, inf
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from flwr_hetero.cli import main
 from flwr_hetero.client.device import message_time_s
 from flwr_hetero.fleet import DeviceProfile
+from flwr_hetero_studies.advise import advice
 from flwr_hetero_studies.advise.advice import Advice, advise
 from flwr_hetero_studies.advise.candidates import BASES, candidates
 from flwr_hetero_studies.advise.fleet import read_fleet
@@ -97,6 +100,22 @@ def test_refusals(tmp_path, capsys):
         advise("paper-5", optimizer="lion")
     with pytest.raises(ValueError, match="base must be"):
         advise("paper-5", base="fedprox")
+
+
+def test_progress_is_shown_and_an_interrupt_is_one_line(monkeypatch, capsys):
+    track = Mock(side_effect=lambda items, text, total: items)
+
+    def rank(choices, seeds, make, execute):
+        execute(make(choice, 0, None) for choice in choices[:2])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("flwr_hetero_studies.cli.advise.tracked", track)
+    monkeypatch.setattr(advice, "rank", rank)
+    monkeypatch.setattr(advice, "process_pool", ThreadPoolExecutor)
+    monkeypatch.setattr(Simulation, "run", lambda simulation: [])
+    assert main(["advise", "paper-5"]) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "flwr-hetero: interrupted"
+    assert track.call_args.args[1:] == ("Emulating the fleet", 2)
 
 
 # --- judging -----------------------------------------------------------------------------

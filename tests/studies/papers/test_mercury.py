@@ -9,12 +9,7 @@ from flwr_hetero_studies.core.plan import Options
 from flwr_hetero_studies.papers.mercury import importance, reading, training
 from flwr_hetero_studies.papers.mercury.clock import StepCosts
 from flwr_hetero_studies.papers.mercury.reading import gain, spent
-from flwr_hetero_studies.papers.mercury.training import (
-    Sampling,
-    TrainedRun,
-    Training,
-    Workload,
-)
+from flwr_hetero_studies.papers.mercury.training import Sampling, TrainedRun, Training, Workload
 
 COST = StepCosts(compute_s=1.0, exchange_s=4.0, score_all_s=16.0)
 TINY = Workload("digits", "softmax", 8, 12, 6, rows=120)

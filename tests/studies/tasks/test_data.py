@@ -7,11 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from flwr_hetero_studies.tasks import (
-    data_shape,
-    load_partition,
-    load_test,
-)
+from flwr_hetero_studies.tasks import data_shape, load_partition, load_test
 
 SHAPE = (6, 5)
 

@@ -1,9 +1,7 @@
 """Every task is learnt by each sampler."""
 
 from flwr_hetero.client.weighted_loss import scoring
-from flwr_hetero_studies.tasks import (
-    make_model,
-)
+from flwr_hetero_studies.tasks import make_model
 
 
 def test_scoring_leaves_an_lstm_differentiable_by_cudnn():

@@ -3,10 +3,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from flwr_hetero_studies.tasks import (
-    data_shape,
-    load_partition,
-)
+from flwr_hetero_studies.tasks import data_shape, load_partition
 
 
 def test_rows_of_numbers_are_standardised_by_column(tmp_path):

@@ -3,11 +3,7 @@ import pytest
 import torch
 
 from flwr_hetero.client.batch_sampler import BatchSampler, UniformSampler
-from flwr_hetero_studies.tasks import (
-    Examples,
-    make_model,
-    train,
-)
+from flwr_hetero_studies.tasks import Examples, make_model, train
 
 RNG = np.random.default_rng(0)
 EXAMPLES = Examples(
