@@ -35,9 +35,6 @@ def test_fedavg_comes_first_and_sets_target_and_end_of_the_others():
     assert {label.split("/")[0] for label in others} == {"light-warm", "foretold-light-warm"}
 
 
-# --- what is run ----------------------------------------------------------------------------
-
-
 # --- what a line keeps ----------------------------------------------------------------------
 
 
@@ -71,9 +68,3 @@ def test_one_point_at_the_target_may_be_luck():
     assert race.found_in(run[:4], 0.6)["metrics"]["target_s"] is None
     # FedAvg has what its last point has
     assert race.found_in(run[:4], None)["metrics"]["target_s"] == pytest.approx(30.8, abs=0.06)
-
-
-# --- what is foretold -----------------------------------------------------------------------
-
-
-# --- the page -------------------------------------------------------------------------------
