@@ -42,9 +42,6 @@ def test_fedavg_comes_first_and_sets_target_and_end_of_the_others():
     assert {label.split("/")[0] for label in others} == {"light-warm", "foretold-light-warm"}
 
 
-# --- what is run ----------------------------------------------------------------------------
-
-
 # --- what a line keeps ----------------------------------------------------------------------
 
 

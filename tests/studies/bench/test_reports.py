@@ -24,6 +24,3 @@ def test_committed_page_is_what_its_results_say(claim, tmp_path, monkeypatch):
     assert len(pages) == (4 if claim == "papers" else 0)
     for name, page in pages.items():
         assert page == (folder / name / "report.md").read_text(encoding="utf-8")
-
-
-# --- objectives -----------------------------------------------------------------------------

@@ -1,0 +1,1 @@
+"""Whether small devices should train the part of the model that fits into their memory."""
