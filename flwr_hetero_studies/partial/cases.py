@@ -221,8 +221,8 @@ def memory(method: Method, learning: Learning) -> dict[str, Any]:
     image, num_classes = learning.shape
     # Without small nodes, the large ones are measured.
     node = NODES - 1 if method.small_nodes else 0
-    own = getattr(part, method.model)(image, num_classes)
-    model, batch = assignment(method, own, learning.shape, node)
+    network = getattr(part, method.model)(image, num_classes)
+    model, batch = assignment(method, network, learning.shape, node)
     whole = part.whole(image, num_classes)
     places = range(len(whole))
     return {
