@@ -13,7 +13,7 @@ app = ClientApp(mods=[hetero])
 
 
 @preload
-def open_part(context: Context) -> task.Labelled:
+def open_part(context: Context) -> task.Images:
     """Read the node's examples; a warm node does so once per run."""
     return task.load(str(context.run_config["data"]), str(context.node_config["partition-id"]))
 
@@ -43,7 +43,9 @@ def train(msg: Message, context: Context) -> Message:
     for batch in loader:
         losses.append(task.step(model, batch, float(config["learning-rate"])))
         due_s += len(batch.labels) * example_s
-        time.sleep(max(0.0, due_s - time.monotonic()))
+        ahead_s = due_s - time.monotonic()
+        if ahead_s > 0:
+            time.sleep(ahead_s)
     metrics = MetricRecord({"train-loss": sum(losses) / len(losses)})
     metrics["num-examples"] = len(examples.labels)
     content = RecordDict({"arrays": task.as_record(model), "metrics": metrics})

@@ -13,7 +13,7 @@ HIDDEN = 100
 Values = NDArray[Any]
 
 
-class Labelled(NamedTuple):
+class Images(NamedTuple):
     """Inputs (examples, pixels) and their labels (examples,)."""
 
     inputs: Values
@@ -23,7 +23,7 @@ class Labelled(NamedTuple):
 class Batches:
     """The batches of a pass over a node's examples, which are in a new order in each pass."""
 
-    def __init__(self, examples: Labelled, batch_size: int, seed: list[int]) -> None:
+    def __init__(self, examples: Images, batch_size: int, seed: list[int]) -> None:
         self.examples = examples
         self.batch_size = batch_size
         self.rng = np.random.default_rng(seed)
@@ -31,18 +31,18 @@ class Batches:
     def __len__(self) -> int:
         return -(-len(self.examples.labels) // self.batch_size)
 
-    def __iter__(self) -> Iterator[Labelled]:
+    def __iter__(self) -> Iterator[Images]:
         order = self.rng.permutation(len(self.examples.labels))
         for start in range(0, len(order), self.batch_size):
             rows = order[start : start + self.batch_size]
-            yield Labelled(self.examples.inputs[rows], self.examples.labels[rows])
+            yield Images(self.examples.inputs[rows], self.examples.labels[rows])
 
 
-def load(folder: str, part: str) -> Labelled:
+def load(folder: str, part: str) -> Images:
     """Read the examples of a node, by the number of its partition, or those of ``test``."""
     with np.load(Path(folder) / DATA) as file:
         rows = file[f"rows-{part}"]
-        return Labelled(file["inputs"][rows].astype(np.float32), file["labels"][rows])
+        return Images(file["inputs"][rows].astype(np.float32), file["labels"][rows])
 
 
 def first_model(pixels: int, classes: int, seed: int) -> list[Values]:
@@ -65,7 +65,7 @@ def forward(model: list[Values], inputs: Values) -> tuple[Values, Values]:
     return hidden, odds / odds.sum(axis=1, keepdims=True)
 
 
-def step(model: list[Values], batch: Labelled, rate: float) -> float:
+def step(model: list[Values], batch: Images, rate: float) -> float:
     """Take a step of SGD in place; return the mean cross entropy before it."""
     hidden, probs = forward(model, batch.inputs)
     rows = np.arange(len(batch.labels))
