@@ -158,6 +158,9 @@ def client_app(learning: Learning, method: Method) -> ClientApp:
         state = model_of(message).to_torch_state_dict()
         model, batch = assignment(method, part.load(build, state, *shape), shape, node)
         rows = deal(learning)[node]
+        # BatchNorm cannot train on a last batch of one image.
+        if len(rows) % batch == 1:
+            rows = rows[:-1]
         inputs, labels = map(torch.from_numpy, learning.splits["train"].at(rows))
         seed = seed_of(message, learning.seed, node)
         sampler = UniformSampler(len(labels), batch, seed=seed)
