@@ -52,7 +52,9 @@ def main(grid: Grid, context: Context) -> None:
     config: dict[str, Any] = dict(context.run_config)
     nodes = settled_nodes(grid, NODES)
     queries = [Message(RecordDict(), dst_node_id=node, message_type="query") for node in nodes]
-    grid.send_and_receive(queries, timeout=LOAD_S)
+    loaded = [r for r in grid.send_and_receive(queries, timeout=LOAD_S) if not r.has_error()]
+    if len(loaded) < NODES:
+        raise RuntimeError(f"{len(loaded)} of {NODES} nodes have loaded the app")
     seed = config["seed"]
     random.seed(seed)
     strategy = make_strategy(config["method"], config["at-work"], seed)
