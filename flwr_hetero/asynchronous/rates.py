@@ -167,17 +167,39 @@ class RateCorrection:
         self.lengths: dict[str, float] = {}
         # The most by which most replies have moved the model, in weights of a mean reply.
         self.usual = 0.0
+        # The longest time of a reply that was not the first one of its node.
+        self._longest_s = 0.0
         self._num_replies = 0
         self._of_all = Figure[AllReplies]()
 
     def learn(
-        self, node: str, weight: float, sent_s: float, arrived_s: float, discount: float
+        self,
+        node: str,
+        weight: float,
+        sent_s: float,
+        arrived_s: float,
+        discount: float,
+        *,
+        loads: bool = False,
     ) -> None:
-        """Learn from a reply how long its node trained and rested, and what it counts."""
+        """Learn from a reply how long its node trained and rested, and what it counts.
+
+        ``loads``: the first reply of a node contains the time in which it loads the app.
+        """
         before_s = self.last_reply_s.get(node)
         idle_s = None if before_s is None else max(0.0, sent_s - before_s)
         self.last_reply_s[node] = arrived_s
-        self.means.setdefault(node, ReplyMeans()).add(weight, arrived_s - sent_s, idle_s, discount)
+        means = self.means.setdefault(node, ReplyMeans())
+        age_s = arrived_s - sent_s
+        if means.count:
+            self._longest_s = max(self._longest_s, age_s)
+        elif loads and self._longest_s:
+            # A slow node loads the app for minutes, and its first update would weigh too much.
+            age_s = min(age_s, self._longest_s)
+        if loads and means.count == 1:
+            # The time of the first reply no longer counts.
+            means.age_s = max(age_s, SHORTEST_S)
+        means.add(weight, age_s, idle_s, discount)
         self._num_replies += 1
 
     def weigh(
@@ -255,4 +277,6 @@ class RateCorrection:
         """Take up what :meth:`to_str` wrote."""
         means, self.last_reply_s, self.lengths, self.usual = json.loads(text)
         self.means = {node: ReplyMeans(**each) for node, each in means.items()}
+        later_s = [each.age_s for each in self.means.values() if each.count > 1]
+        self._longest_s = max(later_s, default=0.0)
         self._num_replies += len(means) + 1

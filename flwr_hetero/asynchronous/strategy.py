@@ -275,6 +275,9 @@ class FedBuff(Rule):
     nodes have failed six times in a row. A node evaluates when it is idle, for a tenth of the time
     at most, and at the end of the run. After a resume, the nodes that were in flight are asked
     again, with the newest model.
+
+    The first reply of a real node contains the time in which it loads the app. Until its second
+    reply, a node counts as no slower than the slowest node that has sent two.
     """
 
     def __init__(
@@ -346,9 +349,11 @@ class FedBuff(Rule):
         if self.rates.powers == POWERS["equal"]:
             return Shares(discounts)
         nodes = [self.identity(update.pending.node_id) for update in updates]
+        loads = self.fleet.queue is not None and not self.fleet.queue.is_simulated
         replies = zip(nodes, weights, updates, discounts.tolist(), strict=True)
         for node, weight, update, discount in replies:
-            self.rates.learn(node, weight, update.pending.sent_s, update.arrived_s, discount)
+            sent_s = update.pending.sent_s
+            self.rates.learn(node, weight, sent_s, update.arrived_s, discount, loads=loads)
         return self.rates.weigh(nodes, weights, discounts, self.conditions())
 
     def conditions(self) -> Conditions:

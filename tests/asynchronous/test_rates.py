@@ -38,3 +38,23 @@ def test_nodes_that_are_asked_in_turn_reply_equally_often():
     assert weighed[True].step == pytest.approx(1.0)
     assert weighed[True].factors == pytest.approx(np.ones(8))
     assert weighed[False].step > 2
+
+
+def test_the_time_to_load_the_app_does_not_count():
+    """A slow node loads for minutes, and would then weigh many times what it should."""
+    rates = RateCorrection((1.0, 1.0))
+    for sent_s, arrived_s in ((0.0, 5.0), (5.0, 6.0), (6.0, 7.0)):
+        rates.learn("fast", 1.0, sent_s, arrived_s, 1.0, loads=True)
+    rates.learn("slow", 1.0, 0.0, 100.0, 1.0, loads=True)
+    # Until its second reply it counts as slow as the slowest of the nodes that are known.
+    assert factors_of(rates) == pytest.approx([1.0, 1.0])
+    rates.learn("slow", 1.0, 100.0, 102.0, 1.0, loads=True)
+    assert factors_of(rates) == pytest.approx([1.0, 2.0])
+    restored = RateCorrection((1.0, 1.0))
+    restored.load_str(rates.to_str())
+    restored.learn("late", 1.0, 0.0, 50.0, 1.0, loads=True)
+    assert restored.means["late"].age_s == 2.0
+
+
+def factors_of(rates):
+    return rates.weigh(["fast", "slow"], [1.0, 1.0], np.ones(2)).factors
