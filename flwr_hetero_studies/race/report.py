@@ -37,10 +37,12 @@ ENOUGH = 1.5
 """Speed-up over the best rival that was wanted in two thirds of the tables."""
 LEAST = 0.9
 """Speed-up over the best rival that was wanted in all tables."""
-HEAD_DUELS = ["cell", "FedSlice: faster", "best rival: faster", "over it",
-              "points", "best to 2 points above", "over it"]  # fmt: skip
-HEAD_COSTS = ["cell", "bytes", "device-seconds", "examples", "FedSlice's end", "FedAvg's end",
+HEAD_DUELS = ["cell", "FedSlice: faster", "best rival: faster", "over it", "points more than it",
+              "best to 2 points above", "over that"]  # fmt: skip
+HEAD_COSTS = ["bytes", "device-seconds", "examples", "FedSlice's end", "FedAvg's end",
               "points more"]  # fmt: skip
+ON_PAGE = [*HEAD_DUELS[:4], "bytes", "device-seconds", "points more"]
+"""Columns of the table on the page. The others are among the details."""
 HEAD_TUNED = ["cell", "at work", "method", "trials", "rate", "own settings", "models averaged"]
 
 
@@ -67,9 +69,12 @@ def contests(lines: Sequence[Line]) -> list[Contest]:
     """Group runs by cell and nodes at work, in the order of the page."""
     yards: dict[str, dict[int, Line]] = {}
     for cell, yardsticks in record.by(record.of(lines, name=YARDSTICK), "cell").items():
-        base = next(x for x in record.of(lines, cell=cell, name=BASE) if "window" in x["case"])
+        bases = [x for x in record.of(lines, cell=cell, name=BASE) if "window" in x["case"]]
+        # A cell whose FedAvg has not run yet has nothing to be compared with.
+        if not bases:
+            continue
         # The yardstick averages as many models as FedAvg was tuned to.
-        window = base["case"]["window"]
+        window = bases[0]["case"]["window"]
         yards[cell] = {}
         for line in yardsticks:
             curve = line["curve"]
@@ -78,7 +83,7 @@ def contests(lines: Sequence[Line]) -> list[Contest]:
     found = []
     for (cell, at_work), own in record.by(lines, "cell", "at_work").items():
         runs = {name: x for name, x in record.by(own, "name").items() if name != YARDSTICK}
-        if runs:
+        if runs and cell in yards:
             found.append(Contest(cell, at_work, runs, yards[cell]))
     order = list(CELLS)
     return sorted(found, key=lambda contest: (order.index(contest.cell), contest.at_work))
@@ -101,8 +106,10 @@ def section(cell: str, group: Sequence[Contest]) -> str:
 
 def duels(found: Sequence[Contest]) -> dict[str, str]:
     """Hold ours against the best rival in each table, and count where it has what was wanted."""
+    bases = {contest.where: duel for contest, duel in with_base(found)}
     rows = []
     first: dict[str, Duel] = {}
+    late_ratios = []
     for contest in found:
         duel = contest.duel()
         late = contest.duel(TARGETS[1])
@@ -111,7 +118,10 @@ def duels(found: Sequence[Contest]) -> dict[str, str]:
         first[contest.where] = duel
         rival = f"{duel.rival}: {brief(contest.row(duel.rival))[1]}"
         cells = [contest.where, contest.row(OURS)[1], rival, duel.speedup, " / ".join(duel.points)]
-        rows.append([*cells, late.rival, late.speedup])
+        late_ratios.append(late.ratio)
+        if contest.where in bases:
+            costs = costs_of(contest, bases[contest.where])
+            rows.append([*cells, late.rival, late.speedup, *costs])
     ahead = sum(duel.ratio >= ENOUGH for duel in first.values())
     behind = [where for where, duel in first.items() if duel.ratio < LEAST]
     lost = [where for where, duel in first.items() if not duel.holds]
@@ -121,10 +131,14 @@ def duels(found: Sequence[Contest]) -> dict[str, str]:
         f"than {100 * LESS:g} points, or {100 * LESS_SLOW:g} on the slowest tier's data, in "
         f"{listed(lost)}."
     )
+    head = [*HEAD_DUELS, *HEAD_COSTS]
+    late_behind = sum(ratio < 1 for ratio in late_ratios)
     below = [f"{w} ({' / '.join(first[w].points)} of the best rival's end)" for w in lost]
     below += ends_below(found)
     return {
-        "duels": tables.table(HEAD_DUELS, rows),
+        "duels": tables.only(ON_PAGE, head, rows),
+        "duels_and_costs": tables.table(head, rows),
+        "late_behind": f"{late_behind} of {len(late_ratios)}",
         "summary": summary,
         "ahead": f"{ahead} of {len(first)}",
         "ends_missed": f"**missed** {'; '.join(below)}." if below else "it is.",
@@ -146,14 +160,11 @@ def ends_below(found: Sequence[Contest]) -> list[str]:
     return texts
 
 
-def costs(found: Sequence[Contest]) -> str:
-    """Tabulate what ours takes besides time, and where it ends, beside FedAvg."""
-    rows = []
-    for contest, duel in with_base(found):
-        ours = brief(contest.row(OURS))
-        ends = [f"{row[-2]} ({row[-1]})" for row in (ours, brief(contest.row(BASE)))]
-        rows.append([contest.where, *ours[4:7], *ends, " / ".join(duel.points)])
-    return tables.table(HEAD_COSTS, rows)
+def costs_of(contest: Contest, duel: Duel) -> list[str]:
+    """Return what ours takes besides time, and where it and FedAvg end."""
+    ours = brief(contest.row(OURS))
+    ends = [f"{row[-2]} ({row[-1]})" for row in (ours, brief(contest.row(BASE)))]
+    return [*ours[4:7], *ends, " / ".join(duel.points)]
 
 
 def listed(names: Sequence[str]) -> str:
@@ -209,11 +220,11 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     cells = dict.fromkeys(contest.cell for contest in found)
     sections = [section(cell, [c for c in found if c.cell == cell]) for cell in cells]
     parts |= duels(found)
-    parts |= {"costs": costs(found), "cells": "".join(sections), "tuned": tuned(main)}
+    parts |= {"cells": "".join(sections), "tuned": tuned(main)}
     for contest in found:
         if (contest.cell, contest.at_work) == (MAIN, 5):
             rows = [brief(contest.row(name)) for name in contest.ranked()]
-            parts["methods"] = tables.only([HEAD[0], HEAD[1], *HEAD[4:]], HEAD, rows)
+            parts["methods"] = tables.only([*HEAD[:2], HEAD[4], *HEAD[7:]], HEAD, rows)
     parts |= packed.section(compared, groups[PACKED])
     parts |= wide_report.section(lines)
     return parts
