@@ -280,18 +280,6 @@ def quiet_strategies(most: int = logging.INFO) -> Iterator[None]:
         logger.removeFilter(lower)
 
 
-@contextmanager
-def only_errors(least: int = logging.ERROR) -> Iterator[None]:
-    """Log errors alone, or what is at least of a level."""
-    logger = logging.getLogger("flwr")
-    level = logger.level
-    logger.setLevel(least)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
 def app_tables(app: Path) -> tuple[dict[str, str], dict[str, Any]]:
     """Return the components of an app, and its run-config with the values it has by default."""
     path = app / "pyproject.toml"

@@ -132,8 +132,6 @@ SCALE = "scale"
 # --- what a node's sampler does: a ConfigRecord in a reply ------------------------------------
 SAMPLER = PREFIX + "sampler"
 """Numbers by name, for the history; never used for training."""
-HIDDEN_SHARE = "hidden-share"
-"""Part of the time spent on scoring that the network hides; 0 if scored before training."""
 
 # --- what a node did for a message: a ConfigRecord in a reply to training ---------------------
 WORK = PREFIX + "work"

@@ -14,9 +14,9 @@ from recording import Folder, History
 from toy import FLOWER_STRATEGIES
 
 from flwr_hetero import strategy as ours
-from flwr_hetero._flwr import only_errors
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero_studies import rivals
+from flwr_hetero_studies.core.quiet import only_errors
 from flwr_hetero_studies.papers.cd_grab.herding import HerdingMeter
 
 FLEET = [DeviceProfile(speed, jitter=0.1) for speed in (4.2, 4.1, 4.0, 1.2, 1.1, 1.0)]

@@ -6,8 +6,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from toy import partition_of, reply_with
 
-from flwr_hetero._flwr import MESSAGE_UNAVAILABLE, only_errors
+from flwr_hetero._flwr import MESSAGE_UNAVAILABLE
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
+from flwr_hetero_studies.core.quiet import only_errors
 
 STEPS = 10
 """Steps of a node that gets no number of them."""

@@ -11,10 +11,10 @@ import pytest
 from flwr.serverapp.strategy import FedAvg
 
 import flwr_hetero
-from flwr_hetero._flwr import only_errors
 from flwr_hetero.fleet import LocalGrid, named_fleet
 from flwr_hetero.strategy import BiasedLocalSGD, CDGraB, FedSlice, TiFL
 from flwr_hetero_studies.core.emulate import Enough, drive
+from flwr_hetero_studies.core.quiet import only_errors
 from flwr_hetero_studies.cost.scale import EchoFleet
 
 ROOT = str(Path(flwr_hetero.__file__).parent) + "/"

@@ -11,9 +11,9 @@ from unittest.mock import create_autospec
 import pytest
 from flwr.app import Context, RecordDict
 
-from flwr_hetero._flwr import only_errors
 from flwr_hetero.fleet import LocalGrid, named_fleet
 from flwr_hetero.strategy import Wrapper
+from flwr_hetero_studies.core.quiet import only_errors
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

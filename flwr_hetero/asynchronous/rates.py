@@ -57,11 +57,7 @@ USUAL_CONDITIONS = Conditions()
 
 @dataclass
 class ReplyMeans:
-    """Running means of a node's last replies, and of more idle times.
-
-    >>> ReplyMeans(age_s=5.0).interval_s(usual_idle_s=1.0)
-    6.0
-    """
+    """Running means of a node's last replies, and of more idle times."""
 
     weight: float = 0.0
     age_s: float = 0.0
@@ -84,13 +80,13 @@ class ReplyMeans:
             longest_s = IDLE_OUTLIER * (self.age_s + self.idle_s) if self.starts > MEMORY else inf
             self.idle_s += (min(idle_s, longest_s) - self.idle_s) / min(self.starts, IDLE_MEMORY)
 
-    def interval_s(self, usual_idle_s: float) -> float:
-        """Return the time from reply to reply; a node without any reply rests the usual time."""
-        return float(MeansOfNodes.of([self]).intervals_s(usual_idle_s)[0])
-
 
 class MeansOfNodes(NamedTuple):
-    """The running means of several nodes; each of shape (num_nodes,)."""
+    """The running means of several nodes; each of shape (num_nodes,).
+
+    >>> MeansOfNodes.of([ReplyMeans(age_s=5.0)]).intervals_s(usual_idle_s=1.0)
+    array([6.])
+    """
 
     weight: Floats
     age_s: Floats
@@ -277,6 +273,4 @@ class RateCorrection:
         """Take up what :meth:`to_str` wrote."""
         means, self.last_reply_s, self.lengths, self.usual = json.loads(text)
         self.means = {node: ReplyMeans(**each) for node, each in means.items()}
-        later_s = [each.age_s for each in self.means.values() if each.count > 1]
-        self._longest_s = max(later_s, default=0.0)
         self._num_replies += len(means) + 1

@@ -73,12 +73,6 @@ def device_rng(seed: int, partition: int, message: Message) -> Generator:
     return default_rng(device_seed(seed, partition, message))
 
 
-def repeat_of(message: Message) -> list[int]:
-    """Return how often the node was asked before in this round; empty if it was not."""
-    count = in_config(message, keys.REPEAT)
-    return [count] if count else []
-
-
 def in_config(message: Message, key: str) -> int:
     """Read a whole number, such as the round, from an instruction; 0 if there is none."""
     return whole_number(configs_in(message.content).values(), key)

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flwr_hetero._flwr import only_errors
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.server.client_support import NoProgressError
 from flwr_hetero_studies.advise.candidates import Candidate
@@ -17,6 +16,7 @@ from flwr_hetero_studies.advise.task import run_config
 from flwr_hetero_studies.core import curves
 from flwr_hetero_studies.core.curves import Vector
 from flwr_hetero_studies.core.emulate import Enough, Moment, drive
+from flwr_hetero_studies.core.quiet import only_errors
 from flwr_hetero_studies.race.node import Learning
 
 MARGIN = 0.01

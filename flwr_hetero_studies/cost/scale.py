@@ -21,7 +21,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Strategy
 
 from flwr_hetero import keys
-from flwr_hetero._flwr import NodeInfo, only_errors, set_message_id
+from flwr_hetero._flwr import NodeInfo, set_message_id
 from flwr_hetero.fleet import LocalGrid, named_fleet
 from flwr_hetero.mod import hetero
 from flwr_hetero.sampler import OrderedSampler
@@ -36,6 +36,7 @@ from flwr_hetero.strategy import (
 )
 from flwr_hetero_studies.core.emulate import ENDLESS, Enough
 from flwr_hetero_studies.core.plan import Data, Options, Trial
+from flwr_hetero_studies.core.quiet import only_errors
 from flwr_hetero_studies.core.record import Case
 
 DIM = 20

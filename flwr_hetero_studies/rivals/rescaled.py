@@ -7,7 +7,7 @@ from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero.asynchronous.algorithm import Shares
 from flwr_hetero.asynchronous.engine import Update
-from flwr_hetero.asynchronous.rates import RateCorrection
+from flwr_hetero.asynchronous.rates import MeansOfNodes, RateCorrection
 from flwr_hetero.state_dict import StateDict
 from flwr_hetero_studies.rivals.asgd import LocalASGD
 
@@ -61,7 +61,8 @@ class RescaledASGD(LocalASGD):
         means = self.times.means
         idle_s = [times.idle_s for times in means.values() if times.starts]
         usual_s = float(np.mean(idle_s)) if idle_s else 0.0
-        return {node: times.interval_s(usual_s) for node, times in means.items()}
+        intervals_s = MeansOfNodes.of(means.values()).intervals_s(usual_s)
+        return dict(zip(means, intervals_s.tolist(), strict=True))
 
     def state_dict(self) -> StateDict:
         return super().state_dict() | {"times": self.times.to_str()}

@@ -10,7 +10,7 @@ from torch import nn
 
 from flwr_hetero import keys
 from flwr_hetero.client.batch_sampler import BatchSampler, UniformSampler
-from flwr_hetero.client.emulation import in_config, is_emulated, repeat_of
+from flwr_hetero.client.emulation import in_config, is_emulated
 from flwr_hetero.client.timing import in_simulation
 from flwr_hetero.client.weighted_loss import Loss
 from flwr_hetero.errors import invalid
@@ -109,7 +109,9 @@ def open_data(context: Context) -> tuple[Settings, Examples]:
 
 def seed_of(message: Message, seed: int, partition_id: int) -> int:
     """Return a seed that differs between rounds, and between messages of a round."""
-    entropy = [seed, partition_id, in_config(message, keys.SERVER_ROUND), *repeat_of(message)]
+    repeat = in_config(message, keys.REPEAT)
+    entropy = [seed, partition_id, in_config(message, keys.SERVER_ROUND)]
+    entropy += [repeat] if repeat else []
     return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
 

@@ -50,10 +50,6 @@ def test_the_time_to_load_the_app_does_not_count():
     assert factors_of(rates) == pytest.approx([1.0, 1.0])
     rates.learn("slow", 1.0, 100.0, 102.0, 1.0, loads=True)
     assert factors_of(rates) == pytest.approx([1.0, 2.0])
-    restored = RateCorrection((1.0, 1.0))
-    restored.load_str(rates.to_str())
-    restored.learn("late", 1.0, 0.0, 50.0, 1.0, loads=True)
-    assert restored.means["late"].age_s == 2.0
 
 
 def factors_of(rates):

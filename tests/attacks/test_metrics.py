@@ -15,12 +15,12 @@ from recording import Folder, History
 from toy import toy_app, toy_arrays
 
 from flwr_hetero import strategy as ours
-from flwr_hetero._flwr import only_errors
 from flwr_hetero.exchange.nodes import MOST_KINDS, NodeBook
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.records import honest_range
 from flwr_hetero.report import RunDirectory
 from flwr_hetero_studies import rivals
+from flwr_hetero_studies.core.quiet import only_errors
 
 TWENTY = [DeviceProfile(1.0 + 0.01 * i) for i in range(20)]
 LIAR = 7

@@ -8,9 +8,10 @@ from flwr.app import ConfigRecord
 from recording import Folder, History
 
 from flwr_hetero import strategy as ours
-from flwr_hetero._flwr import NodeInfo, only_errors
+from flwr_hetero._flwr import NodeInfo
 from flwr_hetero.exchange.context import Exchange
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
+from flwr_hetero_studies.core.quiet import only_errors
 
 TIMEOUT_S = 20.0
 

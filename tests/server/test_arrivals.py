@@ -12,10 +12,11 @@ from recording import History, killed_and_resumed
 from toy import InMemoryGrid, toy_app, toy_arrays
 
 from flwr_hetero import strategy as ours
-from flwr_hetero._flwr import be_server_task, only_errors, set_message_id
+from flwr_hetero._flwr import be_server_task, set_message_id
 from flwr_hetero.exchange import queue
 from flwr_hetero.exchange.context import Exchange, Fleet
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid, named_fleet
+from flwr_hetero_studies.core.quiet import only_errors
 
 TIMEOUT_S = 30.0
 LATE_S = 0.99 * TIMEOUT_S

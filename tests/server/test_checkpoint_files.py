@@ -16,12 +16,12 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideAdaptiveClippin
 from recording import Folder, KilledError, checkpoint, evaluate, killed_and_resumed, write
 
 from flwr_hetero import strategy as ours
-from flwr_hetero._flwr import only_errors
 from flwr_hetero.files import GrowingFile
 from flwr_hetero.fleet import LocalGrid
 from flwr_hetero.server import checkpoint as pace
 from flwr_hetero.server.checkpoint import Checkpoints
 from flwr_hetero.server.loop import Run
+from flwr_hetero_studies.core.quiet import only_errors
 
 ROUNDS = 3
 

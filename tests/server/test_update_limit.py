@@ -19,12 +19,13 @@ from quadratics import app, fedavg, start
 from recording import History
 
 from flwr_hetero import strategy as ours
-from flwr_hetero._flwr import be_server_task, only_errors, set_message_id
+from flwr_hetero._flwr import be_server_task, set_message_id
 from flwr_hetero.exchange.aggregate import model_norms, with_update
 from flwr_hetero.exchange.checks import Expected, Verdicts, accept
 from flwr_hetero.exchange.context import Exchange, Fleet
 from flwr_hetero.fleet import DeviceProfile
 from flwr_hetero.records import steps_that_count
+from flwr_hetero_studies.core.quiet import only_errors
 
 GOALS = [-1.0, -0.6, -0.3, 0.0, 0.0, 0.1, 0.4, 0.6, 0.8]
 """Of honest nodes; the tenth one lies."""

@@ -10,9 +10,9 @@ from quadratics import app, fedavg, start
 from recording import History
 from toy import partition_of, reply_with
 
-from flwr_hetero._flwr import only_errors
 from flwr_hetero.fleet import LocalGrid, named_fleet
 from flwr_hetero.strategy import FedSlice
+from flwr_hetero_studies.core.quiet import only_errors
 
 NODES = 20
 JOB = 20

@@ -107,7 +107,7 @@ def sampler_stats(sampler: MercurySampler, context: Context, hidden: int) -> Con
     pace = read_pace(context)
     if pace is not None and hidden:
         hidden_s = min(hidden * pace.score_s, pace.idle_s)
-        stats[keys.HIDDEN_SHARE] = hidden_s / (hidden * pace.score_s)
+        stats["hidden-share"] = hidden_s / (hidden * pace.score_s)
     return ConfigRecord(stats)
 
 
