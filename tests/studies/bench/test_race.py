@@ -14,6 +14,7 @@ from flwr_hetero.mod import emulated_device
 from flwr_hetero_studies.race import (
     methods,
     network,
+    report,
     tuning,
     watch,
     wide,
@@ -114,3 +115,10 @@ def test_every_wide_cell_can_be_made(cell):
     for name in wide.names_in(cell):
         method = methods.METHODS.get(name, methods.METHODS[methods.EAGER])
         assert method.build(wide.AT_WORK, 0, *wide.SETTINGS[name], each.base) is not None
+
+
+def test_a_cell_without_fedavg_is_left_out():
+    """One row of the page may be run by itself."""
+    case = {"experiment": "dirichlet", "cell": "dirichlet", "at_work": 3}
+    lines = [{"case": case | {"name": name}, "seed": 0} for name in (tuning.YARDSTICK, "FedSlice")]
+    assert report.contests(lines) == []
