@@ -1,13 +1,20 @@
 """The pages of the papers: verdicts by figure, and for each paper the claims they rest on."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from flwr_hetero_studies.core.criteria import VERDICTS, Claim
-from flwr_hetero_studies.core.experiment import CLAIMS, DIFFERS, NOT_RUN, PAPERS, WHY, together
+from flwr_hetero_studies.core.criteria import NOT, SIZE, VERDICTS, Claim
+from flwr_hetero_studies.core.experiment import (
+    CLAIMS,
+    DIFFERS,
+    NOT_RUN,
+    PAPERS,
+    PARTLY,
+    WHY,
+    together,
+)
 from flwr_hetero_studies.core.record import Line, read
 from flwr_hetero_studies.core.tables import fill, table
 from flwr_hetero_studies.papers.cases import FULL, HERE, find, folder_of
@@ -51,17 +58,23 @@ def verdict_of(line: Line | None) -> str:
     return together([claim.verdict for claim in claims_of(line)]) if line else NOT_RUN
 
 
-def report(lines: Sequence[Line], folder: Path) -> dict[str, Any]:
-    record = best(lines)
-    verdicts = []
+def figures_by_verdict(record: Record) -> str:
+    """Write a table of the figures with each verdict, a column per paper."""
+    names: dict[tuple[str, str], list[str]] = defaultdict(list)
     for experiment in find():
         line = record.get((experiment.paper, experiment.name))
-        took = ""
-        if line is not None:
-            form = " (full)" if line["case"]["form"] == FULL else ""
-            took = f"{line['metrics']['took_s']:.0f} s{form}"
-        command = f"`{experiment.paper} {experiment.name}`"
-        verdicts.append([command, experiment.title, took, verdict_of(line)])
+        is_full = line is not None and line["case"]["form"] == FULL
+        name = experiment.name + " (full)" * is_full
+        names[verdict_of(line), experiment.paper].append(name)
+    rows = [
+        [verdict, *(", ".join(names[verdict, paper]) for paper in PAPERS)]
+        for verdict in (*VERDICTS, PARTLY, NOT_RUN)
+    ]
+    return table(["verdict", *PAPERS], rows)
+
+
+def report(lines: Sequence[Line], folder: Path) -> dict[str, Any]:
+    record = best(lines)
     rows = {paper: rows_of(paper, record) for paper in PAPERS}
     papers = []
     for paper, own_rows in rows.items():
@@ -73,7 +86,7 @@ def report(lines: Sequence[Line], folder: Path) -> dict[str, Any]:
     return {
         "counts": summed([row for own_rows in rows.values() for row in own_rows]),
         "papers": table(["paper", *VERDICTS], papers),
-        "verdicts": table(["command", "figure", "took", "verdict"], verdicts),
+        "figures": figures_by_verdict(record),
         "differs": "\n".join(f"{p}:\n\n{notes(DIFFERS, p, record)}" for p in PAPERS),
         "claims": "\n".join(f"{paper}\n\n{table(HEAD, own)}" for paper, own in rows.items()),
     }
@@ -88,18 +101,28 @@ def write_page(paper: str, record: Record, folder: Path) -> None:
 
 
 def coverage(paper: str) -> dict[str, str]:
-    """Return what the committed record says of a paper: counts and claims."""
+    """Return what the committed record says of a paper."""
     return parts_of(paper, best(read(HERE)))
 
 
 def parts_of(paper: str, record: Record) -> dict[str, str]:
     rows = rows_of(paper, record)
-    shown = []
-    for before, row in pairwise([[""], *rows]):
-        # only the first claim of a figure names it
-        shown.append(["", *row[1:]] if row[0] == before[0] else row)
-    text = f"{table(HEAD, shown)}\nReasons:\n\n{notes(WHY, paper, record)}"
-    return {"counts": summed(rows), "claims": text}
+    return {
+        "counts": summed(rows),
+        "failed": with_verdict(NOT, rows),
+        "sizes": with_verdict(SIZE, rows),
+        "reasons": notes(WHY, paper, record),
+    }
+
+
+def with_verdict(wanted: str, rows: Sequence[Sequence[str]]) -> str:
+    """Write a table of the claims with a verdict, which the table need not repeat."""
+    claims = [
+        (f"**{figure}** {claim}", published, ours)
+        for figure, claim, published, ours, verdict in rows
+        if verdict == wanted
+    ]
+    return table(CLAIMS[:-1], claims)
 
 
 def notes(kind: str, paper: str, record: Record) -> str:

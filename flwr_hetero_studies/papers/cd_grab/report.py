@@ -13,6 +13,13 @@ from flwr_hetero_studies.papers.cd_grab.cases import METHODS, OURS, PAPER
 from flwr_hetero_studies.papers.cd_grab.orders import D_RR, EXACT, PAIR_BAL
 from flwr_hetero_studies.papers.report import coverage
 
+SHOWN = (
+    "all nodes, always",
+    "30 % of the nodes, at random",
+    "20 % of the replies lost",
+    "unequal data, units of equal size",
+)
+"""The fleets that the page shows; the table of all fleets is among the details."""
 Bounds = Mapping[str, list[float]]
 """By method, seed by seed."""
 
@@ -32,7 +39,8 @@ def relative_bounds(lines: list[Line], key: str, last_method: str) -> dict[str, 
     return groups
 
 
-def sketch(lines: list[Line]) -> str:
+def sketch(lines: list[Line]) -> dict[str, str]:
+    """Return the table of sketches, and the smallest sketch that helps with each model."""
     names = [name.removeprefix("CD-GraB, ") for name in METHODS[1:]]
     dims = {line["case"]["model"]: line["metrics"]["dim"] for line in lines}
     rows = []
@@ -47,29 +55,33 @@ def sketch(lines: list[Line]) -> str:
         cells = [spread(values, ".2g") for values in bounds]
         rows.append([model, f"{dims[model]:,}", len(alone), *cells, [*worth, "none"][0]])
     head = [name.replace("exact", "whole gradients") for name in names]
-    return tables.table(["model", "d", "seeds", *head, "smallest worth its bytes"], rows)
+    table = tables.table(["model", "d", "seeds", *head, "smallest worth its bytes"], rows)
+    worth = ", ".join(f"{row[-1]} ({row[0]})" for row in rows)
+    return {"sketch": table, "worth": worth}
 
 
 def fleet(lines: list[Line]) -> dict[str, str]:
-    """Return the table of fleets, and where ours is worst beside orders that nodes find alone."""
+    """Return the tables of fleets, and where ours is worst beside orders that nodes find alone."""
     methods = (PAIR_BAL, PAPER, OURS)
-    rows = []
+    rows = {}
     ratios = {}
     for name, bounds in relative_bounds(lines, "fleet", OURS).items():
-        rows.append([name, *(spread(bounds[method], ".2g") for method in methods)])
+        rows[name] = [name, *(spread(bounds[method], ".2g") for method in methods)]
         ratios[name] = float(np.mean(bounds[OURS]) / np.mean(bounds[PAIR_BAL]))
     if not ratios:
         return {}
     worst = max(ratios, key=ratios.__getitem__)
     text = f"{ratios[worst]:.2f} ({worst})"
-    return {"fleet": tables.table(["case", *methods], rows), "worst": text}
+    head = ["case", *methods]
+    shown = tables.table(head, [rows[name] for name in SHOWN if name in rows])
+    return {"fleet": shown, "fleets": tables.table(head, rows.values()), "worst": text}
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     groups = by(lines, "experiment")
     parts: dict[str, Any] = {"versions": record.software(lines, "flwr", "torch", "numpy")}
     if "sketch" in groups:
-        parts["sketch"] = sketch(groups["sketch"])
+        parts |= sketch(groups["sketch"])
     if "fleet" in groups:
         parts |= fleet(groups["fleet"])
         parts["fleet_seeds"] = len(record.seeds(groups["fleet"]))
