@@ -9,17 +9,11 @@ import numpy as np
 from flwr_hetero_studies.core import record, tables
 from flwr_hetero_studies.core.record import Line, by
 from flwr_hetero_studies.core.tables import spread
+from flwr_hetero_studies.papers.cases import HERE
 from flwr_hetero_studies.papers.cd_grab.cases import METHODS, OURS, PAPER
 from flwr_hetero_studies.papers.cd_grab.orders import D_RR, EXACT, PAIR_BAL
-from flwr_hetero_studies.papers.report import coverage
+from flwr_hetero_studies.papers.report import best, parts_of
 
-SHOWN = (
-    "all nodes, always",
-    "30 % of the nodes, at random",
-    "20 % of the replies lost",
-    "unequal data, units of equal size",
-)
-"""The fleets that the page shows; the table of all fleets is among the details."""
 Bounds = Mapping[str, list[float]]
 """By method, seed by seed."""
 
@@ -56,25 +50,22 @@ def sketch(lines: list[Line]) -> dict[str, str]:
         rows.append([model, f"{dims[model]:,}", len(alone), *cells, [*worth, "none"][0]])
     head = [name.replace("exact", "whole gradients") for name in names]
     table = tables.table(["model", "d", "seeds", *head, "smallest worth its bytes"], rows)
-    worth = ", ".join(f"{row[-1]} ({row[0]})" for row in rows)
-    return {"sketch": table, "worth": worth}
+    return {"sketch": table, "smallest": ", ".join(f"{row[-1]} ({row[0]})" for row in rows)}
 
 
 def fleet(lines: list[Line]) -> dict[str, str]:
-    """Return the tables of fleets, and where ours is worst beside orders that nodes find alone."""
+    """Return the table of fleets, and where ours is worst beside orders that nodes find alone."""
     methods = (PAIR_BAL, PAPER, OURS)
-    rows = {}
+    rows = []
     ratios = {}
     for name, bounds in relative_bounds(lines, "fleet", OURS).items():
-        rows[name] = [name, *(spread(bounds[method], ".2g") for method in methods)]
+        rows.append([name, *(spread(bounds[method], ".2g") for method in methods)])
         ratios[name] = float(np.mean(bounds[OURS]) / np.mean(bounds[PAIR_BAL]))
     if not ratios:
         return {}
     worst = max(ratios, key=ratios.__getitem__)
     text = f"{ratios[worst]:.2f} ({worst})"
-    head = ["case", *methods]
-    shown = tables.table(head, [rows[name] for name in SHOWN if name in rows])
-    return {"fleet": shown, "fleets": tables.table(head, rows.values()), "worst": text}
+    return {"fleet": tables.table(["case", *methods], rows), "worst": text}
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
@@ -85,4 +76,4 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     if "fleet" in groups:
         parts |= fleet(groups["fleet"])
         parts["fleet_seeds"] = len(record.seeds(groups["fleet"]))
-    return parts | coverage("cd-grab")
+    return parts | parts_of("cd-grab", best(record.read(HERE)))
