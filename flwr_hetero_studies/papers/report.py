@@ -1,14 +1,13 @@
 """The pages of the papers: verdicts by figure, and for each paper the claims they rest on."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from flwr_hetero_studies.core.criteria import VERDICTS, Claim
-from flwr_hetero_studies.core.experiment import CLAIMS, DIFFERS, NOT_RUN, PAPERS, WHY, together
-from flwr_hetero_studies.core.record import Line, read
+from flwr_hetero_studies.core.criteria import NOT, SIZE, VERDICTS
+from flwr_hetero_studies.core.experiment import CLAIMS, DIFFERS, NOT_RUN, PAPERS, PARTLY, WHY
+from flwr_hetero_studies.core.record import Line
 from flwr_hetero_studies.core.tables import fill, table
 from flwr_hetero_studies.papers.cases import FULL, HERE, find, folder_of
 
@@ -19,10 +18,6 @@ Record = Mapping[tuple[str, str], Line]
 """A line per experiment, by paper and name."""
 
 
-def claims_of(line: Line | None) -> list[Claim]:
-    return [Claim(**claim) for claim in line["metrics"]["claims"]] if line else []
-
-
 def best(lines: Sequence[Line]) -> Record:
     """Keep one line per experiment: the full form, where there is one."""
     full_form_last = sorted(lines, key=lambda line: line["case"]["form"] == FULL)
@@ -31,41 +26,42 @@ def best(lines: Sequence[Line]) -> Record:
 
 def rows_of(paper: str, record: Record) -> list[list[str]]:
     return [
-        [experiment.name, *claim]
+        [experiment.name, *claim.values()]
         for experiment in find(paper)
-        for claim in claims_of(record.get((paper, experiment.name)))
+        if (paper, experiment.name) in record
+        for claim in record[paper, experiment.name]["metrics"]["claims"]
     ]
 
 
-def count(rows: Sequence[Sequence[str]]) -> Counter[str]:
-    return Counter(row[-1] for row in rows)
-
-
 def summed(rows: Sequence[Sequence[str]]) -> str:
-    counts = count(rows)
+    counts = Counter(row[-1] for row in rows)
     texts = [f"{counts[name]} {name}" for name in VERDICTS]
     return f"Of {len(rows)} claims: {', '.join(texts)}."
 
 
 def verdict_of(line: Line | None) -> str:
-    return together([claim.verdict for claim in claims_of(line)]) if line else NOT_RUN
+    return line["metrics"]["verdict"] if line else NOT_RUN
+
+
+def figures_by_verdict(record: Record) -> str:
+    """Write a table of the figures with each verdict, a column per paper."""
+    names: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for experiment in find():
+        line = record.get((experiment.paper, experiment.name))
+        form = " (full)" if line and line["case"]["form"] == FULL else ""
+        names[verdict_of(line), experiment.paper].append(experiment.name + form)
+    rows = []
+    for verdict in (*VERDICTS, PARTLY, NOT_RUN):
+        rows.append([verdict, *(", ".join(names[verdict, paper]) for paper in PAPERS)])
+    return table(["verdict", *PAPERS], rows)
 
 
 def report(lines: Sequence[Line], folder: Path) -> dict[str, Any]:
     record = best(lines)
-    verdicts = []
-    for experiment in find():
-        line = record.get((experiment.paper, experiment.name))
-        took = ""
-        if line is not None:
-            form = " (full)" if line["case"]["form"] == FULL else ""
-            took = f"{line['metrics']['took_s']:.0f} s{form}"
-        command = f"`{experiment.paper} {experiment.name}`"
-        verdicts.append([command, experiment.title, took, verdict_of(line)])
     rows = {paper: rows_of(paper, record) for paper in PAPERS}
     papers = []
     for paper, own_rows in rows.items():
-        counts = count(own_rows)
+        counts = Counter(row[-1] for row in own_rows)
         link = f"[{paper}]({folder_of(paper)}/report.md)"
         papers.append([link, *(str(counts[name]) for name in VERDICTS)])
         if paper not in STUDIED:
@@ -73,7 +69,7 @@ def report(lines: Sequence[Line], folder: Path) -> dict[str, Any]:
     return {
         "counts": summed([row for own_rows in rows.values() for row in own_rows]),
         "papers": table(["paper", *VERDICTS], papers),
-        "verdicts": table(["command", "figure", "took", "verdict"], verdicts),
+        "figures": figures_by_verdict(record),
         "differs": "\n".join(f"{p}:\n\n{notes(DIFFERS, p, record)}" for p in PAPERS),
         "claims": "\n".join(f"{paper}\n\n{table(HEAD, own)}" for paper, own in rows.items()),
     }
@@ -87,19 +83,20 @@ def write_page(paper: str, record: Record, folder: Path) -> None:
     page.write_text(fill(template, parts_of(paper, record)).rstrip() + "\n", encoding="utf-8")
 
 
-def coverage(paper: str) -> dict[str, str]:
-    """Return what the committed record says of a paper: counts and claims."""
-    return parts_of(paper, best(read(HERE)))
-
-
 def parts_of(paper: str, record: Record) -> dict[str, str]:
     rows = rows_of(paper, record)
-    shown = []
-    for before, row in pairwise([[""], *rows]):
-        # only the first claim of a figure names it
-        shown.append(["", *row[1:]] if row[0] == before[0] else row)
-    text = f"{table(HEAD, shown)}\nReasons:\n\n{notes(WHY, paper, record)}"
-    return {"counts": summed(rows), "claims": text}
+    return {
+        "counts": summed(rows),
+        "failed": with_verdict(NOT, rows),
+        "sizes": with_verdict(SIZE, rows),
+        "reasons": notes(WHY, paper, record),
+    }
+
+
+def with_verdict(verdict: str, rows: Sequence[Sequence[str]]) -> str:
+    """Write a table of the claims with a verdict, which the table need not repeat."""
+    chosen = [row for row in rows if row[-1] == verdict]
+    return table(CLAIMS[:-1], [(f"**{row[0]}** {row[1]}", *row[2:-1]) for row in chosen])
 
 
 def notes(kind: str, paper: str, record: Record) -> str:

@@ -9,9 +9,10 @@ import numpy as np
 from flwr_hetero_studies.core import record, tables
 from flwr_hetero_studies.core.record import Line, by
 from flwr_hetero_studies.core.tables import spread
+from flwr_hetero_studies.papers.cases import HERE
 from flwr_hetero_studies.papers.cd_grab.cases import METHODS, OURS, PAPER
 from flwr_hetero_studies.papers.cd_grab.orders import D_RR, EXACT, PAIR_BAL
-from flwr_hetero_studies.papers.report import coverage
+from flwr_hetero_studies.papers.report import best, parts_of
 
 Bounds = Mapping[str, list[float]]
 """By method, seed by seed."""
@@ -32,7 +33,8 @@ def relative_bounds(lines: list[Line], key: str, last_method: str) -> dict[str, 
     return groups
 
 
-def sketch(lines: list[Line]) -> str:
+def sketch(lines: list[Line]) -> dict[str, str]:
+    """Return the table of sketches, and the smallest sketch that helps with each model."""
     names = [name.removeprefix("CD-GraB, ") for name in METHODS[1:]]
     dims = {line["case"]["model"]: line["metrics"]["dim"] for line in lines}
     rows = []
@@ -47,7 +49,8 @@ def sketch(lines: list[Line]) -> str:
         cells = [spread(values, ".2g") for values in bounds]
         rows.append([model, f"{dims[model]:,}", len(alone), *cells, [*worth, "none"][0]])
     head = [name.replace("exact", "whole gradients") for name in names]
-    return tables.table(["model", "d", "seeds", *head, "smallest worth its bytes"], rows)
+    table = tables.table(["model", "d", "seeds", *head, "smallest worth its bytes"], rows)
+    return {"sketch": table, "smallest": ", ".join(f"{row[-1]} ({row[0]})" for row in rows)}
 
 
 def fleet(lines: list[Line]) -> dict[str, str]:
@@ -69,8 +72,8 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     groups = by(lines, "experiment")
     parts: dict[str, Any] = {"versions": record.software(lines, "flwr", "torch", "numpy")}
     if "sketch" in groups:
-        parts["sketch"] = sketch(groups["sketch"])
+        parts |= sketch(groups["sketch"])
     if "fleet" in groups:
         parts |= fleet(groups["fleet"])
         parts["fleet_seeds"] = len(record.seeds(groups["fleet"]))
-    return parts | coverage("cd-grab")
+    return parts | parts_of("cd-grab", best(record.read(HERE)))
