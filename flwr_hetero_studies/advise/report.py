@@ -59,7 +59,7 @@ def section(fleet: str, lines: list[Line]) -> tuple[str, list[list[Any]]]:
     names = sorted({*cells} - {BASE}, key=lambda name: -both[1][name])
     ordered = [cells[name] for name in names]
     means = {name: f"{speed ** (1 / len(PARTITIONS)):.1f}" for name, speed in both[1].items()}
-    sums.append([fleet, "both", *ranked(*both, means)])
+    sums.append([fleet, "both", *ranked(both[0], both[1], means)])
     return f"### {fleet}\n\n{tables.table(HEAD, ordered)}", sums
 
 

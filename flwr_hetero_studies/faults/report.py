@@ -8,11 +8,10 @@ from typing import Any
 from flwr_hetero_studies.core import record, tables
 from flwr_hetero_studies.core.record import Line
 from flwr_hetero_studies.faults.liars import HONEST, LIES, SCALED, SEARCHED, STRATEGIES
+from flwr_hetero_studies.faults.scenarios import KINDS
 
 FAULT = ["fault", "costs with Flower's node", "with a warm node", "what the history or log says"]
-STARTS = "starts"
-APART = (STARTS, "bad_replies")
-"""Cases whose faults are not in the table of costs."""
+NO_START = "this node"
 MOVED = ["lie", "strategy", "moved by one liar of 20, share", "by three"]
 WORST = ["strategy", "one liar of 20 costs, points", "three cost"]
 EARLY_LIE = "turned, early"
@@ -56,17 +55,14 @@ def side_by_side(cold_lines: Sequence[Line], warm_lines: Sequence[Line]) -> list
 
 def processes(cold: Sequence[Line], warm: Sequence[Line]) -> dict[str, str]:
     """Tabulate all faults, what most of them cost, and what is in the logs of nodes that end."""
-    starts = side_by_side(record.of(cold, name=STARTS), record.of(warm, name=STARTS))
-    others = side_by_side(without(APART, cold), without(APART, warm))
+    rows = side_by_side(cold, warm)
+    starts = [row for row in rows if row[1] == NO_START]
+    others = [row for row in rows if row not in starts and row[0] not in KINDS.values()]
     return {
-        "process": tables.table(FAULT, side_by_side(cold, warm)),
+        "process": tables.table(FAULT, rows),
         "process_costs": tables.only(FAULT[:3], FAULT, others),
         "starts": tables.only([FAULT[0], FAULT[3]], FAULT, starts),
     }
-
-
-def without(names: Sequence[str], lines: Sequence[Line]) -> list[Line]:
-    return [line for line in lines if line["case"]["name"] not in names]
 
 
 def explained(fault: dict[str, Any]) -> tuple[str, str]:

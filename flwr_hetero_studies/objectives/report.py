@@ -15,18 +15,17 @@ LAST = 10
 """Rounds at the end of a run of which the mean counts."""
 MARGIN = 0.02
 """Accuracy on the slow nodes' classes that may be lost before a cell is bold."""
-HEAD = ["setting", "all classes", "last two", "last two less FedAvg's", "device-seconds",
-        "virtual s"]  # fmt: skip
+HEAD = ["setting", "all classes", "device-seconds", "virtual s"]
 
 
 def ends(lines: Sequence[Line], name: str) -> list[float]:
     return [100 * curves.last(line, name, LAST) for line in lines]
 
 
-def row(name: str, lines: Sequence[Line], base: Sequence[Line]) -> list[str]:
+def row(name: str, lines: Sequence[Line]) -> list[str]:
     every = tables.extent(ends(lines, "accuracy"), "{:.1f}")
     costs = [f"{mean(x['curve'][key][-1] for x in lines):.0f}" for key in ("device_s", "virtual_s")]
-    return [name, every, f"{mean(ends(lines, 'slow')):.1f}", gap(gaps(lines, base)), *costs]
+    return [name, every, *costs]
 
 
 def gap(points: Sequence[float]) -> str:
@@ -52,8 +51,7 @@ def curve(lines: Sequence[Line], name: str) -> tuple[Vector, Vector]:
 
 
 def section(name: str, lines: list[Line]) -> str:
-    runs = record.by(lines, "name")
-    rows = [row(setting, found, runs[BASE]) for setting, found in runs.items()]
+    rows = [row(*group) for group in record.by(lines, "name").items()]
     count = len(record.seeds(lines))
     return f"## {name}\n\n{count} seeds.\n\n{tables.table(HEAD, rows)}\n"
 
