@@ -50,14 +50,16 @@ def section(fleet: str, lines: list[Line]) -> tuple[str, list[list[Any]]]:
         rows = found_rows(record.of(lines, partition=partition))
         advised = {setting["candidate"]: setting["speedup"] for setting in judged}
         found = {name: each.speedup for name, each in rows.items()}
-        sums.append([fleet, NAMES[meaning], *ranked(advised, found, 1.0)])
-        for name, each in rows.items():
-            cells.setdefault(name, [name]).extend([f"{advised[name]:.1f}", shown(each)])
+        texts = {name: shown(each) for name, each in rows.items()}
+        sums.append([fleet, NAMES[meaning], *ranked(advised, found, texts)])
+        for name, text in texts.items():
+            cells.setdefault(name, [name]).extend([f"{advised[name]:.1f}", text])
         for product, speeds in zip(both, (advised, found), strict=True):
             product |= {name: product.get(name, 1.0) * speed for name, speed in speeds.items()}
     names = sorted({*cells} - {BASE}, key=lambda name: -both[1][name])
     ordered = [cells[name] for name in names]
-    sums.append([fleet, "both", *ranked(both[0], both[1], 1 / len(PARTITIONS))])
+    means = {name: f"{speed ** (1 / len(PARTITIONS)):.1f}" for name, speed in both[1].items()}
+    sums.append([fleet, "both", *ranked(both[0], both[1], means)])
     return f"### {fleet}\n\n{tables.table(HEAD, ordered)}", sums
 
 
@@ -67,14 +69,14 @@ def shown(setting: Row) -> str:
     return text + (f", {missed} of {setting.seeds} not" if missed else "")
 
 
-def ranked(advised: dict[str, float], found: dict[str, float], power: float) -> list[str]:
-    """Return tau, the setting advised first and the best one, with their measured speed-ups."""
+def ranked(advised: dict[str, float], found: dict[str, float], texts: dict[str, str]) -> list[str]:
+    """Return tau, the setting advised first and the best one, each with its text."""
     names = list(found)
     tau = kendalltau([advised[n] for n in names], [found[n] for n in names]).statistic
     cells = [f"{tau:.3f}"]
     for speeds in (advised, found):
         best = max(names, key=lambda name: speeds[name])
-        cells += [best, f"{found[best] ** power:.1f}"]
+        cells += [best, texts[best]]
     return cells
 
 

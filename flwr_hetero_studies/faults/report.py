@@ -8,8 +8,10 @@ from typing import Any
 from flwr_hetero_studies.core import record, tables
 from flwr_hetero_studies.core.record import Line
 from flwr_hetero_studies.faults.liars import HONEST, LIES, SCALED, SEARCHED, STRATEGIES
+from flwr_hetero_studies.faults.scenarios import KINDS
 
-FAULT = ["fault", "costs with Flower's node", "with a warm node", "what the history says"]
+FAULT = ["fault", "costs with Flower's node", "with a warm node", "what the history or log says"]
+NO_START = "this node"
 MOVED = ["lie", "strategy", "moved by one liar of 20, share", "by three"]
 WORST = ["strategy", "one liar of 20 costs, points", "three cost"]
 EARLY_LIE = "turned, early"
@@ -34,8 +36,8 @@ def faults_in(lines: Sequence[Line]) -> dict[str, dict[str, Any]]:
     return {fault["fault"]: fault for line in lines for fault in line["metrics"]["faults"]}
 
 
-def side_by_side(cold_lines: Sequence[Line], warm_lines: Sequence[Line]) -> str:
-    """Tabulate the faults with Flower's node, in this order, beside those with a warm node."""
+def side_by_side(cold_lines: Sequence[Line], warm_lines: Sequence[Line]) -> list[list[str]]:
+    """Write the faults with Flower's node, in this order, beside those with a warm node."""
     cold = faults_in(cold_lines)
     warm = faults_in(warm_lines)
     rows = []
@@ -48,7 +50,19 @@ def side_by_side(cold_lines: Sequence[Line], warm_lines: Sequence[Line]) -> str:
             text = f"{text}; warm: {warm_text}"
         text = text or warm_text
         rows.append([name, *cells, text.replace("|", "/")])
-    return tables.table(FAULT, rows)
+    return rows
+
+
+def processes(cold: Sequence[Line], warm: Sequence[Line]) -> dict[str, str]:
+    """Tabulate all faults, what most of them cost, and what is in the logs of nodes that end."""
+    rows = side_by_side(cold, warm)
+    starts = [row for row in rows if row[1] == NO_START]
+    others = [row for row in rows if row not in starts and row[0] not in KINDS.values()]
+    return {
+        "process": tables.table(FAULT, rows),
+        "process_costs": tables.only(FAULT[:3], FAULT, others),
+        "starts": tables.only([FAULT[0], FAULT[3]], FAULT, starts),
+    }
 
 
 def explained(fault: dict[str, Any]) -> tuple[str, str]:
@@ -98,6 +112,7 @@ def liars(lines: Sequence[Line]) -> dict[str, Any]:
 
 def worst(groups: Mapping[tuple[str, int], list[Line]]) -> list[list[str]]:
     """Write how many points the worst factor of early, turned updates costs."""
+    factors = {EARLY_LIE: 1.0} | {lie: -change.scale for lie, change in SCALED.items()}
     rows = []
     for strategy in SEARCHED:
         honest = record.by_seed(groups.get((f"{strategy}: {HONEST}", 0), []))
@@ -108,11 +123,11 @@ def worst(groups: Mapping[tuple[str, int], list[Line]]) -> list[list[str]]:
 
         cells = []
         for count in MOST_LOST:
-            runs = {lie: groups.get((f"{strategy}: {lie}", count)) for lie in (EARLY_LIE, *SCALED)}
+            runs = {lie: groups.get((f"{strategy}: {lie}", count)) for lie in factors}
             points = {lie: [*map(lost, lines)] for lie, lines in runs.items() if lines}
             if len(points) == len(runs):
                 lie = max(points, key=lambda lie: mean(points[lie]))
-                cells.append(f"{tables.extent(points[lie], '{:.1f}')}, {lie}")
+                cells.append(f"{tables.extent(points[lie], '{:.1f}')}, x {factors[lie]:g}")
         if len(cells) == len(MOST_LOST):
             rows.append([strategy, *cells])
     return rows
@@ -143,7 +158,7 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
         parts[f"{name}_case"] = runs[0]["case"]
     if "process" in groups:
         parts |= facts(groups["process"])
-        parts["process"] = side_by_side(groups["process"], groups.get("warm", []))
+        parts |= processes(groups["process"], groups.get("warm", []))
     if "warm" in groups:
         parts |= facts(groups["warm"], "warm_")
     if "liars" in groups:

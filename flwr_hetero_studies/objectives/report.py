@@ -1,6 +1,6 @@
 """Accuracy on all classes and on the slow nodes' own, at the end and against time."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -8,24 +8,24 @@ from typing import Any
 from flwr_hetero_studies.core import curves, plots, record, tables
 from flwr_hetero_studies.core.curves import Vector
 from flwr_hetero_studies.core.record import Line
+from flwr_hetero_studies.objectives.cases import SETTINGS
 
 BASE = "FedAvg"
 LAST = 10
 """Rounds at the end of a run of which the mean counts."""
 MARGIN = 0.02
 """Accuracy on the slow nodes' classes that may be lost before a cell is bold."""
-HEAD = ["setting", "all classes", "last two", "last two less FedAvg's", "device-seconds",
-        "virtual s"]  # fmt: skip
+HEAD = ["setting", "all classes", "device-seconds", "virtual s"]
 
 
 def ends(lines: Sequence[Line], name: str) -> list[float]:
     return [100 * curves.last(line, name, LAST) for line in lines]
 
 
-def row(name: str, lines: Sequence[Line], base: Sequence[Line]) -> list[str]:
+def row(name: str, lines: Sequence[Line]) -> list[str]:
     every = tables.extent(ends(lines, "accuracy"), "{:.1f}")
     costs = [f"{mean(x['curve'][key][-1] for x in lines):.0f}" for key in ("device_s", "virtual_s")]
-    return [name, every, f"{mean(ends(lines, 'slow')):.1f}", gap(gaps(lines, base)), *costs]
+    return [name, every, *costs]
 
 
 def gap(points: Sequence[float]) -> str:
@@ -51,10 +51,28 @@ def curve(lines: Sequence[Line], name: str) -> tuple[Vector, Vector]:
 
 
 def section(name: str, lines: list[Line]) -> str:
-    runs = record.by(lines, "name")
-    rows = [row(setting, found, runs[BASE]) for setting, found in runs.items()]
+    rows = [row(*group) for group in record.by(lines, "name").items()]
     count = len(record.seeds(lines))
     return f"## {name}\n\n{count} seeds.\n\n{tables.table(HEAD, rows)}\n"
+
+
+def summary(groups: Mapping[str, list[Line]]) -> str:
+    """Tabulate the settings, with the experiments side by side."""
+    experiments = [record.by(lines, "name") for lines in groups.values()]
+    rows = []
+    for setting in experiments[0]:
+        cells = [cell(runs.get(setting, []), runs[BASE]) for runs in experiments]
+        rows.append([setting, *cells])
+    return tables.table(["setting", *groups], rows)
+
+
+def cell(lines: Sequence[Line], base: Sequence[Line]) -> str:
+    """Write the mean accuracies on all classes and on the last two, and the gap to FedAvg."""
+    if not lines:
+        return ""
+    text = " / ".join(f"{mean(ends(lines, name)):.1f}" for name in ("accuracy", "slow"))
+    points = gap(gaps(lines, base))
+    return f"{text}, {points}" if points else text
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
@@ -67,4 +85,10 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     labels = ("virtual time in seconds", "test accuracy in %")
     plots.draw(panels, folder / "curves.png", *labels, xscale="log")
     sections = "".join(section(name, found) for name, found in groups.items())
-    return {**lines[0]["case"], "sections": sections, "software": record.software(lines)}
+    return {
+        **{name: lines[0]["case"][name] for name in SETTINGS},
+        "seeds": len(record.seeds(lines)),
+        "summary": summary(groups),
+        "sections": sections,
+        "software": record.software(lines),
+    }

@@ -1,6 +1,6 @@
 """FedSlice less FedAvg by round and by second, with intervals over pairs of runs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +9,21 @@ import numpy as np
 from flwr_hetero_studies.core import record, tables
 from flwr_hetero_studies.core.criteria import interval
 from flwr_hetero_studies.core.record import Line
+from flwr_hetero_studies.simulation.cases import SETTINGS
 
 BASE, OURS = "FedAvg", "FedSlice"
 ROUNDS = (1, 2, 3, 4, 6, 8)
 FROM = 2
 """Round of FedAvg from which on FedSlice is not to be behind, by round and by second."""
-HEAD = ["optimizer, data, workers", "pairs", *(f"round {number}" for number in ROUNDS)]
-HEAD_S = [
-    "optimizer, data, workers", "seconds of a round, FedAvg's = 1",
-    *(f"when FedAvg ends round {number}" for number in ROUNDS[2:]),
+SECONDS = "seconds of a round, FedAvg's = 1"
+HEAD = [
+    "optimizer, data, workers", "pairs", *(f"round {number}" for number in ROUNDS),
+    SECONDS, *(f"FedAvg ends round {number}" for number in ROUNDS[2:]),
 ]  # fmt: skip
+SHOWN = [HEAD[0], "round 2", "round 4", "round 8", SECONDS, "FedAvg ends round 4"]
+"""Columns on the page; the others are in the details."""
 Pair = tuple[Line, Line]
+Measure = Callable[[Pair, int], float]
 
 
 def by_round(pair: Pair, number: int) -> float:
@@ -53,6 +57,14 @@ def cell(values: Sequence[float], form: str = "+.1f") -> str:
     return f"**{text}**" if form == "+.1f" and high < 0 else text
 
 
+def cells(pairs: Sequence[Pair], measure: Measure, rounds: Sequence[int]) -> list[str]:
+    last = len(pairs[0][0]["curve"]["accuracy"]) - 1
+    return [
+        cell([measure(pair, number) for pair in pairs]) if number <= last else ""
+        for number in rounds
+    ]
+
+
 def verdicts(groups: dict[str, list[Pair]]) -> list[str]:
     """Say in which cells FedSlice is behind on average, by round and by second."""
     texts = []
@@ -60,11 +72,14 @@ def verdicts(groups: dict[str, list[Pair]]) -> list[str]:
         behind = []
         for name, pairs in groups.items():
             first = FROM if what == "round" else FROM + 1
+            numbers = []
             for number in range(first, len(pairs[0][0]["curve"]["accuracy"])):
                 mean, _, high = interval([measure(pair, number) for pair in pairs])
                 if mean < 0:
                     sure = ", beyond chance" if high < 0 else ""
-                    behind.append(f"{name}, {shown} {number} ({mean:+.1f}{sure})")
+                    numbers.append(f"{number} ({mean:+.1f}{sure})")
+            if numbers:
+                behind.append(f"{name}, {shown} {', '.join(numbers)}")
         found = "; ".join(behind) or "nowhere"
         texts.append(f"Behind on average by {what}: {found}.")
     return texts
@@ -80,20 +95,19 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     if not groups:
         return {}
     last = len(lines[0]["curve"]["accuracy"]) - 1
-    rows, rows_s = [], []
+    rows = []
     for name, pairs in groups.items():
-        shown = [cell([by_round(x, n) for x in pairs]) for n in ROUNDS if n <= last]
-        rows.append([name, len(pairs), *shown])
-        times = [cell([by_time(x, n) for x in pairs]) for n in ROUNDS[2:] if n <= last]
-        rows_s.append([name, cell([round_s(x) for x in pairs], ".2f") if last > 1 else "", *times])
+        seconds = cell([round_s(pair) for pair in pairs], ".2f") if last > 1 else ""
+        after = cells(pairs, by_round, ROUNDS)
+        rows.append([name, len(pairs), *after, seconds, *cells(pairs, by_time, ROUNDS[2:])])
     every = [by_round(pair, n) for pairs in groups.values() for pair in pairs
              for n in ROUNDS[1:] if n <= last]  # fmt: skip
     ahead = sum(value >= 0 for value in every)
     return {
-        **lines[0]["case"],
+        **{name: lines[0]["case"][name] for name in SETTINGS},
         "rates": {x["case"]["optimizer"]: x["case"]["rate"] for x in lines},
-        "by_round": tables.table(HEAD[: len(rows[0])], rows),
-        "by_second": tables.table(HEAD_S[: len(rows_s[0])], rows_s),
+        "shown": tables.only(SHOWN, HEAD, rows),
+        "every": tables.table(HEAD, rows),
         "verdicts": "\n".join(f"- {text}" for text in verdicts(groups)),
         "ahead": f"{ahead} of {len(every)}",
         "software": record.software(lines),

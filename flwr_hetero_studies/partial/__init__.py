@@ -1,1 +1,0 @@
-"""Whether small devices should train the part of the model that fits into their memory."""
