@@ -17,6 +17,8 @@ STOP = re.compile(
     re.IGNORECASE,
 )
 """Literary words, and those for which the field has a term, such as in flight, server update."""
+MOST_IN_ALL = 42_000
+"""Words of all pages and reports together, outside code."""
 MOST_WORDS, MOST_SEMICOLONS = 18, 0.02
 """Of a page: mean length of a sentence, share of sentences with a semicolon."""
 
@@ -53,6 +55,12 @@ def test_pages_are_in_plain_words():
     cells = json.loads((ROOT / "docs/fleet.ipynb").read_text(encoding="utf-8"))["cells"]
     texts = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
     assert not [hit for text in texts for hit in found_in(text)]
+
+
+def test_all_pages_together_can_be_read():
+    pages = {*PAGES, ROOT / "SECURITY.md", *(ROOT / "flwr_hetero_studies").rglob("*.md")}
+    texts = [re.sub(r"```.*?```", " ", page.read_text("utf-8"), flags=re.DOTALL) for page in pages]
+    assert sum(len(text.split()) for text in texts) <= MOST_IN_ALL
 
 
 def test_docstrings_log_lines_and_errors_are_in_plain_words():
