@@ -267,10 +267,12 @@ class RateCorrection:
     def to_str(self) -> str:
         """Write what it knows as JSON."""
         means = {node: asdict(each) for node, each in self.means.items()}
-        return json.dumps([means, self.last_reply_s, self.lengths, self.usual])
+        return json.dumps([means, self.last_reply_s, self.lengths, self.usual, self._longest_s])
 
     def load_str(self, text: str) -> None:
         """Take up what :meth:`to_str` wrote."""
-        means, self.last_reply_s, self.lengths, self.usual = json.loads(text)
+        means, self.last_reply_s, self.lengths, self.usual, *longest_s = json.loads(text)
+        # Earlier versions did not save it.
+        self._longest_s = max(longest_s, default=0.0)
         self.means = {node: ReplyMeans(**each) for node, each in means.items()}
         self._num_replies += len(means) + 1

@@ -45,6 +45,10 @@ def test_the_time_to_load_the_app_does_not_count():
     rates = RateCorrection((1.0, 1.0))
     for sent_s, arrived_s in ((0.0, 5.0), (5.0, 6.0), (6.0, 7.0)):
         rates.learn("fast", 1.0, sent_s, arrived_s, 1.0, loads=True)
+    # A resumed run still knows the longest reply.
+    text = rates.to_str()
+    rates = RateCorrection((1.0, 1.0))
+    rates.load_str(text)
     rates.learn("slow", 1.0, 0.0, 100.0, 1.0, loads=True)
     # Until its second reply it counts as slow as the slowest of the nodes that are known.
     assert factors_of(rates) == pytest.approx([1.0, 1.0])
