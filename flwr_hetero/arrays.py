@@ -6,6 +6,7 @@ of a large model most of its time and memory.
 
 import io
 import math
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -14,6 +15,11 @@ from flwr.app import Array
 from numpy.typing import NDArray
 
 from flwr_hetero._flwr import NUMPY
+
+BLOCK = 1 << 17
+"""Numbers of an array that are computed at a time: what is between two steps stays in the cache."""
+Read = Callable[[slice], NDArray[Any]]
+"""Returns a part of an array as if this had one dimension; the part must not be changed."""
 
 
 def view_array(array: Array) -> NDArray[Any]:
@@ -47,7 +53,11 @@ def array_of(values: NDArray[Any]) -> Array:
     >>> array_of(np.eye(2)) == Array(np.eye(2))
     True
     """
-    return Array(str(values.dtype), values.shape, NUMPY, _npy(values))
+    return Array(_name_of(values.dtype), values.shape, NUMPY, _npy(values))
+
+
+# To write the name of a type takes as long as to add up 100,000 numbers.
+_name_of = lru_cache(str)
 
 
 def _npy(values: NDArray[Any]) -> bytes:
@@ -73,22 +83,60 @@ class MovedArray(Array):
     """
 
     def __init__(self, base: Array, before: Array, after: Array, scale: float) -> None:
-        is_float = np.dtype(after.dtype).kind == "f"
-        dtype = after.dtype if is_float else before.dtype
+        # A node may say anything of its array beside the array itself.
+        own = after if isinstance(after, MovedArray) else view_array(after)
+        dtype = _name_of(own.dtype) if np.dtype(own.dtype).kind == "f" else before.dtype
         # Flower's `__init__` and `__setattr__` are about bytes, which this array does not keep.
-        vars(self).update(dtype=dtype, shape=tuple(after.shape), stype=NUMPY)
+        vars(self).update(dtype=dtype, shape=tuple(before.shape), stype=NUMPY)
         vars(self).update(base=base, before=before, after=after, scale=scale)
 
     def numpy(self) -> NDArray[Any]:
         """Compute the array."""
+        return self.reader()(slice(None)).reshape(self.shape)
+
+    def reader(self) -> Read:
+        """Return a function that computes a part of the array."""
         entries = vars(self)
-        base = view_array(entries["base"])
-        step = step_between(view_array(entries["before"]), view_array(entries["after"]))
-        step *= entries["scale"]
-        step = np.add(base, step, out=step if np.result_type(base, step) == step.dtype else None)
-        return np.asarray(step, self.dtype)
+        base, before, after = (reader_of(entries[name]) for name in ("base", "before", "after"))
+
+        def read(part: slice) -> NDArray[Any]:
+            step = step_between(before(part), after(part))
+            step *= entries["scale"]
+            start = base(part)
+            fits = np.result_type(start, step) == step.dtype
+            return np.asarray(np.add(start, step, out=step if fits else None), self.dtype)
+
+        return read
 
     @property
     def data(self) -> bytes:  # type: ignore[override]
         """The array as ``np.save`` writes it."""
         return _npy(self.numpy())
+
+
+# --- in blocks -------------------------------------------------------------------------------
+def reader_of(array: Array) -> Read:
+    """Return a function that returns a part of an array."""
+    if isinstance(array, MovedArray):
+        return array.reader()
+    return view_array(array).reshape(-1).__getitem__
+
+
+def blocks_of(size: int) -> Iterator[slice]:
+    """Divide so many numbers into parts of at most :data:`BLOCK`."""
+    return (slice(start, start + BLOCK) for start in range(0, size, BLOCK))
+
+
+def mixed(old: NDArray[Any], new: NDArray[Any], part: float) -> NDArray[Any]:
+    r"""Return :math:`(1 - p) \, old + p \, new`, of arrays of one shape, in the type of ``new``.
+
+    >>> mixed(np.zeros(2), np.array([1.0, 2.0]), part=0.5)
+    array([0.5, 1. ])
+    """
+    mean = np.empty(new.size, new.dtype)
+    before = old.reshape(-1)
+    after = new.reshape(-1)
+    for block in blocks_of(mean.size):
+        np.multiply(after[block], part, out=mean[block])
+        mean[block] += (1 - part) * before[block]
+    return mean.reshape(new.shape)

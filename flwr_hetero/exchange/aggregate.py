@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from logging import ERROR
 from typing import Any, NamedTuple
@@ -14,7 +14,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import NUMPY, log
-from flwr_hetero.arrays import MovedArray, array_of, step_between, view_array
+from flwr_hetero.arrays import (
+    MovedArray,
+    Read,
+    array_of,
+    blocks_of,
+    reader_of,
+    step_between,
+    view_array,
+)
 from flwr_hetero.errors import invalid, last_line
 from flwr_hetero.exchange.context import QUORUM, Exchange
 from flwr_hetero.records import BUFFERS, arrays_in, limit_metrics, metrics_in, read_number
@@ -180,14 +188,21 @@ def model_norms(arrays: Mapping[str, Array], start: Mapping[str, Array] | None =
     """Return how large a good model is, or how far from its start; integers are left out."""
     squares = [0.0, 0.0]
     for name, array in arrays.items():
-        before = view_array((start or arrays)[name])
-        if before.dtype.kind == "f":
-            step = step_between(before, view_array(array)) if start else before
-            flat = step.reshape(-1).astype(np.result_type(step, np.float32), copy=False)
+        before = (start or arrays)[name]
+        if np.dtype(before.dtype).kind != "f":
+            continue
+        read_before = reader_of(before)
+        read = reader_of(array)
+        square = 0.0
+        for block in blocks_of(math.prod(before.shape)):
+            step = read(block)
+            if start:
+                step = step_between(read_before(block), step)
+            step = step.astype(np.result_type(step, np.float32), copy=False)
             with np.errstate(over="ignore"):
-                square = float(np.dot(flat, flat))
-            # The square may be too large for single precision.
-            squares[name.endswith(BUFFERS)] += min(square, MAX_SQUARE)
+                square += float(np.dot(step, step))
+        # The square may be too large for single precision.
+        squares[name.endswith(BUFFERS)] += min(square, MAX_SQUARE)
     return Norms(*map(math.sqrt, squares))
 
 
@@ -200,27 +215,31 @@ def mean_arrays(
     for name, array in like.items():
         # What nodes have left out is the server's own array.
         if any(record[name] is not array for record in records):
-            views = (view_array(r[name]).astype(array.dtype, copy=False) for r in records)
-            mean[name] = array_of(weighted_mean(views, weights))
+            readers = [reader_of(record[name]) for record in records]
+            total = weighted_mean(readers, weights, np.dtype(array.dtype), math.prod(array.shape))
+            mean[name] = array_of(total.reshape(array.shape))
     return mean
 
 
-def weighted_mean(arrays: Iterable[NDArray[Any]], weights: ArrayLike) -> NDArray[Any]:
-    """Average arrays of one shape and type, of which one is needed at a time."""
-    rest = iter(arrays)
-    first = next(rest)
-    dtype = first.dtype.newbyteorder("=")
+def weighted_mean(
+    readers: Sequence[Read], weights: ArrayLike, dtype: np.dtype[Any], size: int
+) -> NDArray[Any]:
+    """Average arrays of so many numbers, in blocks: no copy of a whole array is made."""
     # Half precision is added up in single precision, and integers in double precision.
     wide = np.promote_types(dtype, np.float32) if dtype.kind in "fc" else np.dtype(np.float64)
     factors = normalised(weights).astype(wide)
-    total = np.multiply(first, factors[0], dtype=wide, order="C")
-    part = np.empty_like(total)
-    for array, factor in zip(rest, factors[1:], strict=True):
-        total += np.multiply(array, factor, out=part, dtype=wide)
-    # For masks, the majority counts.
-    if dtype.kind == "b":
-        return np.asarray(total >= 0.5)
-    return np.asarray(np.rint(total) if dtype.kind in "iu" else total, dtype)
+    mean = np.empty(size, dtype)
+    for block in blocks_of(size):
+        total: Any = None
+        for read, factor in zip(readers, factors, strict=True):
+            part = np.multiply(read(block).astype(dtype, copy=False), factor, dtype=wide)
+            total = part if total is None else np.add(total, part, out=total)
+        # For masks, the majority counts.
+        if dtype.kind == "b":
+            mean[block] = total >= 0.5
+        else:
+            mean[block] = np.rint(total) if dtype.kind in "iu" else total
+    return mean
 
 
 def normalised(weights: ArrayLike) -> NDArray[np.float64]:

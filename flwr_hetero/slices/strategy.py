@@ -10,7 +10,7 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from flwr_hetero._flwr import trains_trees
-from flwr_hetero.arrays import array_of, view_array
+from flwr_hetero.arrays import array_of, mixed, view_array
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 from flwr_hetero.exchange.aggregate import keep_dtypes
 from flwr_hetero.exchange.context import Exchange, Messages
@@ -191,9 +191,7 @@ class ModelAverage(Wrapper):
                 continue
             # Half precision would drift, and the difference might be too large for the type.
             wide = new.astype(np.promote_types(new.dtype, np.float32), copy=False)
-            average = np.asarray(part * wide)
-            average += (1 - part) * self.average.get(name, wide)
-            self.average[name] = average
+            self.average[name] = mixed(self.average.get(name, wide), wide, part)
 
     def averaged(self, arrays: ArrayRecord) -> ArrayRecord:
         """Return the average, or these arrays before the first one."""
@@ -289,9 +287,7 @@ class RecentAverage(ModelAverage):
         for name, average in self.average.items():
             new = view_array(newest[name])
             if new.dtype.kind == "f":
-                mixed = np.asarray(TOWARDS * average)
-                mixed += (1 - TOWARDS) * new
-                between[name] = array_of(np.asarray(mixed, new.dtype))
+                between[name] = array_of(mixed(new, average, TOWARDS).astype(new.dtype, copy=False))
         return between
 
     def part(self) -> float:

@@ -8,14 +8,23 @@ import pytest
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 
+from flwr_hetero.arrays import MovedArray, mixed
 from flwr_hetero.exchange.aggregate import (
     check_arrays,
     keep_dtypes,
     mean_arrays,
+    model_norms,
     normalised,
     view_array,
     weighted_mean,
 )
+
+
+def mean_of(models, weights):
+    """Average NumPy arrays, whatever their order in memory."""
+    readers = [model.reshape(-1).__getitem__ for model in models]
+    mean = weighted_mean(readers, weights, models[0].dtype, models[0].size)
+    return mean.reshape(models[0].shape)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.complex64])
@@ -23,7 +32,7 @@ from flwr_hetero.exchange.aggregate import (
 def test_weighted_mean(dtype, shape):
     rng = np.random.default_rng(0)
     models = [np.asarray(rng.standard_normal(shape), dtype) for _ in range(4)]
-    mean = weighted_mean(models, [5, 1, 0, 2])
+    mean = mean_of(models, [5, 1, 0, 2])
     wide = [model.astype(np.result_type(dtype, np.float64)) for model in models]
     exact = np.average(wide, axis=0, weights=[5, 1, 0, 2])
     assert mean.dtype == dtype
@@ -31,12 +40,12 @@ def test_weighted_mean(dtype, shape):
 
 
 def test_integers_round_masks_vote_and_half_precision_sums_in_single():
-    assert weighted_mean([np.array(320), np.array(11)], [32, 1]) == 311
-    mask = weighted_mean([np.array([True, False]), np.array([False, False])], [2, 1])
+    assert mean_of([np.array(320), np.array(11)], [32, 1]) == 311
+    mask = mean_of([np.array([True, False]), np.array([False, False])], [2, 1])
     assert (mask.tolist(), mask.dtype) == ([True, False], bool)
     models = [np.full(3, value, np.float16) for value in np.linspace(1, 2, 60)]
     exact = np.float16(np.mean([model[0] for model in models], dtype=np.float64))
-    np.testing.assert_array_equal(weighted_mean(models, np.ones(60)), exact)
+    np.testing.assert_array_equal(mean_of(models, np.ones(60)), exact)
 
 
 @pytest.mark.parametrize("weights", [[1.0, float("nan")], [2.0, -1.0], [0.0, 0.0], [], [[1.0]]])
@@ -62,7 +71,7 @@ def test_mean_arrays_equals_flowers_and_numpys():
     assert list(ours) == list(theirs)
     for name, array in ours.items():
         np.testing.assert_allclose(array.numpy(), theirs[name].numpy(), rtol=1e-5, atol=1e-7)
-        values = weighted_mean([one[name].numpy() for one in records], weights)
+        values = mean_of([one[name].numpy() for one in records], weights)
         file = io.BytesIO()
         np.save(file, values)
         assert array.data == file.getvalue()
@@ -82,6 +91,30 @@ def test_a_mean_has_the_type_and_order_that_were_sent():
     types = {"n": "int64", "w": "float32", "new": "float64"}
     assert {name: kept[name].dtype for name in kept} == types
     assert kept["n"].numpy().tolist() == [2, 2]
+
+
+def test_blocks_change_nothing_and_neither_does_what_a_node_says_of_an_array(monkeypatch):
+    rng = np.random.default_rng(0)
+    base, start, *ends = (rng.standard_normal((7, 5)).astype(np.float32) for _ in range(4))
+    lying = [Array("banana", (3,), "numpy.ndarray", Array(end).data) for end in ends]
+
+    def both():
+        models = []
+        for end in lying:
+            shortened = MovedArray(Array(start), Array(start), end, 0.5)
+            models.append(ArrayRecord({"w": MovedArray(Array(base), Array(start), shortened, 0.3)}))
+        mean = mean_arrays(models, [3, 1], like=ArrayRecord({"w": Array(base)}))
+        moved = models[0]["w"].numpy()
+        return mean["w"].numpy(), moved, mixed(base, start, 0.2), model_norms(models[0], models[1])
+
+    whole = both()
+    monkeypatch.setattr("flwr_hetero.arrays.BLOCK", 4)
+    for found, expected in zip(both()[:3], whole[:3], strict=True):
+        assert found.shape == (7, 5)
+        np.testing.assert_array_equal(found, expected)
+    assert both()[3] == pytest.approx(whole[3])
+    expected = base + 0.15 * (0.75 * ends[0] + 0.25 * ends[1] - start)
+    np.testing.assert_allclose(whole[0], expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
