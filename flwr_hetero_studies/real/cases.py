@@ -104,7 +104,7 @@ def run(
     target: float | None = None,
     budget_s: float = inf,
     nodes: dict[str, dict[str, float]] | None = None,
-    message_s: float | None = None,
+    message_s: dict[str, float] | None = None,
 ) -> dict[str, Any]:
     if "workload" not in case:
         with tempfile.TemporaryDirectory() as folder:
@@ -122,4 +122,4 @@ def run(
     if target is not None:
         config |= {"target-accuracy": target, "time-budget-s": budget_s}
     with tempfile.TemporaryDirectory() as folder:
-        return race(Path(folder), devices, warm, config)
+        return race(Path(folder), devices, workload.cpu, warm, config)

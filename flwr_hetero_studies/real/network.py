@@ -1,12 +1,12 @@
-"""The larger network of the race, in a small module, which each node imports when it starts."""
+"""The larger network of the race on throttled nodes, in a small module, which each node imports."""
 
 from torch import nn
 
-WIDTH = 40
+WIDTH = 16
 
 
 def large_cnn(shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """Three pairs of normalised convolutions of 40, 80 and 160 channels, and one linear layer."""
+    """Three pairs of normalised convolutions of 16, 32 and 64 channels, and one linear layer."""
     layers: list[nn.Module] = []
     before = shape[0]
     for width in (WIDTH, 2 * WIDTH, 4 * WIDTH):

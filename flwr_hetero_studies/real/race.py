@@ -20,7 +20,7 @@ from flwr_hetero_studies.core.apps import APPS, app_modules
 from flwr_hetero_studies.core.curves import Columns, columns, rounded, time_to
 from flwr_hetero_studies.faults.fleet_run import FleetRun, History
 from flwr_hetero_studies.race.network import accuracies
-from flwr_hetero_studies.real.workloads import CPU, SPEEDS
+from flwr_hetero_studies.real.workloads import SPEEDS
 
 LESS = 0.01
 """The target is FedAvg's end minus this."""
@@ -32,14 +32,14 @@ Found = dict[str, Any]
 
 
 def race(
-    folder: Path, profiles: Sequence[DeviceProfile], warm: bool, config: dict[str, Any]
+    folder: Path, profiles: Sequence[DeviceProfile], cpu: float, warm: bool, config: dict[str, Any]
 ) -> Found:
     """Run the app on a fleet of its own; return the metrics and the curve of its line."""
     load = round(os.getloadavg()[0], 2)
     # If this process is terminated, it still ends its fleet.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     fleet = RealFleet(folder / "fleet")
-    fleet.up(profiles, cpu=CPU, warm=warm)
+    fleet.up(profiles, cpu=cpu, warm=warm)
     try:
         run = FleetRun(fleet, folder / "run", APPS / "fleet", **config).start()
         history = run.finish(LONGEST_S)

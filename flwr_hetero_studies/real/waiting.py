@@ -7,21 +7,21 @@ import tomllib
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file
 
-from flwr_hetero.client.device import compute_time_s
 from flwr_hetero.fleet import DeviceProfile, LocalGrid, RealFleet, named_fleet
-from flwr_hetero.report.history import MODEL
-from flwr_hetero_studies.advise.advice import advise
+from flwr_hetero.report.history import MODEL, PARTS
+from flwr_hetero_studies.advise.advice import ROUNDS as ADVISED_ROUNDS
+from flwr_hetero_studies.advise.advice import ROUNDS_S, advise
 from flwr_hetero_studies.core.emulate import Enough, Moment, drive
 from flwr_hetero_studies.core.plan import Data
 from flwr_hetero_studies.faults.fleet_run import FleetRun, History
 from flwr_hetero_studies.race.node import NUMPY, Learning, deal
-from flwr_hetero_studies.real.race import LESS, LONGEST_S, Found, curve_of, messages_of, reached
+from flwr_hetero_studies.real.race import LESS, LONGEST_S, Found, curve_of, reached
 from flwr_hetero_studies.real.workloads import BASE, ENDLESS
 
 WAITING, EMULATED = "waiting", "waiting, emulated"
@@ -62,6 +62,7 @@ def run(data: Data, seed: int, rounds: int, folder: Path) -> Found:
     # The nodes wait by themselves, so that no process needs to be slowed down.
     fleet.up([DeviceProfile()] * NODES)
     found: dict[str, Found] = {}
+    message_s: dict[str, float] = {}
     try:
         for method in METHODS:
             config = run_config(method, folder, seed, rounds) | limits_of(found)
@@ -70,13 +71,18 @@ def run(data: Data, seed: int, rounds: int, folder: Path) -> Found:
             if not history or history[-1]["round"] < min(rounds, 2):
                 raise RuntimeError(f"the run did not come to its end:\n{process.tail()}")
             found[method] = found_in(history, found)
+            message_s[method] = round(message_cost(history), 3)
             model = list(load_file(folder / method / MODEL).values())
             found[method] |= ends_of(learning, model)
     finally:
         fleet.down()
-    message_s = round(message_cost(learning, found[BASE].pop("nodes")), 3)
     advised = advise(
-        str(folder / BASE), clients_per_round=AT_WORK, examples=ROWS[0] // NODES, model_mb=MODEL_MB
+        str(folder / BASE),
+        clients_per_round=AT_WORK,
+        examples=ROWS[0] // NODES,
+        model_mb=MODEL_MB,
+        # As many rounds of FedAvg as here.
+        seconds=ROUNDS_S * rounds / ADVISED_ROUNDS,
     )
     speedups = {
         method: {task: row.speedup for task, row in advised.rows_of(name).items()}
@@ -86,19 +92,36 @@ def run(data: Data, seed: int, rounds: int, folder: Path) -> Found:
     return {"metrics": metrics | {"found": found}}
 
 
-def run_emulated(data: Data, seed: int, rounds: int, message_s: float, folder: Path) -> Found:
-    """Run all methods on the same data on emulated devices, with several draws of the nodes."""
+def run_emulated(
+    data: Data, seed: int, rounds: int, message_s: dict[str, float], folder: Path
+) -> Found:
+    """Run all methods on the same data on emulated devices, with several draws of the nodes.
+
+    A message costs what it did in FedAvg's real run, and then what it did in the method's own.
+    """
     learning = Learning(dataset_of(data), NUMPY, "dirichlet", NODES, ROWS, seed)
     write_data(learning, folder)
-    devices = [replace(device, wait_s=message_s) for device in named_fleet(PACE, NODES)]
     target_s: dict[str, list[float | None]] = {method: [] for method in METHODS}
+    own_s: dict[str, list[float | None]] = {method: [] for method in METHODS}
     for draw in range(DRAWS):
         found: dict[str, Found] = {}
         for method in METHODS:
             config = run_config(method, folder, DRAWS * seed + draw, rounds) | {"pace": ""}
-            found[method] = found_in(emulate(config | limits_of(found), devices), found)
-            target_s[method].append(found[method]["target_s"])
-    return {"metrics": {"target_s": target_s}}
+            config |= limits_of(found)
+            run = found_in(emulate(config, devices_of(message_s[BASE])), found)
+            target_s[method].append(run["target_s"])
+            if BASE in found:
+                own = found_in(emulate(config, devices_of(message_s[method])), found)
+                own_s[method].append(own["target_s"])
+            else:
+                own_s[method].append(run["target_s"])
+            found[method] = run
+    return {"metrics": {"target_s": target_s, "own_s": own_s}}
+
+
+def devices_of(message_s: float) -> list[DeviceProfile]:
+    """Return emulated devices of which a message costs so many seconds besides the training."""
+    return [replace(device, wait_s=message_s) for device in named_fleet(PACE, NODES)]
 
 
 def dataset_of(data: Data) -> str:
@@ -143,9 +166,8 @@ def found_in(history: History, found: dict[str, Found]) -> Found:
         target = round(median(curve["accuracy"][-LAST:]) - LESS, 3)
     failures = sum(len(line["failures"]) for line in history)
     replies = sum(len(line["selected"]) for line in history) - failures
-    nodes = {} if BASE in found else {"nodes": messages_of(history)}
     counts = {"replies": replies, "failures": failures, "bytes": curve["bytes"][-1]}
-    return reached(curve, target) | counts | nodes | {"curve": curve}
+    return reached(curve, target) | counts | {"curve": curve}
 
 
 def emulate(config: dict[str, Any], devices: list[DeviceProfile]) -> History:
@@ -191,12 +213,11 @@ def ends_of(learning: Learning, model: list[Any]) -> Found:
     return {"end": round(end, 4), "end_slow": round(end_slow, 4)}
 
 
-def message_cost(learning: Learning, nodes: dict[str, Any]) -> float:
-    """Return the seconds of a usual message on the real nodes besides the training."""
-    devices = named_fleet(PACE, NODES)
-    rest_s = []
-    for name, times in nodes.items():
-        node = int(name.rsplit("-", 1)[-1])
-        work_s = compute_time_s(devices[node], len(deal(learning)[node]))
-        rest_s.append(times["message_s"] - work_s)
-    return max(0.0, median(rest_s))
+def message_cost(history: History) -> float:
+    """Return the mean seconds of a message besides the training."""
+    parts = [line["seconds"] for line in history if "seconds" in line]
+    return fmean(
+        sum(own[part].get(node, 0.0) for part in PARTS if part != "train" and part in own)
+        for own in parts
+        for node in own["train"]
+    )

@@ -77,6 +77,11 @@ def test_one_point_at_the_target_may_be_luck():
     assert race.found_in(run[:4], None)["metrics"]["target_s"] == pytest.approx(30.8, abs=0.06)
 
 
+def test_a_message_costs_all_that_is_no_training():
+    # Of one node 1 s, and of the other 2 and 3 s.
+    assert waiting.message_cost(history((1.0, 0.1), (11.0, 0.5))) == 3.0
+
+
 # --- what is foretold -----------------------------------------------------------------------
 
 
@@ -113,9 +118,14 @@ def test_each_method_trains_on_emulated_devices_and_ends_by_fedavgs_limits(waiti
 
 def test_each_draw_has_the_seconds_of_each_method(tmp_path, monkeypatch):
     monkeypatch.setattr(waiting, "DRAWS", 2)
-    found = waiting.run_emulated(Data("digits", str(tmp_path)), 5, 2, 0.5, tmp_path)
+    message_s = {method: 0.5 if method == "FedAvg" else 60.0 for method in waiting.METHODS}
+    found = waiting.run_emulated(Data("digits", str(tmp_path)), 5, 2, message_s, tmp_path)
     target_s = found["metrics"]["target_s"]
-    assert list(target_s) == list(waiting.METHODS)
+    own_s = found["metrics"]["own_s"]
+    assert list(target_s) == list(own_s) == list(waiting.METHODS)
+    assert own_s["FedAvg"] == target_s["FedAvg"]
+    pairs = zip(own_s["FedSlice"], target_s["FedSlice"], strict=True)
+    assert all(own is None or own > same for own, same in pairs), "its messages cost more"
     first, second = target_s["FedAvg"]
     assert first != second, "another draw has other nodes"
 
@@ -149,9 +159,10 @@ def test_a_row_has_the_measured_and_the_predicted_speed_up():
     metrics = {"found": runs(20.0), "advised": {"FedSlice": {"mixed": 4.0}}}
     lines = [{"case": {}, "seed": seed, "metrics": metrics} for seed in (0, 1)]
     drawn = {"FedAvg": [80.0, 125.0], "FedSlice": [16.0, 16.0]}
-    emulated = [{"case": {}, "seed": 0, "metrics": {"target_s": drawn}}]
+    own = drawn | {"FedSlice": [20.0, 20.0]}
+    emulated = [{"case": {}, "seed": 0, "metrics": {"target_s": drawn, "own_s": own}}]
     row = report.waiting_table(lines, emulated).splitlines()[-1]
     assert "| FedSlice | 20 (20 to 20) | 5.00 (5.00 to 5.00) | 6.25 | +25 %" in row
-    assert "+25 %, more than 20 %" in row
+    assert "+25 %, more than 20 % | 5.00 | +0 % | 4.00 (4.00 to 4.00) |" in row
     metrics["found"]["FedSlice"]["target_s"] = None
     assert "not reached" in report.waiting_table(lines, emulated).splitlines()[-1]
