@@ -13,7 +13,7 @@ from flwr_hetero_studies.core.record import Case, Line
 from flwr_hetero_studies.real import waiting
 from flwr_hetero_studies.real.foretell import foretell
 from flwr_hetero_studies.real.race import race
-from flwr_hetero_studies.real.workloads import BASE, LINK_MBPS, WORKLOADS, fleet
+from flwr_hetero_studies.real.workloads import BASE, WORKLOADS, fleet
 
 SETTINGS = {"light": WORKLOADS["light"].rounds, "heavy": WORKLOADS["heavy"].rounds}
 SETTINGS |= {"light-cold": 10, "late": 1.2, waiting.WAITING: waiting.ROUNDS}
@@ -24,12 +24,11 @@ SEEDS = 3
 
 
 class Entry(NamedTuple):
-    """A run on Flower's own nodes (cold) or on warm ones, over links of so many Mbit/s."""
+    """A run on Flower's own nodes (cold) or on warm ones."""
 
     workload: str
     node: str
     name: str
-    mbps: float | None = None
 
     @property
     def experiment(self) -> str:
@@ -41,10 +40,7 @@ ORDER = (
     Entry("light", "cold", BASE), Entry("light", "cold", "FedSlice"),
     Entry("heavy", "warm", BASE), Entry("heavy", "warm", "FedSlice"),
     Entry("heavy", "warm", "FedBuff"), Entry("light", "warm", "FedBuff"),
-    Entry("light", "warm", "TiFL"),
-    Entry("heavy", "warm", "FedSlice, 10 Mbit/s", LINK_MBPS),
-    Entry("heavy", "warm", "FedSlice, 10 Mbit/s, 4 bits", LINK_MBPS),
-    Entry("heavy", "warm", "TiFL"),
+    Entry("light", "warm", "TiFL"), Entry("heavy", "warm", "TiFL"),
     Entry("heavy", "cold", BASE), Entry("heavy", "cold", "FedSlice"),
 )  # fmt: skip
 
@@ -104,7 +100,7 @@ def run(
     target: float | None = None,
     budget_s: float = inf,
     nodes: dict[str, dict[str, float]] | None = None,
-    message_s: dict[str, float] | None = None,
+    message_s: float | None = None,
 ) -> dict[str, Any]:
     if "workload" not in case:
         with tempfile.TemporaryDirectory() as folder:
@@ -115,7 +111,7 @@ def run(
     warm = case["node"] == "warm"
     dataset = workload.dataset(data)
     config = workload.run_config(case["name"], dataset, seed, case["rounds"])
-    devices = fleet(case["mbps"] or inf)
+    devices = fleet()
     if nodes is not None:
         return foretell(config, devices, nodes, warm, target, budget_s)
     config |= {"fleet": "real"}

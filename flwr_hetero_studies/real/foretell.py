@@ -41,7 +41,7 @@ def foretell(
     target: float | None,
     budget_s: float,
 ) -> Found:
-    """Emulate a run of the app on devices as measured with FedAvg on unlimited links."""
+    """Emulate a run of the app on devices as measured with FedAvg."""
     app, task = app_modules("fleet", "fleet_app")
     settings = task.FleetSettings.from_run_config(config | {"fleet": "uniform"})
     share = 0.0 if warm else reading_share(settings)

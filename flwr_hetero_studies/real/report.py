@@ -92,7 +92,7 @@ def interval(found: Sequence[float]) -> tuple[float, float]:
 
 
 HEAD_WAITING = ["method", "seconds to the target", "times as fast as FedAvg", "emulated",
-                "off by", "with its own messages", "off by", "`advise`", "accuracy at the end",
+                "off by", "`advise`", "off by", "accuracy at the end",
                 "the slowest four nodes' data", "MB to the target", "replies"]  # fmt: skip
 
 
@@ -103,7 +103,7 @@ def waiting_table(lines: Sequence[Line], emulated: Sequence[Line]) -> str:
         runs = [line["metrics"]["found"][name] for line in lines]
         took = [run["target_s"] for run in runs]
         cells = [name, "not reached" if None in took else tables.extent(took, "{:.0f}")]
-        cells += [""] * 6 if name == BASE else predictions(lines, emulated, name)
+        cells += [""] * 5 if name == BASE else predictions(lines, emulated, name)
         cells += [tables.extent([100 * run[key] for run in runs], "{:.1f}") for key in ENDS]
         cells.append(f"{mean(map(bytes_to_target, runs)) / 1e6:.1f}")
         rows.append([*cells, f"{mean(run['replies'] for run in runs):.0f}"])
@@ -118,32 +118,30 @@ def bytes_to_target(run: dict[str, Any]) -> float:
 
 
 def predictions(lines: Sequence[Line], emulated: Sequence[Line], name: str) -> list[str]:
-    """Write how many times as fast as FedAvg a method was, by each way to find it out."""
+    """Write how many times as fast as FedAvg a method was, and what was predicted in two ways."""
     measured = [speedup(line["metrics"]["found"], name) for line in lines]
     if not all(measured):
-        return [""] * 6
+        return [""] * 5
+    drawn = [drawn_speedup(line["metrics"]["target_s"], name) for line in emulated]
     advised = [line["metrics"]["advised"].get(name, {}).get("mixed") for line in lines]
     cells = [tables.extent(measured)]
-    for key in ("target_s", "own_s"):
-        drawn = [drawn_speedup(line["metrics"], key, name) for line in emulated]
-        cells += (
-            [tables.extent(drawn), off_by(drawn, measured)] if drawn and all(drawn) else [""] * 2
-        )
-    return [*cells, tables.extent(advised) if all(advised) else ""]
+    for predicted in (drawn, advised):
+        if not predicted or not all(predicted):
+            cells += ["", ""]
+            continue
+        off = geometric(predicted) / geometric(measured) - 1
+        close = f"{100 * off:+.0f} %" + ("" if abs(off) <= CLOSE else ", more than 20 %")
+        cells += [tables.extent(predicted), close]
+    return cells
 
 
-def off_by(predicted: Sequence[float], measured: Sequence[float]) -> str:
-    off = geometric(predicted) / geometric(measured) - 1
-    return f"{100 * off:+.0f} %" + ("" if abs(off) <= CLOSE else ", more than 20 %")
-
-
-def drawn_speedup(metrics: dict[str, Any], key: str, name: str) -> float:
+def drawn_speedup(target_s: dict[str, list[float | None]], name: str) -> float:
     """Return the ratio to FedAvg's seconds, the geometric mean over draws; 0 if one never came."""
-    took_s = metrics[key][name]
-    base_s = metrics["target_s"][BASE]
+    took_s = target_s[name]
+    base_s = target_s[BASE]
     if None in took_s or None in base_s:
         return 0.0
-    return geometric([base / own for base, own in zip(base_s, took_s, strict=True)])
+    return geometric([base / own for base, own in zip(base_s, took_s, strict=True)])  # type: ignore[operator]
 
 
 def mean_s(lines: Sequence[Line], name: str) -> float:
@@ -204,14 +202,11 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
         took_s = {name: mean_s(waited, name) for name in waited[0]["metrics"]["found"]}
         title = "Seconds to FedAvg's accuracy, 20 real nodes"
         (folder / "waiting.svg").write_text(bars(took_s, "FedSlice", title), encoding="utf-8")
-    costs_s = [line["metrics"]["message_s"] for line in waited]
-    named = costs_s[0] if costs_s else {}
-    texts = [f"{name} {mean(costs[name] for costs in costs_s):.1f}" for name in named]
+    costs_s = [f"{cost_s:.1f}" for cost_s in record.metric(waited, "message_s")]
     parts |= {"waiting": waiting_table(waited, emulated), "waiting_seeds": len(waited)}
-    parts |= {"message": ", ".join(texts), "rounds": ROUNDS}
+    parts |= {"message": ", ".join(costs_s), "rounds": ROUNDS}
     parts |= {"verdicts": "".join(f"- {each}.\n" for each in verdicts)}
-    shares = [f"{WORKLOADS['light'].cpu * speed:.3g}" for speed in SPEEDS]
-    parts |= {"shares": ", ".join(shares)}
+    parts |= {"shares": ", ".join(f"{WORKLOADS['light'].cpu * speed:.3g}" for speed in SPEEDS)}
     return parts | {"software": record.software(real), "low": min(loads), "high": max(loads)}
 
 

@@ -62,7 +62,7 @@ def run(data: Data, seed: int, rounds: int, folder: Path) -> Found:
     # The nodes wait by themselves, so that no process needs to be slowed down.
     fleet.up([DeviceProfile()] * NODES)
     found: dict[str, Found] = {}
-    message_s: dict[str, float] = {}
+    message_s = 0.0
     try:
         for method in METHODS:
             config = run_config(method, folder, seed, rounds) | limits_of(found)
@@ -71,7 +71,8 @@ def run(data: Data, seed: int, rounds: int, folder: Path) -> Found:
             if not history or history[-1]["round"] < min(rounds, 2):
                 raise RuntimeError(f"the run did not come to its end:\n{process.tail()}")
             found[method] = found_in(history, found)
-            message_s[method] = round(message_cost(history), 3)
+            if method == BASE:
+                message_s = round(message_cost(history), 3)
             model = list(load_file(folder / method / MODEL).values())
             found[method] |= ends_of(learning, model)
     finally:
@@ -92,36 +93,19 @@ def run(data: Data, seed: int, rounds: int, folder: Path) -> Found:
     return {"metrics": metrics | {"found": found}}
 
 
-def run_emulated(
-    data: Data, seed: int, rounds: int, message_s: dict[str, float], folder: Path
-) -> Found:
-    """Run all methods on the same data on emulated devices, with several draws of the nodes.
-
-    A message costs what it did in FedAvg's real run, and then what it did in the method's own.
-    """
+def run_emulated(data: Data, seed: int, rounds: int, message_s: float, folder: Path) -> Found:
+    """Run all methods on the same data on emulated devices, with several draws of the nodes."""
     learning = Learning(dataset_of(data), NUMPY, "dirichlet", NODES, ROWS, seed)
     write_data(learning, folder)
+    devices = [replace(device, wait_s=message_s) for device in named_fleet(PACE, NODES)]
     target_s: dict[str, list[float | None]] = {method: [] for method in METHODS}
-    own_s: dict[str, list[float | None]] = {method: [] for method in METHODS}
     for draw in range(DRAWS):
         found: dict[str, Found] = {}
         for method in METHODS:
             config = run_config(method, folder, DRAWS * seed + draw, rounds) | {"pace": ""}
-            config |= limits_of(found)
-            run = found_in(emulate(config, devices_of(message_s[BASE])), found)
-            target_s[method].append(run["target_s"])
-            if BASE in found:
-                own = found_in(emulate(config, devices_of(message_s[method])), found)
-                own_s[method].append(own["target_s"])
-            else:
-                own_s[method].append(run["target_s"])
-            found[method] = run
-    return {"metrics": {"target_s": target_s, "own_s": own_s}}
-
-
-def devices_of(message_s: float) -> list[DeviceProfile]:
-    """Return emulated devices of which a message costs so many seconds besides the training."""
-    return [replace(device, wait_s=message_s) for device in named_fleet(PACE, NODES)]
+            found[method] = found_in(emulate(config | limits_of(found), devices), found)
+            target_s[method].append(found[method]["target_s"])
+    return {"metrics": {"target_s": target_s}}
 
 
 def dataset_of(data: Data) -> str:

@@ -1,7 +1,6 @@
 """What is trained in the race on real nodes, with which methods, and on which fleet."""
 
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +9,10 @@ from flwr_hetero_studies.core.plan import DIGITS, Data, NotHereError
 
 SPEEDS = (1.0, 0.63, 0.4, 0.25, 0.16, 0.1)
 """Speeds of the SuperNodes, in about equal ratios."""
-LINK_MBPS = 10.0
-"""Speed of the limited links, both ways."""
 BASE = "FedAvg"
 METHODS: dict[str, dict[str, Any]] = {
     BASE: {"engine": "rounds", "steps": "epochs"},
     "FedSlice": {},
-    "FedSlice, 10 Mbit/s": {},
-    "FedSlice, 10 Mbit/s, 4 bits": {"bits-up": 4, "bits-down": 4},
     "FedBuff": {"engine": "buffered", "steps": "epochs"},
     "TiFL": {"engine": "rounds", "selection": "tifl", "steps": "epochs",
              "num-tiers": 3, "clients-per-round": 2},
@@ -69,5 +64,5 @@ WORKLOADS = {
 }
 
 
-def fleet(mbps: float = inf) -> list[DeviceProfile]:
-    return [DeviceProfile(speed, mbps, mbps) for speed in SPEEDS]
+def fleet() -> list[DeviceProfile]:
+    return [DeviceProfile(speed) for speed in SPEEDS]
