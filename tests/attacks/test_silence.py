@@ -67,6 +67,17 @@ def test_two_rounds_without_a_reply_stop_the_run(nest, kind, tmp_path):
     assert (tmp_path / "state.npz").is_file()
 
 
+def test_the_error_that_ends_a_run_quotes_little_of_what_nodes_say():
+    def rename(message, reply):
+        arrays = reply.content["arrays"]
+        arrays["\x1b[2J" + 5000 * "w"] = arrays.pop("w")
+
+    with pytest.raises(RuntimeError, match="no reply to training") as raised:
+        attack(NESTS["none"](leaf()), dict.fromkeys(range(6), rename))
+    assert len(str(raised.value)) < 1000
+    assert str(raised.value).isprintable()
+
+
 def test_nodes_that_are_away_stop_no_run():
     profiles = [DeviceProfile(availability=0.02)] * 3
     records, _ = attack(ours.RandomSelection(leaf(), 3), {}, rounds=30, profiles=profiles)

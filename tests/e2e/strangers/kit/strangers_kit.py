@@ -19,6 +19,8 @@ from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.serverapp.strategy.result import Result
 
+from flwr_hetero.server.wrapper import Wrapper
+
 RECORDS = Path(os.environ["STRANGERS_RECORDS"])
 
 
@@ -196,7 +198,9 @@ def install():
     logging.getLogger("flwr").addHandler(Warnings(logging.WARNING))
     ClientApp.__call__ = counted(ClientApp.__call__)
     ServerApp.__call__ = watched(ServerApp.__call__)
-    FedAvg.aggregate_train = noted(FedAvg.aggregate_train)
+    # Wrappers make the mean of FedAvg's models themselves.
+    for strategy in (FedAvg, Wrapper):
+        strategy.aggregate_train = noted(strategy.aggregate_train)
     needs = os.environ["STRANGERS_NEEDS"].split()
     if "torch" in needs:
         count_torch()
