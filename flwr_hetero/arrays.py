@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from flwr_hetero._flwr import NUMPY
 
 BLOCK = 1 << 17
-"""Numbers of an array that are computed at a time: what is between two steps stays in the cache."""
+"""Numbers of an array that are computed at a time: intermediate values then stay in the cache."""
 Read = Callable[[slice], NDArray[Any]]
 """Returns a part of an array as if this had one dimension; the part must not be changed."""
 
@@ -83,7 +83,7 @@ class MovedArray(Array):
     """
 
     def __init__(self, base: Array, before: Array, after: Array, scale: float) -> None:
-        # A node may say anything of its array beside the array itself.
+        # What a node writes beside its array, such as a type, may be wrong.
         own = after if isinstance(after, MovedArray) else view_array(after)
         dtype = _name_of(own.dtype) if np.dtype(own.dtype).kind == "f" else before.dtype
         # Flower's `__init__` and `__setattr__` are about bytes, which this array does not keep.

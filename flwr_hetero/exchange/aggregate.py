@@ -224,7 +224,10 @@ def mean_arrays(
 def weighted_mean(
     readers: Sequence[Read], weights: ArrayLike, dtype: np.dtype[Any], size: int
 ) -> NDArray[Any]:
-    """Average arrays of so many numbers, in blocks: no copy of a whole array is made."""
+    """Average arrays of ``size`` numbers in blocks, so that no whole array is copied.
+
+    ``dtype``: the type of the mean, of shape (size,).
+    """
     # Half precision is added up in single precision, and integers in double precision.
     wide = np.promote_types(dtype, np.float32) if dtype.kind in "fc" else np.dtype(np.float64)
     factors = normalised(weights).astype(wide)

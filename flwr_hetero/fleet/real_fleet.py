@@ -19,7 +19,7 @@ from flwr_hetero.fleet import processes
 from flwr_hetero.fleet.linux import why_not_here
 from flwr_hetero.fleet.processes import FILE, FleetFile, SuperNodeSpec, no_proxy
 
-START_S = 300.0  # limit for a process to start, also with a small share of a CPU
+START_S = 120.0  # limit for a process to start
 END_S = 30.0  # limit for a process to end
 LIST_S = 60.0  # limit for the SuperLink to list the SuperNodes
 NODES = "nodes.json"
