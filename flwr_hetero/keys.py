@@ -168,9 +168,3 @@ RESIDUAL = PREFIX + "residual"
 """ArrayRecord in the node's state: what its last update has lost, by array."""
 PACKED = PREFIX + "packed-"
 """Serialisation of a packed array, before its bits; its type and shape are those of the model's."""
-
-RECORDS = frozenset(
-    {TIMING, SAMPLES, PACE, RESHARDING, ORDER, SAMPLER, WORK, CARRIED, PASS}
-    | {COMPRESSION, RESIDUAL}
-)
-"""All names above that stand for records; the others are entries, metrics or Flower's own."""

@@ -28,13 +28,6 @@ def records_of(tifl, grid=None, num_rounds=10, **settings):
     return run.records
 
 
-def profile_round(message):
-    """Return server round and profiling round of a profiling message; of any other None."""
-    config = message.content["config"]
-    is_profile = message.metadata.message_type == PROFILE
-    return (config[keys.SERVER_ROUND], config[keys.PROFILE_ROUND]) if is_profile else None
-
-
 class Answers(LocalGrid):
     """A fleet of nodes of speed 1, 2, ...; ``away`` tells which message does not reach its node."""
 

@@ -33,10 +33,11 @@ class DeviceProfile:
         Standard deviation of the logarithm of compute time; probability of any answer to a message.
     seconds_per_example : float
         Time of the reference device for one example, forward and backward.
-    wait_s, start_s : float
+    wait_s, start_s, poll_s : float
         Cost of each message in seconds, apart from its work and its transfer. ``wait_s`` is for
-        polling and round trips, which are the same on each device. ``start_s`` is for the start and
-        the reading of data on the reference device.
+        round trips, which are the same on each device. ``start_s`` is for the start and the reading
+        of data on the reference device. ``poll_s`` is the pause between two requests of a node for
+        work: an instruction waits for the next one, which comes after a random part of the pause.
     """
 
     compute_factor: float = 1.0
@@ -47,12 +48,13 @@ class DeviceProfile:
     seconds_per_example: float = 0.01
     wait_s: float = 0.0
     start_s: float = 0.0
+    poll_s: float = 0.0
     name: str = ""
 
     def __post_init__(self) -> None:
         for name in ("compute_factor", "seconds_per_example"):
             check_number(name, getattr(self, name), "(0, inf)")
-        for name in ("jitter", "wait_s", "start_s"):
+        for name in ("jitter", "wait_s", "start_s", "poll_s"):
             check_number(name, getattr(self, name), "[0, inf)")
         check_number("availability", self.availability, "[0, 1]")
         for name in ("uplink_mbps", "downlink_mbps"):
@@ -83,9 +85,12 @@ def transfer_time_s(profile: DeviceProfile, bytes_down: float, bytes_up: float) 
     return 8e-6 * (bytes_down / profile.downlink_mbps + bytes_up / profile.uplink_mbps)
 
 
-def message_time_s(profile: DeviceProfile) -> float:
-    """Return the fixed cost of a message on a device, in seconds."""
-    return profile.wait_s + profile.start_s / profile.compute_factor
+def message_time_s(profile: DeviceProfile, rng: Generator | None = None) -> float:
+    """Return the cost of a message besides its work, in seconds; its mean if ``rng`` is None."""
+    cost_s = profile.wait_s + profile.start_s / profile.compute_factor
+    if profile.poll_s:
+        cost_s += profile.poll_s * (0.5 if rng is None else float(rng.random()))
+    return cost_s
 
 
 # Such that the small CNN for 28x28 images (82 kB) computes and transfers in the ratio of the

@@ -42,7 +42,7 @@ def emulated_device(message: Message, context: Context, call_next: ClientAppCall
         return away
     reply = call_app(message, context, call_next)
     # A simulation has no round trip by the device's clock, so the cost of a message is added here.
-    stamp(message, reply, context, profile, rng, fixed_s=message_time_s(profile))
+    stamp(message, reply, context, profile, rng, fixed_s=message_time_s(profile, rng))
     return reply
 
 

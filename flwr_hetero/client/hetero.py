@@ -9,14 +9,7 @@ from flwr.app import Context, Message
 from flwr_hetero import keys
 from flwr_hetero._flwr import ClientAppCallable
 from flwr_hetero.client import MOD, warn_once
-from flwr_hetero.client.data_pass import (
-    LoaderPass,
-    Passes,
-    Place,
-    is_ours,
-    length_of,
-    plain_pass,
-)
+from flwr_hetero.client.data_pass import LoaderPass, Passes, Place, is_ours, length_of, plain_pass
 from flwr_hetero.client.samplers import SamplerMaker, follow, keep, restore, with_sampler
 from flwr_hetero.client.session import Session, current_session
 from flwr_hetero.client.timing import timing

@@ -9,13 +9,7 @@ from flwr.app import ConfigRecord, Context
 from flwr_hetero import keys
 from flwr_hetero.client import warn_once
 from flwr_hetero.client.carried import Carried
-from flwr_hetero.client.data_pass import (
-    LoaderPass,
-    OptimizerSteps,
-    Passes,
-    Place,
-    batch_length,
-)
+from flwr_hetero.client.data_pass import LoaderPass, OptimizerSteps, Passes, Place, batch_length
 from flwr_hetero.records import configs_in
 
 # Keys of Flower's own examples, in a message's config or in the run-config.

@@ -48,7 +48,7 @@ class LocalNode:
         seed = device_seed(self.seed, partition, message)
         rng = None
         # Most profiles draw nothing.
-        if self.profile.jitter or self.profile.availability < 1:
+        if self.profile.jitter or self.profile.poll_s or self.profile.availability < 1:
             rng = default_rng(seed)
             away = reply_if_away(message, self.profile, rng)
             if away is not None:
@@ -62,7 +62,7 @@ class LocalNode:
         reply = self._run(message, client_app, faults)
         stamp(message, reply, self.context, self.profile, rng)
         # As with a real node, the message's own cost is in the round trip, not in the reply.
-        latency_s = message_time_s(self.profile)
+        latency_s = message_time_s(self.profile, rng)
         latency_s += sum(fault.delay_s for fault in faults if fault.kind == "late")
         if reply.has_content():
             times: Any = reply.content[keys.TIMING]
@@ -120,7 +120,7 @@ class LocalGrid(Grid):
     profiles : sequence of DeviceProfile
         One per node; ValueError if there is none.
     seed : int
-        Seed of jitter and availability.
+        Seed of jitter, availability and the waits for a poll.
     run_config : dict, optional
         The ``context.run_config`` of the ClientApp.
     faults : sequence of Fault

@@ -7,12 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flwr_hetero.report.history import PARTS, TIFL, History, as_dict, as_number
-from flwr_hetero.report.nodes import (
-    failure_groups,
-    last_fairness,
-    message_parts,
-    node_stats,
-)
+from flwr_hetero.report.nodes import failure_groups, last_fairness, message_parts, node_stats
 from flwr_hetero.report.style import duration, figure
 
 # A page shows no more rows of a table; the history has the rest.

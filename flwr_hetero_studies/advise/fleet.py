@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import combinations
 from math import inf, isnan, log
 from pathlib import Path
-from statistics import median, pstdev
+from statistics import fmean, median, pstdev
 
 from flwr_hetero.client.device import DeviceProfile, named_fleet
 from flwr_hetero.errors import check_choice, invalid
@@ -25,8 +25,10 @@ SPREAD = 1.5
 """Ratio between numbers of steps that is enough to separate their time from the rest."""
 LEAST_S = 5e-4
 """Least time of a message's steps, because the history is in milliseconds."""
-Timed = tuple[float, float, float]
-"""A message's steps, NaN if unknown, and its measured seconds for the steps and for all else."""
+POLL = "wait"
+"""The part of a message's seconds in which it waits until its node asks for work."""
+Timed = tuple[float, float, float, float]
+"""A message's steps, NaN if unknown, and its seconds for the steps, for all else, and to wait."""
 
 
 def read_fleet(
@@ -88,9 +90,10 @@ def from_history(
             if time_s > 0:
                 own_s = max(LEAST_S, as_number(parts.get("steps", {}).get(node, time_s)))
                 total_s = sum(as_number(parts.get(part, {}).get(node, 0.0)) for part in PARTS)
+                wait_s = as_number(parts.get(POLL, {}).get(node, 0.0))
                 # Without parts, the time outside the app is unknown.
-                rest_s = max(0.0, total_s - own_s)
-                timed[node].append((as_number(steps.get(node)), own_s, rest_s))
+                rest_s = max(0.0, total_s - own_s - wait_s)
+                timed[node].append((as_number(steps.get(node)), own_s, rest_s, wait_s))
         asked.update(map(str, record.get("selected") or ()))
         for failure in map(as_dict, record.get("failures") or ()):
             away[str(failure.get("node"))] += str(failure.get("reason", "")).startswith(AWAY)
@@ -100,12 +103,14 @@ def from_history(
     # The quickest node is the reference device.
     quickest_s = min(epoch_s for epoch_s, *_ in estimates.values())
     devices = []
-    for node, (epoch_s, wait_s, jitter) in estimates.items():
+    for node, (epoch_s, fixed_s, jitter) in estimates.items():
         device = DeviceProfile(
             quickest_s / epoch_s,
             jitter=jitter,
             availability=max(0.05, 1 - away[node] / max(asked[node], len(timed[node]))),
-            wait_s=wait_s,
+            wait_s=fixed_s,
+            # An instruction comes at any moment of the pause between two polls.
+            poll_s=2 * fmean(wait_s for *_, wait_s in timed[node][-MOST_JOBS:]),
             seconds_per_example=quickest_s / examples,
             name=node,
         )
@@ -114,9 +119,9 @@ def from_history(
 
 
 def estimate(messages: Sequence[Timed], epoch_steps: float) -> tuple[float, float, float]:
-    """Estimate a node's seconds for an epoch, the other seconds of a message, and its jitter."""
+    """Estimate a node's seconds for an epoch, those of a message besides, and its jitter."""
     # A message without a number of steps is for an epoch.
-    jobs = [(1.0 if isnan(steps) else steps / epoch_steps, s) for steps, s, _ in messages]
+    jobs = [(1.0 if isnan(steps) else steps / epoch_steps, s) for steps, s, *_ in messages]
     epoch_s = median(time_s / epochs for epochs, time_s in jobs)
     fixed_s = 0.0
     # The first message has costs that later ones do not have.
@@ -133,7 +138,7 @@ def estimate(messages: Sequence[Timed], epoch_steps: float) -> tuple[float, floa
     # The emulation draws jitter as a normal logarithm.
     logs = [log(time_s / (fixed_s + epoch_s * epochs)) for epochs, time_s in jobs]
     jitter = pstdev(logs) if len(logs) > 2 else 0.0
-    return epoch_s, fixed_s + median(rest_s for *_, rest_s in messages), jitter
+    return epoch_s, fixed_s + median(rest_s for *_, rest_s, _ in messages), jitter
 
 
 def for_task(

@@ -34,14 +34,7 @@ from flwr_hetero_studies.race.methods import (
 )
 from flwr_hetero_studies.race.node import NORMED
 from flwr_hetero_studies.race.tuning import DEVELOPMENT, LEVELS, YARDSTICK, scores_of
-from flwr_hetero_studies.race.watch import (
-    WINDOWS,
-    Limits,
-    end_of,
-    place_of,
-    race,
-    with_window,
-)
+from flwr_hetero_studies.race.watch import WINDOWS, Limits, end_of, place_of, race, with_window
 
 RUNS = "wide: "
 TUNING = "wide tuning: "

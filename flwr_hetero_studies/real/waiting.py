@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import tomllib
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from flwr_hetero.fleet import DeviceProfile, LocalGrid, RealFleet, named_fleet
+from flwr_hetero.fleet.supernode import FLOWERS_IDLE_S
 from flwr_hetero.report.history import MODEL, PARTS
 from flwr_hetero_studies.advise.advice import ROUNDS as ADVISED_ROUNDS
 from flwr_hetero_studies.advise.advice import ROUNDS_S, advise
@@ -97,7 +99,7 @@ def run_emulated(data: Data, seed: int, rounds: int, message_s: float, folder: P
     """Run all methods on the same data on emulated devices, with several draws of the nodes."""
     learning = Learning(dataset_of(data), NUMPY, "dirichlet", NODES, ROWS, seed)
     write_data(learning, folder)
-    devices = [replace(device, wait_s=message_s) for device in named_fleet(PACE, NODES)]
+    devices = polling(named_fleet(PACE, NODES), message_s)
     target_s: dict[str, list[float | None]] = {method: [] for method in METHODS}
     for draw in range(DRAWS):
         found: dict[str, Found] = {}
@@ -106,6 +108,12 @@ def run_emulated(data: Data, seed: int, rounds: int, message_s: float, folder: P
             found[method] = found_in(emulate(config | limits_of(found), devices), found)
             target_s[method].append(found[method]["target_s"])
     return {"metrics": {"target_s": target_s}}
+
+
+def polling(devices: Sequence[DeviceProfile], message_s: float) -> list[DeviceProfile]:
+    """Return devices whose messages cost so many seconds on average, with the wait for a poll."""
+    poll_s = min(FLOWERS_IDLE_S, 2 * message_s)
+    return [replace(each, wait_s=message_s - poll_s / 2, poll_s=poll_s) for each in devices]
 
 
 def dataset_of(data: Data) -> str:

@@ -36,6 +36,20 @@ def test_times_by_hand():
     assert transfer_time_s(DeviceProfile(), 1e9, 1e9) == 0.0
     assert message_time_s(DeviceProfile(0.1, wait_s=3.7, start_s=2.3)) == pytest.approx(3.7 + 23.0)
     assert message_time_s(DeviceProfile()) == 0.0
+    assert message_time_s(DeviceProfile(wait_s=1.0, poll_s=3.0)) == 2.5  # the mean
+
+
+def test_an_instruction_comes_at_any_moment_between_two_polls():
+    device = DeviceProfile(wait_s=1.0, poll_s=3.0)
+    rng = np.random.default_rng(1)
+    times_s = np.sort([message_time_s(device, rng) for _ in range(2000)])
+    assert times_s == pytest.approx(np.linspace(1.0, 4.0, 2000), abs=0.15)
+
+
+def test_nothing_is_drawn_for_a_device_that_does_not_poll():
+    rng = np.random.default_rng(1)
+    assert message_time_s(DeviceProfile(wait_s=1.0), rng) == 1.0
+    assert rng.random() == np.random.default_rng(1).random()
 
 
 def test_jitter_has_the_stated_spread():
@@ -52,7 +66,7 @@ def test_jitter_has_the_stated_spread():
         *[(name, bad) for name in ("compute_factor", "seconds_per_example") for bad in (0, nan)],
         *[(name, bad) for name in ("uplink_mbps", "downlink_mbps") for bad in (0.0, nan)],
         *[("jitter", -0.1), ("availability", 1.1), ("availability", -0.1)],
-        *[(name, bad) for name in ("wait_s", "start_s") for bad in (-0.1, inf)],
+        *[(name, bad) for name in ("wait_s", "start_s", "poll_s") for bad in (-0.1, inf)],
     ],
 )
 def test_profile_refusals(field, value):

@@ -129,6 +129,19 @@ def test_every_message_costs_waiting_and_a_start_by_the_devices_speed(kind, faul
     assert own_s == same_s  # jitter is that of computing
 
 
+def test_messages_wait_for_the_poll_of_their_node():
+    """By the seed and the message: each message another time, and each run the same."""
+    runs = []
+    for _ in range(2):
+        grid = LocalGrid(toy_app(), [DeviceProfile(1.0, poll_s=3.0)] * 8, seed=4)
+        messages = ask(grid)
+        grid.push_messages(messages)
+        runs.append([answer.arrival_s for answer in grid.pending.values()])
+    assert runs[0] == runs[1]
+    assert len(set(runs[0])) == 8
+    assert all(1.0 < arrival_s < 4.0 for arrival_s in runs[0])
+
+
 def test_timeout_moves_the_clock():
     grid = LocalGrid(toy_app(), profiles=PROFILES)
     messages = ask(grid)

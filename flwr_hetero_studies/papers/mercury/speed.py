@@ -6,15 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from flwr_hetero_studies.core.criteria import (
-    Claim,
-    at_scale,
-    falls,
-    higher,
-    made,
-    times,
-    within,
-)
+from flwr_hetero_studies.core.criteria import Claim, at_scale, falls, higher, made, times, within
 from flwr_hetero_studies.core.curves import Vector
 from flwr_hetero_studies.core.experiment import Finding
 from flwr_hetero_studies.core.plan import Options

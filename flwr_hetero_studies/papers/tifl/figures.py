@@ -8,15 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from flwr_hetero.tifl.algorithm import VANILLA
-from flwr_hetero_studies.core.criteria import (
-    Claim,
-    at_scale,
-    falls,
-    higher,
-    made,
-    times,
-    within,
-)
+from flwr_hetero_studies.core.criteria import Claim, at_scale, falls, higher, made, times, within
 from flwr_hetero_studies.core.curves import Vector
 from flwr_hetero_studies.core.experiment import Finding
 from flwr_hetero_studies.core.plan import Options

@@ -11,14 +11,7 @@ from flwr.clientapp import ClientApp
 from flwr_hetero.client.batch_sampler import UniformSampler
 from flwr_hetero.fleet import DeviceProfile
 from flwr_hetero.mod import emulated_device
-from flwr_hetero_studies.race import (
-    methods,
-    network,
-    report,
-    tuning,
-    watch,
-    wide,
-)
+from flwr_hetero_studies.race import methods, network, report, tuning, watch, wide
 from flwr_hetero_studies.tasks.data import Examples
 from flwr_hetero_studies.tasks.training import train
 

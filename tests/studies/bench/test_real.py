@@ -6,6 +6,7 @@ from importlib import import_module
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
+from flwr_hetero.client.device import message_time_s
 from flwr_hetero.fleet import named_fleet
 from flwr_hetero_studies.core.plan import Data, Options
 from flwr_hetero_studies.race.node import Learning
@@ -82,10 +83,12 @@ def test_a_message_costs_all_that_is_no_training():
     assert waiting.message_cost(history((1.0, 0.1), (11.0, 0.5))) == 3.0
 
 
-# --- what is foretold -----------------------------------------------------------------------
-
-
-# --- the page -------------------------------------------------------------------------------
+def test_a_message_waits_for_a_poll_and_costs_as_much_on_average():
+    for cost_s, poll_s in ((2.5, 3.0), (0.5, 1.0)):
+        devices = waiting.polling(named_fleet(waiting.PACE, 5), cost_s)
+        assert [device.poll_s for device in devices] == [poll_s] * 5
+        assert {message_time_s(device) for device in devices} == {cost_s}
+        assert [device.compute_factor for device in devices] == [4.0, 2.0, 1.0, 0.5, 0.1]
 
 
 # --- twenty nodes that wait -------------------------------------------------------------------
