@@ -8,7 +8,7 @@ from math import inf, isnan, log
 from pathlib import Path
 from statistics import fmean, median, pstdev
 
-from flwr_hetero.client.device import DeviceProfile, named_fleet
+from flwr_hetero.client.device import DeviceProfile, message_time_s, named_fleet
 from flwr_hetero.errors import check_choice, invalid
 from flwr_hetero.report.history import HISTORY, PARTS, as_dict, as_number, read_history
 from flwr_hetero_studies.race import watch
@@ -17,8 +17,9 @@ AWAY = "error 5:"
 """Start of the reason of a failure when the node was away."""
 MOST_NODES = 60
 """At most so many nodes are emulated, evenly by speed."""
-COSTS = {"flower": (3.7, 2.3), "warm": (0.15, 0.15), "none": (0.0, 0.0)}
-"""Seconds of a message, by what runs the nodes: waiting, and the start on a whole core."""
+COSTS = {"flower": (2.2, 2.3, 3.0), "warm": (0.15, 0.15, 0.0), "none": (0.0, 0.0, 0.0)}
+"""Seconds of a message, by what runs the nodes: round trips, the start on a whole core, and the
+pause between two polls."""
 MOST_JOBS = 200
 """Newest messages by which a node is timed."""
 SPREAD = 1.5
@@ -43,7 +44,7 @@ def read_fleet(
 
     ``node``: what runs the nodes, and so what a message costs on devices that do not state it.
     """
-    wait_s, start_s = COSTS[check_choice("node", node, tuple(COSTS))]
+    wait_s, start_s, poll_s = COSTS[check_choice("node", node, tuple(COSTS))]
     where = Path(path).expanduser()
     if where.is_dir() or where.name == HISTORY:
         folder = where if where.is_dir() else where.parent
@@ -51,9 +52,11 @@ def read_fleet(
         lacking = [not is_real] * len(found)
     else:
         found = named_fleet(path, nodes)
-        lacking = [device.wait_s + device.start_s == 0 for device in found]
+        lacking = [message_time_s(device) == 0 for device in found]
     found = [
-        replace(device, wait_s=device.wait_s + wait_s, start_s=start_s) if lacks else device
+        replace(device, wait_s=device.wait_s + wait_s, start_s=start_s, poll_s=poll_s)
+        if lacks
+        else device
         for device, lacks in zip(found, lacking, strict=True)
     ]
     found.sort(key=lambda device: watch.epoch_s(device, examples, model_mb))

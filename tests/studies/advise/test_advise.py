@@ -89,6 +89,17 @@ def test_what_a_message_costs_is_told_from_its_steps(tmp_path, known, steps_of):
     for node, (step_s, read_s) in REAL.items():
         assert epoch_s(found[node], 160, 1.0) == pytest.approx(10 * step_s, rel=0.1)
         assert message_time_s(found[node]) == pytest.approx(6.2 + read_s, rel=0.1)
+        # An instruction that waits for 3.7 s on average came during a pause of twice that.
+        assert found[node].poll_s == pytest.approx(2 * OUTSIDE["wait"] if known else 0.0)
+
+
+def test_messages_of_flowers_nodes_cost_seconds_unless_the_fleet_says_what_they_cost(tmp_path):
+    assert {message_time_s(each) for each in read_fleet("uniform", 3, 1, 1.0)} == {0.0}
+    cold = read_fleet("uniform", 3, 1, 1.0, node="flower")
+    assert [message_time_s(each) for each in cold] == pytest.approx([6.0] * 3)
+    (tmp_path / "fleet.toml").write_text("[[device]]\npoll-s = 1.0")
+    own = read_fleet(str(tmp_path / "fleet.toml"), 3, 1, 1.0, node="flower")
+    assert [message_time_s(each) for each in own] == [0.5] * 3
 
 
 def test_refusals(tmp_path, capsys):
