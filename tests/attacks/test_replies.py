@@ -92,7 +92,7 @@ ATTACKS = {
     "no examples": (metric("num-examples", 0), None),
     # too much, or under changing names
     "a list as long as a model": (metric("train-loss", [0.5] * MUCH), "more than 20000 numbers"),
-    "weights in a list": (metric("num-examples", [0.5] * MUCH), "instead of a number"),
+    "weights in a list": (metric("num-examples", [0.5] * 10_000), "instead of a number"),
     "a metric with a long name": (metric(HUGE, 1.0), "more characters than"),
     "a long name among statistics": (statistics(**{HUGE: 1.0, f"a.{HUGE}": 1.0}), None),
     "many names among statistics": (statistics(**{f"x{i}": 1.0 for i in range(5_000)}), None),

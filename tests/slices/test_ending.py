@@ -19,12 +19,12 @@ JOB = 20
 RATE = 0.1
 
 
-def noisy_app(noise, minority):
+def noisy_app(noise, minority, seed=7):
     """Make nodes that descend on (x - goal)^2 / 2 with noise; the slowest few have their goal at 1.
 
     All others have theirs at 0, so that FedAvg's objective is the part of the few.
     """
-    generators = [np.random.default_rng([7, node]) for node in range(NODES)]
+    generators = [np.random.default_rng([seed, node]) for node in range(NODES)]
     client = ClientApp()
 
     @client.train()
@@ -41,9 +41,9 @@ def noisy_app(noise, minority):
     return client
 
 
-def end_of(strategy, noise, rounds, minority=4):
+def end_of(strategy, noise, rounds, minority=4, seed=7):
     """Return the mean of the last models of a run."""
-    grid = LocalGrid(noisy_app(noise, minority), named_fleet("paper-5", NODES))
+    grid = LocalGrid(noisy_app(noise, minority, seed), named_fleet("paper-5", NODES))
     found = []
     with only_errors():
         strategy.start(
@@ -55,7 +55,10 @@ def end_of(strategy, noise, rounds, minority=4):
 @pytest.mark.parametrize("noise", [0.0, pytest.param(2.0, marks=pytest.mark.nightly)])
 def test_slow_nodes_that_stand_alone_keep_their_part(noise):
     """The slowest fifth holds what no other node does: FedAvg's objective is 0.2."""
-    assert 0.14 < end_of(FedSlice(fedavg(), concurrency=5), noise, 60) < 0.27
+    # With noise single runs end between 0.1 and 0.4, as those of FedAvg do.
+    seeds = range(8) if noise else [7]
+    ends = [end_of(FedSlice(fedavg(), concurrency=5), noise, 60, seed=seed) for seed in seeds]
+    assert 0.14 < np.mean(ends) < 0.27, ends
 
 
 def slices_of(strategy, rounds, calls=1):
