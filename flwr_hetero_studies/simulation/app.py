@@ -21,7 +21,7 @@ from flwr_hetero.mod import hetero
 from flwr_hetero.strategy import FedSlice
 from flwr_hetero_studies import tasks
 
-MODEL, BATCH = "lenet", 32
+BATCH = 32
 OPTIMIZERS = {
     "SGD": lambda weights, rate: torch.optim.SGD(weights, rate),
     "momentum": lambda weights, rate: torch.optim.SGD(weights, rate, momentum=0.9),
@@ -47,7 +47,7 @@ def train(message: Message, context: Context) -> Message:
         seed=config["seed"],
     )
     state = message.content.array_records["arrays"].to_torch_state_dict()
-    model = tasks.model_from(state, MODEL, *tasks.data_shape(config["dataset"]))
+    model = tasks.model_from(state, config["model"], *tasks.data_shape(config["dataset"]))
     optimizer = OPTIMIZERS[config["optimizer"]](model.parameters(), config["rate"])
     loader: Any = DataLoader(TensorDataset(part.inputs, part.targets), BATCH, shuffle=True)
     loader = hetero.batches(loader, message)
@@ -72,7 +72,10 @@ def simulate(case: dict[str, Any]) -> dict[str, list[float]]:
     @server.main()
     def main(grid: Grid, context: Context) -> None:
         settings = tasks.Settings(
-            dataset=case["dataset"], model=MODEL, seed=case["seed"], learning_rate=case["rate"]
+            dataset=case["dataset"],
+            model=case["model"],
+            seed=case["seed"],
+            learning_rate=case["rate"],
         )
         measure = tasks.central_evaluate(settings)
         began = time.perf_counter()
@@ -100,7 +103,7 @@ def simulate(case: dict[str, Any]) -> dict[str, list[float]]:
     return {"accuracy": accuracy, "seconds": seconds}
 
 
-SENT = ("dataset", "partition", "alpha", "seed", "optimizer", "rate")
+SENT = ("model", "dataset", "partition", "alpha", "seed", "optimizer", "rate")
 """What clients are sent of a case."""
 
 if __name__ == "__main__":

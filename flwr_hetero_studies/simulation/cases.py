@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from flwr_hetero_studies.core.plan import Data, Options, Trial
+from flwr_hetero_studies.core.plan import DIGITS, Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
 
 SETTINGS = {"rounds": 8, "nodes": 10, "train-examples": 10_000, "test-examples": 2_000}
@@ -38,7 +38,10 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
 
 def run(case: Case, seed: int, data: Data) -> dict[str, Any]:
     dataset = data.first(case["train-examples"], case["test-examples"])
-    text = json.dumps(case | {"dataset": dataset, "seed": seed, "alpha": ALPHA})
+    # Digits, which show whether everything works, are too small for LeNet.
+    model = "cnn" if dataset == DIGITS else "lenet"
+    how = {"dataset": dataset, "model": model, "seed": seed, "alpha": ALPHA}
+    text = json.dumps(case | how)
     app = Path(__file__).with_name("app.py")
     # Ray keeps much of a process for itself, so that each run has one of its own.
     done = subprocess.run(
