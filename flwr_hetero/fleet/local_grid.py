@@ -60,9 +60,10 @@ class LocalNode:
         if torch is not None and torch.cuda.is_initialized():
             torch.cuda.manual_seed_all(app_seed)
         reply = self._run(message, client_app, faults)
-        stamp(message, reply, self.context, self.profile, rng)
-        # As with a real node, the message's own cost is in the round trip, not in the reply.
+        # As with a real node, the message's own cost is in the round trip, not in the reply. It is
+        # drawn before the jitter, as in Flower's simulation.
         latency_s = message_time_s(self.profile, rng)
+        stamp(message, reply, self.context, self.profile, rng)
         latency_s += sum(fault.delay_s for fault in faults if fault.kind == "late")
         if reply.has_content():
             times: Any = reply.content[keys.TIMING]
