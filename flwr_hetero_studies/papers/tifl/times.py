@@ -99,13 +99,12 @@ def tier_times(policy: str, rounds: int, seed: int) -> tuple[float, float, float
 
     The shares of the tiers are those of the rounds drawn: chance in drawing is no error of Eq. 6.
     """
-    run = idle_strategy(policy, seed)
-    timed = RoundTimes(run)
-    start(timed, rounds, seed)
+    timed = run_idle(policy, rounds, seed)
     drawn = [tier for tier in timed.tiers if tier is not None]
     shares = np.bincount(drawn, minlength=5) / len(drawn)
-    estimate_s = paper_estimate(run.tiers.seconds, shares, rounds)
-    return estimate_s, float(shares @ run.tiers.slowest_s * rounds), run.actual_s
+    tiers = timed.tifl.tiers
+    estimate_s = paper_estimate(tiers.seconds, shares, rounds)
+    return estimate_s, float(shares @ tiers.slowest_s * rounds), timed.tifl.actual_s
 
 
 def straggler_chance(num_nodes: int, num_slowest: int, num_selected: int) -> float:
@@ -134,8 +133,7 @@ def equation_3(options: Options) -> Finding:
     shares = []
     rows = []
     for selected in (1, 2, 5, 10, 20):
-        timed = RoundTimes(idle_strategy(VANILLA, options.seed, selected))
-        start(timed, rounds, options.seed)
+        timed = run_idle(VANILLA, rounds, options.seed, selected)
         delayed = float(np.mean(np.diff(timed.ends_s) > DELAYED_S))
         fleet = (50, 10, selected)
         shares.append((delayed, straggler_chance(*fleet), straggler_bound(*fleet)))
@@ -161,6 +159,7 @@ class RoundTimes(Wrapper):
 
     def __init__(self, strategy: TiFL) -> None:
         super().__init__(strategy)
+        self.tifl = strategy
         self.ends_s: list[float] = []
         self.tiers: list[int | None] = []
 
@@ -169,19 +168,24 @@ class RoundTimes(Wrapper):
         self.tiers.append(record["tifl"]["tier"])
 
 
-def idle_strategy(policy: str, seed: int, per_round: int = 5) -> TiFL:
-    phase: dict[str, Any] = {"profiling": "phase", "sync_rounds": 5, "warmup_rounds": 0}
-    return TiFL(FedAvg(fraction_evaluate=0.0), per_round, policy=policy, seed=seed, **phase)
-
-
-def start(strategy: Wrapper, rounds: int, seed: int) -> None:
+def run_idle(policy: str, rounds: int, seed: int, per_round: int = 5) -> RoundTimes:
     """Run rounds on the paper's 50 nodes, each of which reports the work of 100 examples."""
+    strategy = TiFL(
+        FedAvg(fraction_evaluate=0.0),
+        per_round,
+        policy=policy,
+        seed=seed,
+        profiling="phase",
+        sync_rounds=5,
+        warmup_rounds=0,
+    )
+    timed = RoundTimes(strategy)
     grid = LocalGrid(idle_app(), Plan(CIFAR_CPUS).fleet, seed=seed)
-    strategy.start(grid, ArrayRecord([np.zeros(1)]), num_rounds=rounds)
+    timed.start(grid, ArrayRecord([np.zeros(1)]), num_rounds=rounds)
+    return timed
 
 
 def idle_app() -> ClientApp:
-    """Make nodes that report the work of 100 examples each, and do none."""
     app = ClientApp()
 
     def answer(message: Message, context: Context) -> Message:

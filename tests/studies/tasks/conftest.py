@@ -1,4 +1,4 @@
-"""Modules with tasks and models of a user's own, and those of docs/data.md."""
+"""Modules with models of a user's own, and that of docs/data.md."""
 
 import re
 import sys
@@ -6,24 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from flwr_hetero_studies.tasks.kinds import task_of
-
 OWN = """
 import torch
 from torch import nn
-
-from flwr_hetero_studies.tasks import Classification
-
-
-class Rebuild(Classification):
-    def divide(self, values, labels):
-        return values, values.reshape(len(values), -1)
-
-    def outputs(self, targets, num_classes):
-        return targets.shape[1:]
-
-    def losses(self, outputs, targets):
-        return (outputs - targets).square().mean(1)
 
 
 class Tied(nn.Module):
@@ -36,10 +21,6 @@ class Tied(nn.Module):
 
     def forward(self, x):
         return (self.first(x.flatten(1)) + self.again(x.flatten(1))) * self.twos
-
-
-def build(shape, outputs):
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, *outputs))
 
 
 def too_wide(shape, num_classes):
@@ -57,12 +38,11 @@ def no_module(shape, num_classes):
 def own(tmp_path, monkeypatch):
     """Give the name of the user's module."""
     page = (Path(__file__).parents[3] / "docs" / "data.md").read_text("utf-8")
-    block, task = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    texts = {"own": OWN, "broken": "import no_such_package", "page": block + task}
+    (block,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    texts = {"own": OWN, "broken": "import no_such_package", "page": block}
     for name, text in texts.items():
         (tmp_path / f"{name}_module.py").write_text(text, "utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     yield "own_module"
-    task_of.cache_clear()
     for name in texts:
         sys.modules.pop(f"{name}_module", None)
