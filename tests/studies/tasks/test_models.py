@@ -1,7 +1,11 @@
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord
+from torch import nn
 
 from flwr_hetero.client.weighted_loss import scoring
 from flwr_hetero_studies.tasks import Settings, data_shape, load_test, make_model, model_from
@@ -66,9 +70,23 @@ def test_model_refusals(arguments, message):
         make_model(*arguments)
 
 
-def test_own_model_by_import_path(own):
+class Tied(nn.Module):
+    """A model of a user's own, whose layers share parameters."""
+
+    def __init__(self, shape, num_classes):
+        super().__init__()
+        self.first = nn.Linear(shape[0], num_classes, bias=False)
+        self.again = nn.Linear(shape[0], num_classes, bias=False)
+        self.again.weight = self.first.weight
+        self.register_buffer("twos", torch.full((num_classes,), 2.0), persistent=False)
+
+    def forward(self, x):
+        return (self.first(x.flatten(1)) + self.again(x.flatten(1))) * self.twos
+
+
+def test_own_model_by_import_path():
     """Parameters that layers share stay shared; a buffer that is not sent keeps its value."""
-    name = f"{own}:Tied"
+    name = f"{__name__}:Tied"
     shape = (4, 1, 1)
     x = torch.arange(8.0).reshape(2, 4, 1, 1)
     assert Settings(model=name).model == name
@@ -81,7 +99,17 @@ def test_own_model_by_import_path(own):
     torch.testing.assert_close(twin(x), expected)
 
 
-def test_own_model_of_the_page(own):
+@pytest.mark.parametrize("name", ["no_such_package:build", f"{__name__}:build"])
+def test_unknown_path_of_a_model_is_refused(name):
+    with pytest.raises(ValueError, match=rf"model must be package.module:function \(.*{name}"):
+        Settings(model=name)
+
+
+def test_own_model_of_the_page(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[3] / "docs" / "data.md").read_text("utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    (tmp_path / "page_module.py").write_text(block, "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
     model = make_model("page_module:build", *data_shape("stdlib"))
     assert model(load_test("stdlib").inputs[:3]).shape == (3, 10)
 
