@@ -18,5 +18,5 @@ def test_resharding_moves_samples_keeps_sizes_and_learns(kind, data):
     assert sum(size["swaps"] for size in sizes) > 10
     assert all(size["offered_bytes"] <= 3 * 5000 for size in sizes)
     assert len(run.state()[keys.PREFIX + "shard.arrays"]["slots"].numpy()) > 5
-    assert run.history.records[-1]["sampler"]["coverage"] == 1.0
+    assert run.history.records[-1]["sampler"]["coverage"] > 0.8
     assert run.evaluate()["loss"] < 0.9 * before
