@@ -5,10 +5,8 @@ import random
 import sys
 from pathlib import Path
 
-from flwr.app import ConfigRecord
 from recording import History
 
-from flwr_hetero import keys
 from flwr_hetero.fleet import LocalGrid, named_fleet
 from flwr_hetero_studies.papers.mercury import app as mercury
 from flwr_hetero_studies.tasks.run import central_evaluate, initial_arrays
@@ -46,9 +44,7 @@ class AppRun:
     def go_on(self, num_rounds):
         """Train for some rounds in which no reply is dropped; return their records."""
         self.history.records.clear()
-        num_steps = getattr(self.settings, "local_steps", 0)
-        config = ConfigRecord({keys.NUM_STEPS: num_steps} if num_steps else {})
-        result = self.history.start(self.grid, self.arrays, num_rounds, train_config=config)
+        result = self.history.start(self.grid, self.arrays, num_rounds)
         self.arrays = result.arrays
         assert not failures(self.history.records)
         return self.history.records[1:]

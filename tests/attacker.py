@@ -17,7 +17,6 @@ from flwr_hetero import strategy as ours
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero_studies import rivals
 from flwr_hetero_studies.core.quiet import only_errors
-from flwr_hetero_studies.papers.cd_grab.herding import HerdingMeter
 
 FLEET = [DeviceProfile(speed, jitter=0.1) for speed in (4.2, 4.1, 4.0, 1.2, 1.1, 1.0)]
 STEPS = {"fast_steps": 6}
@@ -35,7 +34,7 @@ def recorded(inner):
 
 def everything(inner):
     """Nest what goes together in rounds."""
-    inner = ours.SamplerMetrics(HerdingMeter(ours.CDGraB(inner, sketch_size=2), sketch_size=2))
+    inner = ours.SamplerMetrics(ours.CDGraB(inner, sketch_size=2))
     inner = ours.Resharding(ours.BiasedLocalSGD(inner, **STEPS), share=0.5, budget_bytes=16)
     return recorded(ours.TiFL(inner, 6, 1, interval=1, **PHASE))
 
@@ -54,7 +53,6 @@ NESTS = {
     "LocalSteps": lambda inner: ours.LocalSteps(inner, budget="deadline", **STEPS),
     "AdaComm": lambda inner: rivals.AdaComm(inner, 6, interval_s=0.0),
     "CDGraB": lambda inner: ours.CDGraB(inner, sketch_size=2),
-    "HerdingMeter": lambda inner: HerdingMeter(inner, sketch_size=2),
     "Resharding": lambda inner: ours.Resharding(inner, share=0.5, budget_bytes=16),
     "SamplerMetrics": lambda inner: ours.SamplerMetrics(inner),
     "Compressed": lambda inner: ours.Compressed(inner),

@@ -10,7 +10,6 @@ from flwr_hetero import keys
 from flwr_hetero.mercury.resharding import NodeShard
 from flwr_hetero.mod import restore, save_state, timing
 from flwr_hetero.sampler import OrderedSampler
-from flwr_hetero_studies.papers.cd_grab.herding import HERDING, HerdingProbe
 
 SLOTS = 4
 SAMPLE_BYTES = 8
@@ -32,7 +31,7 @@ def local_model(start: np.ndarray, partition: int, steps: int) -> np.ndarray:
 
 
 def composition_app(mods=()) -> ClientApp:
-    """Make a ClientApp with steps, ordered units, herding sketches, samples to swap and statistics.
+    """Make a ClientApp with steps, ordered units, samples to swap and statistics.
 
     Its model depends on nothing but the node and its steps, so that a test can predict it.
     """
@@ -60,8 +59,7 @@ def composition_app(mods=()) -> ClientApp:
 def _visit(message, context, content, partition, steps):
     """Visit two units of data in the order that the server wants, and report on it."""
     records = message.content.config_records
-    probe = HerdingProbe(records.get(HERDING, {}))
-    if keys.ORDER not in records and not probe.on:
+    if keys.ORDER not in records:
         return
     sampler = OrderedSampler(2, 1, seed=partition)
     restore(sampler, context, "order")
@@ -70,12 +68,8 @@ def _visit(message, context, content, partition, steps):
     for _ in range(steps):
         chosen, _ = sampler.next_batch()
         sampler.observe(gradients[chosen])
-        probe.see(gradients[chosen])
     save_state(context, "order", sampler.state_dict())
-    if keys.ORDER in records:
-        content[keys.ORDER] = ConfigRecord(sampler.report())
-    if probe.on:
-        content[HERDING] = ConfigRecord(probe.report(2))
+    content[keys.ORDER] = ConfigRecord(sampler.report())
 
 
 def swap(message, context, reply):

@@ -12,7 +12,6 @@ from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import restore, save_state, timing
 from flwr_hetero.sampler import OrderedSampler
-from flwr_hetero_studies.papers.cd_grab.herding import HERDING, HerdingProbe
 
 DIM = 5
 BATCH = 2
@@ -46,7 +45,6 @@ def order_app(
         records = message.content.config_records
         sampler = OrderedSampler(len(targets), BATCH, seed=partition, method=method)
         restore(sampler, context, "order")
-        probe = HerdingProbe(records.get(HERDING, {}))
         sampler.follow(records.get(keys.ORDER, {}))
         w = message.content["arrays"]["w"].numpy()
         steps = int(records["config"].get(keys.NUM_STEPS, round(passes * len(sampler))))
@@ -55,7 +53,6 @@ def order_app(
             chosen, weights = sampler.next_batch()
             step = gradient(w, inputs[chosen], targets[chosen], weights).astype(w.dtype)
             sampler.observe(torch.from_numpy(step[None]))
-            probe.see(torch.from_numpy(step[None]))
             w = w - w.dtype.type(lr) * step
             visited.append(int(sampler.node_order.order[sampler.node_order.position - 1]))
         save_state(context, "order", sampler.state_dict())
@@ -66,8 +63,6 @@ def order_app(
         report = sampler.report()
         if report and ordered(partition):
             reply.content[keys.ORDER] = ConfigRecord(report)
-        if probe.on:
-            reply.content[HERDING] = ConfigRecord(probe.report(len(sampler.units)))
         return reply
 
     return app_of(train, [*mods, timing], {"num-examples": 10})

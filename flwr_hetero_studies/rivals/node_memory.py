@@ -1,23 +1,20 @@
 """What rivals share that learn about single nodes: their losses, their times, and the state."""
 
 import json
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from math import isfinite, isnan, nan
 from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import Message
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero import keys
-from flwr_hetero.errors import check_count
 from flwr_hetero.exchange.context import Exchange
 from flwr_hetero.records import read_number
 from flwr_hetero.server.client_support import ClientSupport
 from flwr_hetero.server.loop import Run
 from flwr_hetero.server.profiling import identify_nodes, profile_nodes
-from flwr_hetero.server.selection import Selection
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_str
 
@@ -81,26 +78,3 @@ def time_nodes(
     nodes, (seconds,) = profile_nodes(strategy, context, grid, sorted(node_ids), **phase)
     timed = zip(nodes, seconds.tolist(), strict=True)
     return {strategy.identity(node): took_s for node, took_s in timed if isfinite(took_s)}
-
-
-class TimedSelection(NodeMemory, Selection):
-    """Time all nodes once, before the first round, and draw from those that are eligible."""
-
-    def __init__(
-        self, strategy: Strategy | None, clients_per_round: int | None, *, seed: int
-    ) -> None:
-        self.seed = check_count("seed", seed)
-        self.rng = np.random.default_rng(seed)
-        super().__init__(strategy, clients_per_round)
-        self.latency_s: dict[str, float] = {}
-
-    def eligible(self, online: list[int]) -> list[int]:
-        raise NotImplementedError
-
-    def select(self, context: Exchange, grid: Grid, online: Set[int]) -> list[int]:
-        if not self.latency_s:
-            self.latency_s = time_nodes(self, context, grid, list(online), context.timeout_s)
-        nodes = self.eligible(sorted(online))
-        count = min(self.clients_per_round or len(nodes), len(nodes))
-        drawn = self.rng.choice(len(nodes), count, replace=False)
-        return [nodes[i] for i in sorted(drawn.tolist())]

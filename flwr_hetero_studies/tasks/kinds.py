@@ -1,17 +1,14 @@
 """Tasks: the targets of examples, the loss of an output, and how good it is."""
 
-from collections.abc import Callable
-from functools import lru_cache
-from importlib import import_module
 from math import exp
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from flwr_hetero.errors import check_choice, invalid
+from flwr_hetero.errors import invalid
 from flwr_hetero_studies.tasks.texts import CHARACTERS, PADDING
 
 Outputs: TypeAlias = int | tuple[int, ...]
@@ -24,12 +21,12 @@ LARGEST = 700.0
 
 
 class Task:
-    """Classification, from which other tasks derive, also a user's: ``package.module:Class``."""
+    """Classification, from which other tasks derive."""
 
     window = 0
     """Length of the windows, each an example, into which texts and series are cut.
 
-    With 0 a text is one example of numbers of its words, and a whole series is one example.
+    With 0 a text is one example of numbers of its words.
     """
 
     def divide(self, values: Values, labels: NDArray[np.int64]) -> tuple[Values, Values]:
@@ -51,10 +48,6 @@ class Task:
     def metrics(self, loss: float, accuracy: float) -> dict[str, float]:
         """Return the task's own metrics, given the means of losses and accuracy."""
         return {}
-
-
-class Classification(Task):
-    """One class of several; the label is the target."""
 
 
 class LanguageModel(Task):
@@ -128,39 +121,9 @@ class Forecasting(Task):
         return {"smape": HIGHEST_SMAPE * (1 - accuracy)}
 
 
-CLASSIFICATION = Classification()
-TASKS: dict[str, Task] = {"classification": CLASSIFICATION, "language-model": LanguageModel(),
-                          "forecasting": Forecasting()}  # fmt: skip
-
-
-def is_path(name: str) -> bool:
-    return ":" in name
-
-
-def imported(argument: str, path: str, what: str) -> Callable[..., Any]:
-    module, _, name = path.partition(":")
-    try:
-        # The error of a user's module is shown with its text.
-        found = getattr(import_module(module), name, None)
-    except (ImportError, TypeError, ValueError) as error:
-        raise invalid(argument, path, f"be package.module:{what} ({error})") from error
-    if not callable(found):
-        raise invalid(argument, path, f"name a {what} of the module {module}")
-    return cast(Callable[..., Any], found)
-
-
-def check_task(name: str) -> None:
-    # What auto stands for depends on the data.
-    if name != AUTO:
-        task_of(name)
-
-
-@lru_cache
-def task_of(name: str) -> Task:
-    if not is_path(name):
-        check_choice("task", name, TASKS, "or auto, or package.module:Class")
-        return TASKS[name]
-    own = imported("task", name, "class")
-    if not (isinstance(own, type) and issubclass(own, Task)):
-        raise invalid("task", name, "name a class derived from flwr_hetero_studies.tasks.Task")
-    return own()
+CLASSIFICATION = Task()
+TASKS: dict[str, Task] = {
+    "classification": CLASSIFICATION,
+    "language-model": LanguageModel(),
+    "forecasting": Forecasting(),
+}

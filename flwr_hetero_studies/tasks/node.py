@@ -15,7 +15,6 @@ from flwr_hetero.client.timing import in_simulation
 from flwr_hetero.client.weighted_loss import Loss
 from flwr_hetero.errors import invalid
 from flwr_hetero.mod import preload
-from flwr_hetero.sampler import OrderedSampler
 from flwr_hetero_studies.tasks.data import Examples, hold_out, load_partition
 from flwr_hetero_studies.tasks.models import model_from
 from flwr_hetero_studies.tasks.settings import Settings
@@ -61,10 +60,10 @@ class NodeTask:
     def train(
         self, model: nn.Module, sampler: BatchSampler, on_batch: OnBatch | None = None
     ) -> TrainResult:
-        names = ("optimizer", "momentum", "weight_decay", "amp", "device")
+        names = ("optimizer", "momentum", "weight_decay", "device")
         given: dict[str, Any] = {name: getattr(self.settings, name) for name in names}
         given["lr"] = self.settings.lr_in(in_config(self.message, keys.SERVER_ROUND))
-        mu: Any = self.config.get(PROXIMAL_MU, self.settings.proximal_mu)
+        mu: Any = self.config.get(PROXIMAL_MU, 0.0)
         given |= {"num_steps": self.num_steps(sampler), "proximal": float(mu)}
         return train(model, self.examples, sampler, on_batch=on_batch, **given)
 
@@ -150,20 +149,3 @@ def examples_in(num_steps: int, num_examples: int, batch_size: int) -> int:
     """Count the examples in steps of reshuffled epochs, whose last batch may be smaller."""
     epochs, steps = divmod(num_steps, -(-num_examples // batch_size))
     return epochs * num_examples + min(steps * batch_size, num_examples)
-
-
-def lifelong_order(
-    node: NodeTask, settings: Settings, context: Context, method: str, *, num_units: int
-) -> OrderedSampler:
-    """Make the sampler of a node's order, with the same seed in all rounds."""
-    partition_id = int(context.node_config[keys.PARTITION_ID])
-    count = len(node.examples)
-    # An order is learned over the whole run, so the seed must not depend on the round.
-    words = np.random.SeedSequence([settings.seed, partition_id]).generate_state(1)
-    return OrderedSampler(
-        count,
-        settings.batch_size,
-        num_units=min(num_units, count) or None,
-        method=method,
-        seed=int(words[0]),
-    )

@@ -29,11 +29,9 @@ INNER: dict[str, tuple[type[flower.FedAvg], dict[str, float]]] = {
 """Strategies of Flower, with values for settings that have no default."""
 
 
-def inner_strategy(name: str, settings: Settings, **more: Any) -> flower.FedAvg:
+def inner_strategy(name: str, fraction_evaluate: float = 0.0) -> flower.FedAvg:
     kind, given = INNER[name]
-    if kind is flower.FedProx and settings.proximal_mu:
-        given = {"proximal_mu": settings.proximal_mu}
-    arguments: dict[str, Any] = {"fraction_evaluate": 0.0, **given, **more}
+    arguments: dict[str, Any] = {"fraction_evaluate": fraction_evaluate, **given}
     return kind(**arguments)
 
 
@@ -96,17 +94,13 @@ def run_app(
     # Data or model may be refused, so open them before any node is asked.
     measure = central_evaluate(settings)
     arrays = initial_arrays(settings)
-    last = settings.num_server_rounds
-
-    def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        is_due = server_round % settings.evaluate_every == 0
-        return measure(server_round, arrays) if is_due or server_round == last else None
-
     # Flower's strategies draw nodes from this generator.
     random.seed(settings.seed)
     if settings.target_accuracy or settings.time_budget_s:
         strategy = StopEarly(strategy, settings)
     recorded = Recorded(strategy, run_dir=run_dir, resume=resume, trackers=settings.tracker_names)
-    recorded.start(grid, arrays, last, train_config=train_config, evaluate_fn=evaluate_fn)
+    recorded.start(
+        grid, arrays, settings.num_server_rounds, train_config=train_config, evaluate_fn=measure
+    )
     log(INFO, "Results: %s", run_dir.path / "report.html")
     return run_dir.path

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from datetime import datetime
 from logging import WARNING
-from math import cos, pi
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,18 +14,15 @@ from flwr_hetero.client.device import REAL, named_fleet
 from flwr_hetero.errors import check_choice, check_count, check_key, check_number, invalid
 from flwr_hetero.report.trackers import TRACKERS
 from flwr_hetero_studies.tasks.data import data_shape
-from flwr_hetero_studies.tasks.kinds import AUTO, Outputs, check_task
+from flwr_hetero_studies.tasks.kinds import AUTO, TASKS, Outputs
 from flwr_hetero_studies.tasks.models import check_model
 from flwr_hetero_studies.tasks.partitions import check_partition
 from flwr_hetero_studies.tasks.training import check_device, check_optimizer
 
 KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
-EXPONENTIAL = "exponential"
-COSINE = "cosine"
-SCHEDULES = (EXPONENTIAL, COSINE)
 BOUNDS = {
     "learning_rate": "(0, inf)", "lr_decay": "(0, 1]", "weight_decay": "[0, inf)",
-    "proximal_mu": "[0, inf)", "target_accuracy": "[0, 1]", "time_budget_s": "[0, inf)",
+    "target_accuracy": "[0, 1]", "time_budget_s": "[0, inf)",
 }  # fmt: skip
 RUNS = "flwr-hetero-runs"
 """Folder in the home directory for runs without an ``output-dir``."""
@@ -54,21 +50,17 @@ class Settings:
     local_epochs: int = 1
     batch_size: int = 16
     learning_rate: float = 0.1
-    lr_schedule: str = EXPONENTIAL
     lr_decay: float = 1.0
     optimizer: str = "sgd"
     momentum: float = 0.0
     weight_decay: float = 0.0
-    proximal_mu: float = 0.0
-    amp: bool = False
     device: str = "auto"
-    evaluate_every: int = 1
     target_accuracy: float = 0.0
     time_budget_s: float = 0.0
     trackers: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("num_server_rounds", "local_epochs", "batch_size", "evaluate_every"):
+        for name in ("num_server_rounds", "local_epochs", "batch_size"):
             check_count(key_of(name), getattr(self, name), 1)
         for name, bounds in BOUNDS.items():
             check_number(key_of(name), getattr(self, name), bounds)
@@ -76,12 +68,9 @@ class Settings:
         check_device(self.device)
         for name in self.tracker_names:
             check_choice("trackers", name, TRACKERS, "join several with +")
-        self.check_choice("lr_schedule", SCHEDULES)
-        if self.lr_schedule == COSINE and self.lr_decay != 1:
-            raise invalid("lr-decay", self.lr_decay, f"be 1 with lr-schedule={COSINE!r}")
         check_count("seed", self.seed)
         check_partition(self.partition, self.alpha, self.classes_per_node)
-        check_task(self.task)
+        self.check_choice("task", (AUTO, *TASKS))
         check_model(self.model)
         # An unknown fleet is refused here, before any node is asked.
         if self.fleet != REAL:
@@ -138,10 +127,7 @@ class Settings:
 
     def lr_in(self, server_round: int) -> float:
         # Profiling comes before round 1 and takes its rate.
-        done = max(server_round, 1) - 1
-        if self.lr_schedule == COSINE:
-            return self.learning_rate * (1 + cos(pi * done / self.num_server_rounds)) / 2
-        return float(self.learning_rate * self.lr_decay**done)
+        return float(self.learning_rate * self.lr_decay ** (max(server_round, 1) - 1))
 
     @property
     def partitioning(self) -> dict[str, Any]:

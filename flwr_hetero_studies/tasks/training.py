@@ -49,7 +49,6 @@ def train(
     momentum: float = 0.0,
     weight_decay: float = 0.0,
     proximal: float = 0.0,
-    amp: bool = False,
     on_batch: OnBatch | None = None,
     device: str = "cpu",
 ) -> TrainResult:
@@ -58,7 +57,7 @@ def train(
     .. math:: w \leftarrow w - \eta \left( \frac{1}{|B|} \sum_{i \in B} c_i \nabla f_i(w)
               + \mu (w - w^0) \right)
 
-    ``amp`` runs the model in bfloat16. The optimizer starts without state in each call.
+    The optimizer starts without state in each call.
     """
     count = sampler.num_samples
     if count != len(examples):
@@ -85,8 +84,7 @@ def train(
             begun_s = time.monotonic()
         indices, weights = sampler.next_batch()
         steps.zero_grad()
-        with torch.autocast(where.type, torch.bfloat16, enabled=amp):
-            losses = batch_losses(model, examples, indices)
+        losses = batch_losses(model, examples, indices)
         (losses * torch.from_numpy(weights).to(losses)).mean().backward()  # type: ignore[no-untyped-call]
         for param, origin in zip(params, start, strict=False):
             if param.grad is not None:

@@ -20,7 +20,6 @@ from flwr.common.serde import message_to_proto
 from flwr_hetero import keys
 from flwr_hetero import strategy as ours
 from flwr_hetero.biased_local_sgd.shared_data import read_samples, samples_record
-from flwr_hetero_studies.papers.cd_grab.herding import HERDING
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "4"))
 NUM_NODES = 6
@@ -52,7 +51,6 @@ OWN_KEYS = {
         **dict.fromkeys([keys.FIRST_PAIR, keys.SKETCH_SEED], SMALL),
         **VECTORS,
     },
-    HERDING: VECTORS,
     keys.RESHARDING: {keys.SLOTS: INDICES, keys.CONTENT: PAYLOAD, keys.MISSING: INDICES},
     keys.SAMPLES: {keys.INDICES: INDICES, keys.LOSSES: PAYLOAD + LOSSES},
     keys.SAMPLER: {"group.name": REAL, "name": REAL},

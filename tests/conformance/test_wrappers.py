@@ -19,7 +19,6 @@ from toy import FLOWER_STRATEGIES
 from flwr_hetero import strategy as ours
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero_studies import rivals
-from flwr_hetero_studies.papers.cd_grab.herding import HerdingMeter
 
 FLEET = [DeviceProfile(speed, jitter=0.1) for speed in (1, 1.1, 1.2, 4, 4.1, 4.2)]
 WRAPPERS = {
@@ -28,7 +27,6 @@ WRAPPERS = {
     "LocalSteps": lambda inner=None: ours.LocalSteps(inner, step_correction=0.0, **STEPS),
     "AdaComm": lambda inner=None: rivals.AdaComm(inner, 6, interval_s=0.0),
     "CDGraB": lambda inner=None: ours.CDGraB(inner, sketch_size=2),
-    "HerdingMeter": lambda inner=None: HerdingMeter(inner, sketch_size=2),
     "Resharding": lambda inner=None: ours.Resharding(inner, share=0.5, budget_bytes=16),
     "SamplerMetrics": lambda inner=None: ours.SamplerMetrics(inner),
     "Compressed": lambda inner=None: ours.Compressed(inner),
@@ -47,14 +45,13 @@ WRAPPERS = {
     "RingleaderASGD": lambda inner=None: rivals.RingleaderASGD(inner),
     "WithoutSlowest": lambda inner=None: rivals.WithoutSlowest(inner, 3),
 }
-ONLY_WRAP = {"CDGraB", "HerdingMeter", "Resharding", "SamplerMetrics", "Compressed", "Recorded"}
+ONLY_WRAP = {"CDGraB", "Resharding", "SamplerMetrics", "Compressed", "Recorded"}
 INFO = {  # what the history must hold of a wrapper, in some round
     "TiFL": ("tifl", lambda f: f["tier"] in (0, 1) and len(f["tier_probs"]) == 2),
     "BiasedLocalSGD": ("biased_local_sgd", lambda f: max(f["num_steps"].values()) == 6),
     "LocalSteps": ("local_steps", lambda f: max(f["num_steps"].values()) == 6),
     "AdaComm": ("adacomm", lambda f: f["num_steps"] < 6),
     "CDGraB": ("cd_grab", lambda f: f["pairs"] > 0),
-    "HerdingMeter": ("herding", lambda f: f["herding_bound"] > 0),
     "Resharding": ("resharding", lambda f: f["swaps"] > 0),
     "SamplerMetrics": ("sampler", lambda f: f["coverage"] == 0.5),
     "Compressed": ("compressed", lambda f: f == {"without_mod": 0}),
@@ -81,7 +78,7 @@ DISTRUST = ("Krum", "MultiKrum", "Bulyan")
 ASK_FEW = {"TiFL", *LOOPS[1:]}
 """Those that here make an update of one node or two."""
 SELECTS = ("TiFL", "RandomSelection", *RIVALS, "FedBuff", "FedSlice")
-ONLY_ROUNDS = ("CDGraB", "HerdingMeter", "Resharding")
+ONLY_ROUNDS = ("CDGraB", "Resharding")
 SETS_STEPS = ("BiasedLocalSGD", "LocalSteps", "AdaComm", *LOOPS[3:])
 
 
@@ -218,7 +215,7 @@ def test_pair(outer, inner, tmp_path):
         stop_save_load_continue((outer, inner), tmp_path / "broken", *outcome)
 
 
-FOUR = deque(["TiFL", "BiasedLocalSGD", "CDGraB", "HerdingMeter"])
+FOUR = deque(["TiFL", "BiasedLocalSGD", "CDGraB", "SamplerMetrics"])
 
 
 @pytest.mark.parametrize("shift", [0, 2])
@@ -323,7 +320,7 @@ def test_other_compositions_are_refused(build, reason):
 
 
 def test_table_has_every_wrapper():
-    every = {*ours.__all__, *rivals.__all__, "HerdingMeter"}
+    every = {*ours.__all__, *rivals.__all__}
     # These have tests of their own in tests/studies/rivals.
     every -= {"FedNova", "OverSelect"}
     assert set(WRAPPERS) == set(INFO) == every - {"Selection", "Wrapper"}

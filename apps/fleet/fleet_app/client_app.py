@@ -22,13 +22,7 @@ from flwr_hetero.sampler import (
     PriorityFeed,
     TopLossSampler,
 )
-from flwr_hetero_studies.tasks.node import (
-    NodeTask,
-    evaluate_node,
-    lifelong_order,
-    open_node,
-    profile_node,
-)
+from flwr_hetero_studies.tasks.node import NodeTask, evaluate_node, open_node, profile_node
 from flwr_hetero_studies.tasks.training import pick_device
 
 STATE = "fleet"
@@ -68,7 +62,14 @@ def make_sampler(
     """Make the sampler that the run-config names, or the order."""
     sizes = len(node.examples), settings.batch_size
     if settings.order != RESHUFFLE:
-        return lifelong_order(node, settings, context, settings.order, num_units=settings.num_units)
+        # An order is learned over the whole run, so its seed must not depend on the round.
+        identity = [settings.seed, int(context.node_config[keys.PARTITION_ID])]
+        return OrderedSampler(
+            *sizes,
+            num_units=min(settings.num_units, len(node.examples)) or None,
+            method=settings.order,
+            seed=int(np.random.SeedSequence(identity).generate_state(1)[0]),
+        )
     if settings.sampler == TOP_LOSS:
         return TopLossSampler(*sizes, seed=node.seed)
     if settings.sampler == "mercury":

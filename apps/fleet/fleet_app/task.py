@@ -183,9 +183,7 @@ class FleetSettings(Settings):
         return SamplerMetrics(composed)
 
     def _composed(self, num_nodes: int) -> Wrapper:
-        strategy: Strategy = inner_strategy(
-            self.inner, self, fraction_evaluate=self.fraction_evaluate
-        )
+        strategy: Strategy = inner_strategy(self.inner, self.fraction_evaluate)
         if self.order == "cd-grab":
             strategy = CDGraB(strategy, num_units=self.num_units or None, seed=self.seed)
         if self.engine == "fedslice":

@@ -4,7 +4,7 @@
 paper's.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from flwr_hetero.cd_grab import algorithm
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
-from flwr_hetero_studies.papers.cd_grab.herding import relative_herding
 from flwr_hetero_studies.papers.cd_grab.orders import D_RR, PAIR_BAL, SKETCHES, Served
 from flwr_hetero_studies.papers.cd_grab.tasks import given
 from flwr_hetero_studies.papers.cd_grab.train import Gradients, fill_gradients
@@ -82,6 +81,28 @@ def run(case: Case, seed: int, data: Data) -> dict[str, Any]:
         order = SKETCHED if method in (PAPER, OURS) else method
         bounds = bounds_of(vectors, order, case["rounds"], seed, case["fleet"])
     return {"metrics": {"bound": float(np.mean(bounds[-10:]))}}
+
+
+def relative_herding(passes: Sequence[NDArray[np.floating]]) -> float:
+    r"""Eq. 8 in the Euclidean norm, which sketches keep, over a unit's usual deviation.
+
+    .. math:: \max_l \Big\| \sum_{j \le l} \sum_i (v_{ij} - \bar v_i) \Big\|_2 \Big/
+              \sqrt{\operatorname{mean}_{ij} \| v_{ij} - \bar v_i \|_2^2}
+
+    passes: per node (num_units, dim), its vectors in the order of the visit; a shorter pass adds
+    nothing to longer prefixes. Free of the scale of gradients, which falls in training.
+
+    >>> relative_herding([np.array([[5.0], [5.0], [3.0], [3.0]])])
+    2.0
+    """
+    centred = [np.asarray(each, np.float64) for each in passes]
+    centred = [each - each.mean(axis=0) for each in centred]
+    steps = np.zeros((max(map(len, centred)), centred[0].shape[1]))
+    for each in centred:
+        steps[: len(each)] += each
+    furthest = np.linalg.norm(np.cumsum(steps, axis=0), axis=1).max()
+    squares = np.concatenate([np.square(each).sum(axis=1) for each in centred])
+    return float(furthest / (np.sqrt(squares.mean()) or 1.0))
 
 
 @lru_cache(maxsize=2)

@@ -1,6 +1,5 @@
 """What a step costs on the paper's testbed: ResNet-18 on Jetson TX1 behind Wi-Fi."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -67,9 +66,9 @@ def resnet18_layers() -> tuple[tuple[float, float], ...]:
     return tuple((w * side**2 / all_work, w / all_weights) for w, side in layers)
 
 
-def overlapped_s(cost: StepCosts, layers: Sequence[tuple[float, float]] | None = None) -> float:
+def overlapped_s(cost: StepCosts) -> float:
     """Return the seconds of a step whose transfers overlap with computing, as TicTac's do."""
-    layers = resnet18_layers() if layers is None else layers
+    layers = resnet18_layers()
     forward_s = FORWARD_SHARE * cost.compute_s
     backward_s = (1 - FORWARD_SHARE) * cost.compute_s
     now = 0.0

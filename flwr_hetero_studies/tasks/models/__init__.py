@@ -2,16 +2,17 @@
 
 import copy
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from functools import lru_cache
+from pkgutil import resolve_name
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from flwr_hetero.errors import check_choice, invalid
-from flwr_hetero_studies.tasks.kinds import Outputs, imported, is_path
+from flwr_hetero_studies.tasks.kinds import Outputs
 from flwr_hetero_studies.tasks.models import images
-from flwr_hetero_studies.tasks.models.language import gpt, lstm_lm
-from flwr_hetero_studies.tasks.models.texts import bag, textcnn
+from flwr_hetero_studies.tasks.models.texts import bag, gpt, lstm_lm
 
 Shape = tuple[int, ...]
 """Of an input: (C, H, W) of an image, (columns, 1, 1) of a row of numbers, (1, steps) of a series,
@@ -20,7 +21,6 @@ Builder = Callable[..., nn.Module]
 """Takes the shape of an input and the outputs."""
 IMAGES = (3, 0)
 TEXTS = (1, 0)
-SERIES = (2, 0)
 LANGUAGE = (1, 2)
 FORECASTS = (2, 1)
 """Number of an input's dimensions and of an output's; 0 stands for logits of classes."""
@@ -31,8 +31,7 @@ IMAGE_MODELS: dict[str, tuple[Builder, int]] = {
 """Name to builder and the smallest height and width it can take; 1 fits rows of numbers too."""
 FITTING: dict[tuple[int, int], dict[str, Builder]] = {
     IMAGES: {name: build for name, (build, _) in IMAGE_MODELS.items()},
-    TEXTS: {"bag": bag, "textcnn": textcnn},
-    SERIES: {"mlp": images.mlp, "softmax": images.softmax},
+    TEXTS: {"bag": bag},
     LANGUAGE: {"lstm-lm": lstm_lm, "gpt": gpt},
     FORECASTS: {"ar-mlp": images.ar_mlp},
 }
@@ -49,7 +48,7 @@ def make_model(name: str, input_shape: Shape, outputs: Outputs, seed: int = 0) -
 
 def _builder(name: str, shape: Shape, outputs: Outputs) -> Builder:
     if is_path(name):
-        return partial(_build_own, name)
+        return imported(name)
     # Only the numbers of dimensions decide whether a model fits.
     kind = (len(shape), 0 if isinstance(outputs, int) else len(outputs))
     known = FITTING.get(kind, {})
@@ -70,27 +69,20 @@ def _builder(name: str, shape: Shape, outputs: Outputs) -> Builder:
 
 def check_model(name: str) -> None:
     if is_path(name):
-        imported("model", name, "function")
+        imported(name)
     else:
         check_choice("model", name, ("auto", *MODELS))
 
 
-def _build_own(path: str, shape: Shape, outputs: Outputs) -> nn.Module:
-    """Build a user's model, and try it on inputs of zeros."""
-    model = imported("model", path, "function")(shape, outputs)
-    if not isinstance(model, nn.Module):
-        made = type(model).__name__
-        raise invalid("model", path, f"return a torch.nn.Module (it returned {made})")
-    # With two examples, a model that mixes them up gives another shape.
-    inputs = torch.zeros(2, *shape, dtype=torch.int64 if len(shape) == 1 else torch.float32)
-    expected = (2, outputs) if isinstance(outputs, int) else (2, *outputs)
-    with torch.no_grad():
-        found = tuple(model.eval()(inputs).shape)
-    if found != expected:
-        what = "logits" if isinstance(outputs, int) else "outputs"
-        rule = f"map inputs {tuple(inputs.shape)} to {what} {expected}, not {found}"
-        raise invalid("model", path, rule)
-    return model.train()
+def is_path(name: str) -> bool:
+    return ":" in name
+
+
+def imported(path: str) -> Builder:
+    try:
+        return cast(Builder, resolve_name(path))
+    except (ImportError, AttributeError, ValueError) as error:
+        raise invalid("model", path, f"be package.module:function ({error})") from error
 
 
 def model_from(

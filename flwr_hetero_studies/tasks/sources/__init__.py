@@ -1,6 +1,5 @@
-"""Data sets with labels: those of ``EMBEDDED``, Parquet files, or a name on the Hub."""
+"""Data sets with labels: those of ``EMBEDDED``, or Parquet files."""
 
-import re
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_hetero.errors import invalid
-from flwr_hetero_studies.tasks.kinds import AUTO, Outputs, Task, task_of
+from flwr_hetero_studies.tasks.kinds import AUTO, TASKS, Outputs, Task
 from flwr_hetero_studies.tasks.sources.columns import (
     Inputs,
     MemoryArray,
@@ -26,12 +25,9 @@ EMBEDDED = {DIGITS: "classification", BREAST_CANCER: "classification",
 """Data sets that need no download, and the tasks that ``auto`` takes for them."""
 TEST_SHARE = 0.2
 """Share held out as test split where a data set has none of its own."""
-WHOLE_SERIES = 48
-"""Steps of a generated series that is not cut into windows."""
 MEASURED_ROWS = 1024
 """Training rows that are measured to standardise inputs."""
-USE = f"use {', '.join(EMBEDDED)}, the absolute path of a Parquet folder or file, "
-USE += "or a name on the Hub"
+USE = f"use {', '.join(EMBEDDED)}, or the absolute path of a Parquet folder or file"
 
 
 class Split(NamedTuple):
@@ -65,11 +61,10 @@ class DataSource(NamedTuple):
 @lru_cache(maxsize=4)
 def open_source(dataset: str, task: str = AUTO) -> DataSource:
     if dataset in EMBEDDED:
-        chosen = task_of(EMBEDDED[dataset] if task == AUTO else task)
+        chosen = TASKS[EMBEDDED[dataset] if task == AUTO else task]
         train, test = _divide(*_embedded(dataset, chosen))
     else:
-        is_here = Path(dataset).expanduser().exists()
-        tables = _read_parquet(dataset) if is_here else _read_hub(dataset)
+        tables = _read_parquet(dataset)
         chosen = TableColumns.of(tables[0]).task(task)
         train, test = _splits(dataset, *tables, chosen)
     # Do not decode all images for this.
@@ -103,8 +98,10 @@ def _embedded(dataset: str, task: Task) -> tuple[Inputs, NDArray[np.int64]]:
         texts, labels = stdlib_texts()
         return MemoryArray(token_numbers(texts)), labels
     if dataset == SERIES:
-        series, labels = generated_series(task.window or WHOLE_SERIES)
-        return MemoryArray(series if task.window else series[:, None]), labels
+        if not task.window:
+            raise invalid("task", "classification", "be forecasting with series")
+        series, labels = generated_series(task.window)
+        return MemoryArray(series), labels
     # This import takes a second, so do it only here.
     from sklearn import datasets
 
@@ -140,6 +137,8 @@ def _divide(inputs: Inputs, labels: NDArray[np.int64]) -> tuple[Split, Split]:
 
 def _read_parquet(dataset: str) -> tuple[Any, Any | None]:
     path = Path(dataset).expanduser()
+    if not path.exists():
+        raise invalid("dataset", dataset, "exist", USE)
     files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
     # A single file has no test split, whatever its name.
     tests = [file for file in files if path.is_dir() and "test" in file.stem.lower()]
@@ -158,21 +157,3 @@ def _table(files: list[Path]) -> Any:
 
     # In memory, nothing is copied to a cache on disk.
     return Dataset(InMemoryTable(pa.concat_tables([pq.read_table(file) for file in files])))
-
-
-def _read_hub(dataset: str) -> tuple[Any, Any | None]:
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", dataset) or dataset.endswith(".parquet"):
-        raise invalid("dataset", dataset, "exist", USE)
-    # This import takes seconds, so do it only for the Hub.
-    from flwr_datasets import FederatedDataset
-
-    federated = FederatedDataset(dataset=dataset, partitioners={}, shuffle=False)
-    try:
-        train = federated.load_split("train")
-    except (OSError, ValueError) as error:
-        rule = f"be on this disk or on the Hub with a split 'train' ({error})"
-        raise invalid("dataset", dataset, rule, USE) from error
-    try:
-        return train, federated.load_split("test")
-    except ValueError:
-        return train, None

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_hetero.errors import invalid
-from flwr_hetero_studies.tasks.kinds import AUTO, Task, task_of
+from flwr_hetero_studies.tasks.kinds import AUTO, TASKS, Task
 from flwr_hetero_studies.tasks.texts import character_windows, token_numbers
 
 IMAGE_NAMES = ("image", "img", "picture")
@@ -66,9 +66,9 @@ class ImageColumn:
 Inputs: TypeAlias = MemoryArray | TextColumn | ImageColumn
 """Inputs by row number.
 
-Images are float32 (C, H, W) in [0, 1], rows of numbers float32 (columns, 1, 1), series float32
-(1, steps), and texts int64 (LENGTH,), which are numbers of tokens. Windows of texts are int64
-(window,), which are numbers of characters, and windows of series float32 (window,).
+Images are float32 (C, H, W) in [0, 1], rows of numbers float32 (columns, 1, 1), and texts int64
+(LENGTH,), which are numbers of tokens. Windows of texts are int64 (window,), which are numbers of
+characters, and windows of series float32 (window,).
 """
 
 
@@ -106,10 +106,13 @@ class TableColumns(NamedTuple):
         return len(self.labels) == 1 or any(name in LABEL_NAMES for name in self.labels)
 
     def task(self, name: str) -> Task:
-        # Without labels there is nothing to classify.
-        if name == AUTO and not self.has_label and not self.images:
-            name = "language-model" if self.texts else "forecasting" if self.series else name
-        return task_of("classification" if name == AUTO else name)
+        if name != AUTO:
+            return TASKS[name]
+        # Texts without labels cannot be classified.
+        if self.texts and not self.has_label and not self.images:
+            return TASKS["language-model"]
+        is_series = self.series and not self.images and not self.texts
+        return TASKS["forecasting" if is_series else "classification"]
 
 
 def inputs_and_labels(dataset: str, table: Any, task: Task) -> tuple[Inputs, NDArray[np.int64]]:
@@ -139,7 +142,7 @@ def inputs_and_labels(dataset: str, table: Any, task: Task) -> tuple[Inputs, NDA
         elif columns.texts:
             inputs = TextColumn(column)
         else:
-            inputs = MemoryArray(np.asarray(column.to_pylist(), dtype=np.float32)[:, None])
+            raise invalid("task", "classification", "be forecasting with series")
     else:
         numbers = [name for name in columns.numbers if name != label]
         if not numbers:

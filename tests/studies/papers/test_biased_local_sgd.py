@@ -5,7 +5,7 @@ import pytest
 
 from flwr_hetero_studies.core.experiment import Curve
 from flwr_hetero_studies.core.plan import Options
-from flwr_hetero_studies.papers.biased_local_sgd import accuracy, runs
+from flwr_hetero_studies.papers.biased_local_sgd import figures, runs
 from flwr_hetero_studies.papers.biased_local_sgd.runs import Case, HighLossToSlow, MeanRun
 
 QUIET = Options(fast=True)
@@ -44,16 +44,16 @@ def test_without_differences_nothing_is_reproduced(name, monkeypatch):
     def alike(options, cases):
         return {case: trained(10.0, 80.0) for case in cases}
 
-    monkeypatch.setattr(accuracy, "compare", alike)
-    found = getattr(accuracy, name)(QUIET)
+    monkeypatch.setattr(figures, "compare", alike)
+    found = getattr(figures, name)(QUIET)
     assert found.verdict in ("partly", "not reproduced")
     assert all(len(row) == len(found.head) for row in found.rows)
 
 
 def test_table_1_holds_on_the_papers_own_numbers(monkeypatch):
     def printed(options, cases):
-        cells = {name: accuracy.TABLE_1[name].split() for name in cases}
+        cells = {name: figures.TABLE_1[name].split() for name in cases}
         return {name: trained(float(c[0]), float(c[2])) for name, c in cells.items()}
 
-    monkeypatch.setattr(accuracy, "compare", printed)
-    assert accuracy.table_1(QUIET).verdict == "reproduced"
+    monkeypatch.setattr(figures, "compare", printed)
+    assert figures.table_1(QUIET).verdict == "reproduced"

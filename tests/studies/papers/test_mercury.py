@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from flwr_hetero_studies.core.plan import Options
-from flwr_hetero_studies.papers.mercury import importance, reading, training
+from flwr_hetero_studies.papers.mercury import importance, training
 from flwr_hetero_studies.papers.mercury.clock import StepCosts
-from flwr_hetero_studies.papers.mercury.reading import gain, spent
+from flwr_hetero_studies.papers.mercury.speed import gain, spent, written
 from flwr_hetero_studies.papers.mercury.training import Sampling, TrainedRun, Training, Workload
 
 COST = StepCosts(compute_s=1.0, exchange_s=4.0, score_all_s=16.0)
@@ -34,7 +34,7 @@ def test_gain_is_the_ratio_of_what_is_spent_0_if_the_plateau_is_not_reached():
     assert spent(base, 0.5) == pytest.approx(6.0)
     assert gain(base, twice) == pytest.approx(2.0)
     assert gain(base, twice, "steps") == pytest.approx(1.0)
-    assert (spent(worse, 0.8), gain(base, worse), reading.written(0.0)) == (inf, 0.0, "never")
+    assert (spent(worse, 0.8), gain(base, worse), written(0.0)) == (inf, 0.0, "never")
 
 
 def test_scores_are_those_of_the_model_before_the_step():

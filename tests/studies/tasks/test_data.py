@@ -59,30 +59,6 @@ def test_both_splits_are_normalised_by_the_channels_of_training(folder):
     assert load_partition(str(folder), 0, 4, partition="dirichlet", alpha=1.0) is first
 
 
-def test_hub_name_uses_federated_dataset(folder, monkeypatch):
-    import datasets
-    from flwr_datasets import federated_dataset
-
-    features = datasets.Features(
-        {"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b", "c"])}
-    )
-    table = {"image": [png(i) for i in pixels(60, 0, 3)], "label": np.arange(60) % 3}
-    train = datasets.Dataset.from_dict(table, features=features)
-    asked = []
-
-    def load_dataset(path, **_):
-        asked.append(path)
-        return datasets.DatasetDict(train=train, test=train.select(range(9)))
-
-    monkeypatch.setattr(federated_dataset.datasets, "load_dataset", load_dataset)
-    monkeypatch.setattr(federated_dataset, "event", lambda *_: None)
-    hub, disk = (load_partition(name, 1, 4) for name in ("owner/colours", str(folder)))
-    assert asked == ["owner/colours"]
-    assert torch.equal(hub.inputs, disk.inputs)
-    assert torch.equal(hub.targets, disk.targets)
-    assert len(load_test("owner/colours")) == 9
-
-
 TRAIN, IMAGES, LABELS = "train.parquet", pixels(6, 0), np.arange(6) % 2
 
 
@@ -109,7 +85,22 @@ def test_broken_data_set_is_one_clear_error(tmp_path, file, columns, message):
         load_partition(str(tmp_path), 0, 2)
 
 
-@pytest.mark.parametrize("dataset", ["/no/such/folder", "./train.parquet", "a/b/c"])
-def test_missing_path_does_not_ask_the_hub(dataset):
-    with pytest.raises(ValueError, match=f"dataset must exist, got '{dataset}'"):
+@pytest.mark.parametrize("dataset", ["/no/such/folder", "./train.parquet", "owner/name"])
+def test_missing_path_is_refused(dataset):
+    with pytest.raises(ValueError, match=f"dataset must exist, got '{dataset}': use digits"):
         load_partition(dataset, 0, 2)
+
+
+def test_rows_of_numbers_are_standardised_by_column(tmp_path):
+    rng = np.random.default_rng(1)
+    columns = {"age": rng.integers(20, 60, 50), "tall": rng.normal(1.7, 0.1, 50)}
+    columns |= {"smokes": rng.random(50) < 0.5, "same": np.full(50, 0.3)}
+    columns |= {"label": np.arange(50) % 2}
+    pq.write_table(pa.table(columns), tmp_path / "train.parquet")
+    # "age" is whole too: the label is told by its name
+    assert data_shape(str(tmp_path)) == ((4, 1, 1), 2)
+    inputs = load_partition(str(tmp_path), 0, 1).inputs[:, :, 0, 0]
+    assert inputs.dtype == torch.float32
+    torch.testing.assert_close(inputs.mean(0), torch.zeros(4), atol=1e-5, rtol=0)
+    spread = torch.tensor([1.0, 1.0, 1.0, 0.0])
+    torch.testing.assert_close(inputs.std(0, correction=0), spread, atol=1e-5, rtol=0)

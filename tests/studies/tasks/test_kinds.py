@@ -4,7 +4,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from flwr_hetero_studies.tasks import Settings, data_shape, load_partition, load_test, make_model
+from flwr_hetero_studies.tasks import data_shape, load_partition, load_test, make_model
 from flwr_hetero_studies.tasks.kinds import TASKS
 from flwr_hetero_studies.tasks.sources import open_source
 from flwr_hetero_studies.tasks.texts import CHARACTERS, character_windows
@@ -53,7 +53,6 @@ def test_characters_by_hand():
     [
         ("stdlib", "language-model", (64,), (64, CHARACTERS)),
         ("series", "auto", (1, 20), (6,)),
-        ("series", "classification", (1, 48), 16),
     ],
 )
 @pytest.mark.parametrize("partition", ["dirichlet", "quantity"])
@@ -77,7 +76,6 @@ def table(tmp_path, **columns):
 
 TEXTS = ["some words " * 20, "a", "other words " * 9] * 4
 LONG = [list(np.arange(60.0)), list(np.arange(30)), [1.0, 2.0]] * 4
-SHORT = [list(np.arange(5.0) + i) for i in range(12)]
 LABELS = [0, 1, 2] * 4
 
 
@@ -87,7 +85,7 @@ LABELS = [0, 1, 2] * 4
         ({"text": TEXTS}, "language-model", 4 * (4 + 2)),
         ({"text": TEXTS, "label": LABELS}, "classification", 12),
         ({"series": LONG}, "forecasting", 4 * (2 + 1)),
-        ({"series": SHORT, "label": LABELS}, "classification", 12),
+        ({"series": LONG, "label": LABELS}, "forecasting", 4 * (2 + 1)),
         ({"x": [0.1] * 12, "label": LABELS}, "classification", 12),
     ],
 )
@@ -97,12 +95,7 @@ def test_auto_goes_by_the_columns(tmp_path, columns, expected, count):
     assert len({*source.train.rows, *source.test.rows}) == count
 
 
-def test_own_task_by_import_path_with_own_targets(own):
-    assert Settings(task=f"{own}:Rebuild").partitioning["task"] == f"{own}:Rebuild"
-    shape = data_shape("digits", f"{own}:Rebuild")
-    assert shape == ((1, 8, 8), (64,))
-    part = load_partition("digits", 0, 4, task=f"{own}:Rebuild")
-    outputs = make_model(f"{own}:build", *shape)(part.inputs)
-    assert part.task.losses(outputs, part.targets).shape == (len(part),)
-    with pytest.raises(ValueError, match=r"model must fit inputs \(1, 8, 8\) .*: your own"):
-        make_model("auto", *shape)
+def test_series_have_no_classes(tmp_path):
+    for dataset in ("series", table(tmp_path, series=LONG, label=LABELS)):
+        with pytest.raises(ValueError, match="task must be forecasting with series"):
+            open_source(dataset, "classification")

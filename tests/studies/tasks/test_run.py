@@ -25,7 +25,7 @@ def run(tmp_path, monkeypatch):
         app.train()(train_node)
         config = {key.replace("_", "-"): value for key, value in vars(settings).items()}
         grid = LocalGrid(app, [DeviceProfile()] * 2, run_config=config)
-        run_app("toy", settings, Wrapper(inner.inner_strategy("fedavg", settings)), grid)
+        run_app("toy", settings, Wrapper(inner.inner_strategy("fedavg")), grid)
         return history(out)
 
     return go

@@ -1,4 +1,4 @@
-"""Tables 1 to 3, 6 and 7 and Figures 3 and 4: accuracy and time of the algorithms."""
+"""Tables 1 to 3, 6 and 7, Figures 3 and 4 and Theorem 1: accuracy and time of the algorithms."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -6,10 +6,23 @@ from functools import partial
 
 import numpy as np
 
-from flwr_hetero_studies.core.criteria import Claim, falls, higher, times, within
+from flwr_hetero_studies.core.criteria import (
+    PAIRS,
+    Claim,
+    falls,
+    higher,
+    times,
+    within,
+)
 from flwr_hetero_studies.core.experiment import Finding
 from flwr_hetero_studies.core.plan import Options
-from flwr_hetero_studies.papers.biased_local_sgd.runs import GAPS, TAU_F, Case, MeanRun, compare
+from flwr_hetero_studies.papers.biased_local_sgd.runs import (
+    GAPS,
+    TAU_F,
+    Case,
+    MeanRun,
+    compare,
+)
 
 SYNCHRONOUS = "synchronous SGD"
 BALANCED = "balanced local SGD"
@@ -159,3 +172,59 @@ def figure_4(options: Options) -> Finding:
         higher("(32, 1): both together gain more than either", "substantial", *more),
     ]
     return outcome(runs, claims, {})
+
+
+def theorem_1(options: Options) -> Finding:
+    """Compare the bound (6) with local SGD on two parabolas, of which one is drawn more often."""
+    num_steps = 8
+    rounds = options.pick(200, 2000)
+    rate = 1 / num_steps  # Lemma 1: at most 1 / (L tau), of parabolas with L = 1
+    claims = []
+    rows = []
+    for chance in (0.5, 0.9, 1.0):
+        below = []
+        cells = []
+        for seed in options.seeds_or(range(PAIRS)):
+            mean, gain = parabolas(chance, rate, num_steps, rounds, seed)
+            bound = gradient_bound(gain, rate, rounds, num_steps, variance=chance * (1 - chance))
+            below.append(bound - mean)
+            cells.append((mean, bound))
+        rows.append((chance, *(f"{value:.4f}" for value in np.mean(cells, axis=0))))
+        text = f"the mean squared gradient is below the bound, sampling {chance:g}"
+        claims.append(higher(text, "for any sampling p", below, form=".4f"))
+    return Finding(("chance of the second", "mean squared gradient", "bound (6)"), rows, claims)
+
+
+def gradient_bound(
+    decrease: float, rate: float, rounds: int, num_steps: int, variance: float
+) -> float:
+    r"""Bound the mean squared gradient over rounds (Theorem 1, Eq. 6), for L = 1.
+
+    .. math:: 2 (F(x_0) - F(x_T)) / (\eta T) + L \eta \tau^2 \sigma_p^2
+
+    The paper has it for any sampling p. Its proof drops a positive term.
+
+    >>> gradient_bound(1.0, 0.5, 100, num_steps=2, variance=0.25)
+    0.54
+    """
+    return 2 * decrease / (rate * rounds) + rate * num_steps**2 * variance
+
+
+def parabolas(
+    chance: float, rate: float, num_steps: int, rounds: int, seed: int
+) -> tuple[float, float]:
+    """Run local SGD on 10 workers from the minimum of F, the mean of x^2 / 2 and (x - 1)^2 / 2.
+
+    Return the mean squared gradient of F over the rounds and F(x_0) - F(x_T).
+    """
+    rng = np.random.default_rng(seed)
+    start = 0.5
+    x = start
+    squares = []
+    for _ in range(rounds):
+        local = np.full(10, x)
+        for _ in range(num_steps):
+            local -= rate * (local - (rng.random(10) < chance))
+        x = float(local.mean())
+        squares.append((x - start) ** 2)
+    return float(np.mean(squares)), -((x - start) ** 2) / 2
