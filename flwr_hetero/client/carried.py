@@ -7,9 +7,8 @@ the job. So each of them takes up the state that its predecessor had at the end 
 - Optimizers (FedSlice only) and loss scalers continue for the whole run.
 - A schedule that is stepped in the loop over batches continues. If it has lowered the rate, it
   starts over with the next job, as it does in FedAvg's next round. A warm-up is not repeated. A
-  schedule that was made from ``len(loader)`` spans the message. One that is stepped after each
-  epoch starts over in each message, because each message has all epochs.
-- Averages of models (``AveragedModel``) continue until the job is over.
+  schedule that was made after ``len(loader)`` was asked for spans the message. One that is stepped
+  after each epoch starts over in each message, because each message has all epochs.
 """
 
 import sys
@@ -52,7 +51,6 @@ class Carried:
         self._done: int = self._kept.pop(DONE, 0)
         self._named: dict[str, Any] = {}
         self._scalers: list[Any] = []
-        self._averages: list[Any] = []
         self._schedules: list[KeptSchedule] = []
         # Optimizers that stepped, by the names under which their states are kept.
         self._optimizers: dict[str, Any] = {}
@@ -74,35 +72,32 @@ class Carried:
             parts = parts_of(made)
             self._schedules = [s for s in self._schedules if s.scheduler not in parts]
             self._schedules.append(KeptSchedule(made, after_length=self.length_asked))
-        elif isinstance(made, torch.amp.GradScaler):
+        else:
             self._restore(f"scaler {len(self._scalers)}", made)
             self._scalers.append(made)
-        else:
-            self._restore(f"average {len(self._averages)}", made)
-            self._averages.append(made)
 
-    def before_step(self, optimizer: Any, allotted: int) -> None:
+    def before_step(self, optimizer: Any) -> None:
         """Give an optimizer and new schedules their states before the optimizer's first step."""
         if any(optimizer is other for other in self.stepped):
             return
         self.stepped.append(optimizer)
         if self._keeps_optimizers:
             self._restore_optimizer(optimizer)
-        self._begin_schedules(allotted)
+        self._begin_schedules()
 
-    def begin_pass(self, allotted: int) -> None:
-        """Note that a pass begins in a message of ``allotted`` batches."""
-        self._begin_schedules(allotted)
+    def begin_pass(self) -> None:
+        """Note that a pass begins."""
+        self._begin_schedules()
         for schedule in self._schedules:
             # Steps since the last pass were taken between the two passes.
             schedule.skip_steps()
 
-    def _begin_schedules(self, allotted: int) -> None:
+    def _begin_schedules(self) -> None:
         """Give new schedules the states of their predecessors."""
         for number, schedule in enumerate(self._schedules):
             if not schedule.has_begun:
                 kept = self._kept.get(f"schedule {number}")
-                schedule.begin(_unpacked(kept) if kept else {}, allotted)
+                schedule.begin(_unpacked(kept) if kept else {})
 
     def after_batch(self, steps: int, job_steps: int | None) -> None:
         """Note that the app has trained on a batch, the last one of ``steps`` in this message."""
@@ -121,13 +116,10 @@ class Carried:
         done = self._done + steps
         states = {k: v for k, v in self._kept.items() if not k.startswith("optimizer ")}
         if self._is_slice:
-            job_is_over = job_steps is not None and done >= job_steps
             for number, scaler in enumerate(self._scalers):
                 # A scaler that is switched off has no state.
                 state = scaler.state_dict()
                 states[f"scaler {number}"] = _packed(state) if state else b""
-            for number, average in enumerate(self._averages):
-                states[f"average {number}"] = b"" if job_is_over else _packed(average.state_dict())
             for number, schedule in enumerate(self._schedules):
                 state = schedule.state()
                 states[f"schedule {number}"] = _packed(state) if state else b""

@@ -59,11 +59,9 @@ class Hetero:
         >>> [len(batch) for batch in hetero.batches([[1, 2], [3, 4], [5]], {"num-steps": 4})]
         [2, 2, 1, 2]
         """
-        plain = None
         if sampler is not None:
-            plain = loader
             loader = with_sampler(loader, sampler, model)
-        steps = StepLoader(loader, msg, plain)
+        steps = StepLoader(loader, msg)
         session = current_session()
         batch_sampler = getattr(loader, "batch_sampler", None)
         if session is None or not is_ours(batch_sampler):
@@ -155,9 +153,10 @@ class StepLoader:
     Each pass has at least one batch, and whole steps of torch optimizers. Without ``num-steps`` it
     gives the loader's own passes. Without a mod each message starts over.
 
-    A pass while torch's gradients are off is the loader's own and does not count as training, also
-    with a sampler of this package. Nor does a pass in which no optimizer steps, which is logged
-    once. ``len`` is the number of batches of the last pass, and before it that of the next one.
+    A pass while torch's gradients are off is the loader's own and does not count as training. With
+    a sampler of this package it has each example once, in order. Nor does a pass count in which no
+    optimizer steps, which is logged once. ``len`` is the number of batches of the last pass, and
+    before it that of the next one.
 
     Parameters
     ----------
@@ -166,8 +165,6 @@ class StepLoader:
     msg : Message or mapping
         Passed to the ClientApp's ``train`` function, or the ``config`` of ``fit`` of Flower's older
         API. ValueError if it is neither or asks for less than 1, or a pass gives no batch.
-    own : iterable of batches, optional
-        What a pass without gradients gives, if not ``loader``.
 
     Examples
     --------
@@ -176,15 +173,10 @@ class StepLoader:
     ([2, 1, 2, 1, 2, 2, 2], {'num-steps': 7})
     """
 
-    def __init__(
-        self,
-        loader: Iterable[Any],
-        msg: Message | Mapping[str, Any],
-        own: Iterable[Any] | None = None,
-    ) -> None:
+    def __init__(self, loader: Iterable[Any], msg: Message | Mapping[str, Any]) -> None:
         self._loader = loader
         self.num_steps = asked_steps(msg)
-        self._own = plain_pass(loader) if own is None else own
+        self._own = plain_pass(loader)
         session = current_session()
         if session is None:
             warn_once(f"without its mod a loader begins a new pass with each message: {MOD}")

@@ -1,7 +1,6 @@
 """A learning-rate schedule of torch that continues from message to message."""
 
 from copy import deepcopy
-from functools import partial
 from typing import Any
 
 HYPERPARAMETERS = ("lr", "momentum", "betas")
@@ -11,7 +10,8 @@ HYPERPARAMETERS = ("lr", "momentum", "betas")
 class KeptSchedule:
     """A schedule of one message, and whether and how it continues in the next one.
 
-    ``after_length``: whether the app had asked for ``len(loader)`` before it made the schedule.
+    ``after_length``: whether the app had asked for ``len(loader)`` before it made the schedule,
+    which then spans the message.
     """
 
     def __init__(self, scheduler: Any, *, after_length: bool) -> None:
@@ -27,15 +27,12 @@ class KeptSchedule:
         self._initial: list[dict[str, Any]] = []
         self._initial_groups: list[dict[str, Any]] = []
 
-    def begin(self, kept: dict[str, Any], allotted: int) -> None:
-        """Take up a state before the first step; ``allotted``: batches of this message."""
+    def begin(self, kept: dict[str, Any]) -> None:
+        """Take up a state before the first step."""
         self.has_begun = True
         self.skip_steps()
         # An app that continues its schedule itself has set its position.
-        if self._last_count > 0:
-            return
-        longest = horizon(self.scheduler)
-        if self._after_length and longest is not None and longest <= allotted:
+        if self._after_length or self._last_count > 0:
             return
         self._continues = True
         parts = tree_of(self.scheduler)
@@ -126,37 +123,6 @@ def count_of(scheduler: Any) -> int:
     if count is None:
         return max(map(count_of, parts_of(scheduler)), default=0)
     return int(count)
-
-
-def horizon(scheduler: Any) -> int | None:
-    """Return the largest number of steps that a schedule was made with; None if it shows none."""
-    values: list[Any] = []
-    for part in tree_of(scheduler):
-        numbers = _numbers_of(part)
-        values += [v for name, v in numbers.items() if name not in ("last_epoch", "_step_count")]
-        for function in getattr(part, "lr_lambdas", ()):
-            values += _values_in(function)
-    return max(_whole_numbers(values), default=None)
-
-
-def _values_in(function: Any) -> list[Any]:
-    """Return the values that a function was made with."""
-    if isinstance(function, partial):
-        return [*function.args, *function.keywords.values()]
-    cells = getattr(function, "__closure__", None) or ()
-    defaults = getattr(function, "__defaults__", None) or ()
-    return [*(cell.cell_contents for cell in cells), *defaults, *vars(function).values()]
-
-
-def _whole_numbers(values: list[Any]) -> list[int]:
-    """Return the whole numbers among values, also those in lists."""
-    numbers = []
-    for value in values:
-        if isinstance(value, int) and not isinstance(value, bool):
-            numbers.append(value)
-        elif isinstance(value, list | tuple | dict):
-            numbers += _whole_numbers(list(value))
-    return numbers
 
 
 def _numbers_of(scheduler: Any) -> dict[str, Any]:

@@ -87,7 +87,6 @@ class TorchWatch:
         watched = [torch.optim.Optimizer, schedules.LRScheduler, torch.amp.GradScaler]
         # These do not call the constructor of their parent.
         watched += [schedules.SequentialLR, schedules.ChainedScheduler]
-        watched += [torch.optim.swa_utils.AveragedModel]
         for kind in watched:
             self._constructors[kind] = kind.__init__
             kind.__init__ = _noting(kind.__init__)
@@ -120,7 +119,7 @@ def _before_step(optimizer: Any, _args: object, _kwargs: object) -> None:
     """Pass an optimizer to the current session; torch calls this before each step."""
     session = current_session()
     if session is not None:
-        session.carried.before_step(optimizer, session.work.allotted)
+        session.carried.before_step(optimizer)
         session.work.optimizer_steps(optimizer)
 
 

@@ -2,14 +2,20 @@
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from flwr_hetero.client.batch_sampler import Batch, BatchSampler, coverage_and_age
+from flwr_hetero.client.batch_sampler import (
+    FLOATS,
+    INTS,
+    Batch,
+    BatchSampler,
+    coverage_and_age,
+)
 from flwr_hetero.client.device import reading_cost
 from flwr_hetero.client.weighted_loss import Loss, on_backward
 from flwr_hetero.errors import check_choice, check_number, invalid
@@ -59,6 +65,12 @@ class PGDSampler(BatchSampler):
     """
 
     settings = (*BatchSampler.settings, "rule")
+    schema: ClassVar[dict[str, Any]] = {
+        "order": INTS,
+        "weights": FLOATS,
+        "position": int,
+        "iteration": int,
+    }
     learns_from = "priority"
     learns = True
     hint = (
@@ -141,29 +153,15 @@ class PGDSampler(BatchSampler):
         return coverage_and_age(self.trend.computed_at, self.iteration)
 
     def state_dict(self) -> StateDict:
-        """Return all that is needed to continue: 32 bytes a sample."""
-        return super().state_dict() | {
-            "order": self.order.astype(np.int32),
-            "weights": self.weights.copy(),
-            "priority": self.trend.priority.copy(),
-            "slope": self.trend.slope.copy(),
-            "computed_at": self.trend.computed_at.astype(np.int32),
-            "position": self.position,
-            "iteration": self.iteration,
-        }
+        """Return all that is needed to continue: 40 bytes a sample."""
+        return super().state_dict() | self.trend._asdict()
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue where ``state_dict`` was taken; see the parent for errors."""
-        kinds = {"order": "i", "weights": "f", "priority": "f", "slope": "f", "computed_at": "i"}
-        arrays = {name: ((self.num_samples,), kind) for name, kind in kinds.items()}
-        check_state(state, {**arrays, "position": int, "iteration": int}, type(self).__name__)
+        trend = {"priority": FLOATS, "slope": FLOATS, "computed_at": INTS}
+        check_state(state, trend, type(self).__name__)
         super().load_state_dict(state)
-        saved = {name: np.array(state[name], f"{kind}8") for name, kind in kinds.items()}
-        self.order = saved["order"]
-        self.weights = saved["weights"]
-        self.trend = Trend(saved["priority"], saved["slope"], saved["computed_at"])
-        self.position = int(state["position"])
-        self.iteration = int(state["iteration"])
+        self.trend = Trend(*(np.array(state[name]) for name in trend))
 
 
 class PriorityFeed(BatchSampler):

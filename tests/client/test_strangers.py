@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from itertools import cycle, islice, pairwise
+from itertools import cycle, islice
 
 import pytest
 import torch
@@ -420,25 +420,6 @@ def test_a_loss_scaler_goes_on(strategy):
 
     Stranger(train, strategy)
     assert [skipped for _, skipped in counts.values()] == [2] * len(SPEEDS)
-
-
-def test_an_average_of_models_goes_on_through_a_job():
-    counts = {}
-
-    def train(model, msg, partition):
-        average = torch.optim.swa_utils.AveragedModel(model)
-        before = int(average.n_averaged)
-        batches = hetero.batches(data_of(partition), msg)
-        fit(model, sgd(model), batches, after=lambda _: average.update_parameters(model))
-        counts.setdefault(partition, []).append((before, int(average.n_averaged)))
-
-    Stranger(train, rounds=4)
-    for ages in counts.values():
-        pairs = list(pairwise(ages))
-        assert all(after[0] in (before[1], 0) for before, after in pairs)
-        assert any(after[0] for _, after in pairs)
-        # With the next job it begins again, as in FedAvg's next round.
-        assert max(most for _, most in ages) < 2 * FULL
 
 
 def test_other_optimizers_begin_again_and_leave_the_first_ones_state():
