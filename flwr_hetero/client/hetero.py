@@ -9,10 +9,11 @@ from flwr.app import Context, Message
 from flwr_hetero import keys
 from flwr_hetero._flwr import ClientAppCallable
 from flwr_hetero.client import MOD, warn_once
-from flwr_hetero.client.data_pass import LoaderPass, Passes, Place, is_ours, length_of, plain_pass
+from flwr_hetero.client.data_pass import Passes, Place, is_ours, length_of, plain_pass
 from flwr_hetero.client.samplers import SamplerMaker, follow, keep, restore, with_sampler
 from flwr_hetero.client.session import Session, current_session
 from flwr_hetero.client.timing import timing
+from flwr_hetero.client.work import LoaderPass
 from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.records import configs_in
 
@@ -188,8 +189,6 @@ class StepLoader:
         self._number = self._work.num_loaders
         self._work.num_loaders += 1
         self._passes: Passes | None = None
-        # Number of this loader among those of the same sizes that are iterated side by side.
-        self._index: int | None = None
         self._last_pass: LoaderPass | None = None
 
     def __iter__(self) -> Iterator[Any]:
@@ -241,10 +240,7 @@ class StepLoader:
             for _, batch in passes.take(place, count):
                 yield {}, batch
             return
-        current.sizes = (passes.size, passes.batch_size)
-        if self._index is None:
-            self._index = current.num_equal_before()
-        name, place = work.enter(passes, self._index)
+        name, place = work.enter(passes, current)
         for after, batch in passes.take(place, count):
             yield {name: after}, batch
 

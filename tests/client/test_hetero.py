@@ -133,6 +133,18 @@ def test_epochs_go_on_in_one_pass_over_the_data():
     assert sorted(seen[:NUM]) == sorted(seen[NUM:]) == list(range(NUM))
 
 
+def test_local_epochs_of_a_message_are_read():
+    lengths = []
+
+    def train(msg, context):
+        loader = hetero.batches(plain(), msg)
+        lengths.append([sum(1 for _ in loader) for _ in range(len(lengths) + 2)])
+
+    node = Node(train)
+    node.ask(6, **{"local-epochs": 2}), node.ask(6, local_epochs=3)
+    assert lengths == [[3, 3], [2, 2, 2]]
+
+
 def metrics_of(own=None, claim=None):
     """Return what LocalSteps notes of an app that reports metrics of its own; ``claim``: steps."""
 

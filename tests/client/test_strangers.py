@@ -203,29 +203,6 @@ def test_other_passes_without_a_step_do_not_count_and_are_said_once(look, early,
     assert "torch.no_grad()" in text
 
 
-def test_local_epochs_of_a_message_are_read():
-    told = {1: ("local-epochs", 2), 2: ("local_epochs", 4)}
-    lengths = {}
-
-    def train(model, msg, partition):
-        number = int(msg.content["config"]["server-round"])
-        loader, _, optimizer = prepared(model, msg, partition)
-        counts = [fit(model, optimizer, loader) for _ in range(told[number][1])]
-        lengths.setdefault(number, []).append(set(counts))
-
-    class Telling(FedSlice):
-        def on_instructions(self, context, messages, grid):
-            for message in messages:
-                config = message.content["config"]
-                key, epochs = told[int(config["server-round"])]
-                config[key] = epochs
-            return super().on_instructions(context, messages, grid)
-
-    Stranger(train, Telling(fedavg()), rounds=2)
-    assert lengths.keys() == told.keys()
-    assert all(len(counts) == 1 for counts in flat(lengths.values()))
-
-
 @every_pair
 def test_accumulation_takes_whole_steps(strategy, sampler):
     every = FULL if strategy in ("LocalSteps", "FedBuff") else 4
@@ -540,6 +517,33 @@ def test_loaders_side_by_side_have_a_place_each_and_count_once(strategy):
         lefts = [number for left, _ in pairs for number in left]
         assert lefts == [i % 20 for i in range(len(lefts))]
         assert all(right == [100 + number for number in left] for left, right in pairs)
+
+
+class PrivateLoader(DataLoader):
+    """As Opacus's: it takes data and average length of a loader, and draws batches by itself."""
+
+    @classmethod
+    def from_data_loader(cls, loader):
+        return cls(loader.dataset, len(loader.dataset) // len(loader), shuffle=True)
+
+
+def test_a_loader_of_another_kind_before_batches():
+    sizes = []
+
+    def train(model, msg, partition):
+        loader = hetero.batches(PrivateLoader.from_data_loader(data_of(partition)), msg)
+        fit(model, sgd(model), loader, after=lambda batch: sizes.append(len(batch[0])))
+
+    Stranger(train)
+    assert set(sizes) == {BATCH}
+
+
+def test_a_loader_made_of_batches_is_named():
+    def train(model, msg, partition):
+        fit(model, sgd(model), PrivateLoader.from_data_loader(hetero.batches(data_of(0), msg)))
+
+    with pytest.raises(RuntimeError, match=r"hetero\.batches.*after.*make_private"):
+        Stranger(train)
 
 
 def weights_of(report, epochs=1):
