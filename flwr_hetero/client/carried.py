@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from io import BytesIO
+from pickle import UnpicklingError
 from typing import Any
 
 from flwr.app import ConfigRecord, Context
@@ -124,9 +125,13 @@ class Carried:
                 state = schedule.state()
                 states[f"schedule {number}"] = _packed(state) if state else b""
         for name, kept in self._named.items():
-            state = kept.state_dict()
-            _check_plain(state, name)
-            states[f"named {name}"] = _packed(state)
+            packed = _packed(kept.state_dict())
+            try:
+                _unpacked(packed)
+            except UnpicklingError as error:
+                rule = f"be of tensors, numbers, texts, lists and dicts, in the state of {name!r}"
+                raise invalid("state_dict()", type(kept).__name__, rule) from error
+            states[f"named {name}"] = packed
         optimizers = {k: v for k, v in self._kept.items() if k.startswith("optimizer ")}
         for name, optimizer in self._optimizers.items():
             # The newest state is the last one.
@@ -207,18 +212,3 @@ def _unpacked(kept: bytes) -> Any:
     """Read a state; torch reads nothing but tensors and plain values."""
     torch: Any = sys.modules["torch"]
     return torch.load(BytesIO(kept), map_location="cpu", weights_only=True)
-
-
-def _check_plain(state: Any, name: str) -> None:
-    """Raise ValueError if a state holds anything that :func:`_unpacked` does not read."""
-    torch: Any = sys.modules["torch"]
-    parts = [state]
-    while parts:
-        part = parts.pop()
-        if isinstance(part, dict):
-            parts += [*part.keys(), *part.values()]
-        elif isinstance(part, list | tuple | set):
-            parts += part
-        elif not isinstance(part, (torch.Tensor, int, float, str, bytes, type(None))):
-            rule = f"be of tensors, numbers, texts, lists and dicts, in the state of {name!r}"
-            raise invalid("state_dict()", type(part).__name__, rule)

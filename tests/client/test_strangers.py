@@ -420,8 +420,8 @@ def test_other_optimizers_begin_again_and_leave_the_first_ones_state():
 class Foreign:
     """A schedule of another library: nothing of torch's."""
 
-    def __init__(self):
-        self.steps = 0
+    def __init__(self, steps=0):
+        self.steps = steps
 
     def state_dict(self):
         return {"steps": self.steps}
@@ -451,6 +451,7 @@ def test_any_object_with_a_state_goes_on_with_one_line():
     [
         (lambda: [object()], "have state_dict and load_state_dict"),
         (lambda: [Foreign(), Foreign()], "be another one for each object"),
+        (lambda: [Foreign(Foreign())], "be of tensors, numbers, texts, lists and dicts"),
     ],
 )
 def test_what_cannot_be_kept_is_refused(kept, rule):
