@@ -1,15 +1,24 @@
-"""Visit a node's data in an order that learns from gradients: CD-GraB and its baselines."""
+r"""Visit a node's data in an order that learns from gradients: CD-GraB and its baselines.
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+Gradients are sent as sketches: random signs, then a fold.
+
+.. math:: (S v)_c = \sum_{j \equiv c \bmod k} \sigma_j v_j, \qquad \sigma_j = \pm 1
+
+A sketch keeps inner products up to a noise of relative size :math:`1/\sqrt{k}`, and is linear:
+the sketch of a difference is the difference of the sketches.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from flwr_hetero import keys
-from flwr_hetero.cd_grab.gradients import flat_gradient, sketch_gradients
 from flwr_hetero.cd_grab.node_order import METHODS, NO_VECTORS, ServedOrder
 from flwr_hetero.cd_grab.wire import Terms, read_answer, read_terms, write_report
 from flwr_hetero.client.batch_sampler import Batch, BatchSampler
@@ -143,7 +152,7 @@ class OrderedSampler(BatchSampler):
     def observe(self, gradients: Tensor) -> None:
         """Learn from the gradient (1, dim) of the batch just drawn, which is copied.
 
-        ``cd_grab.gradients`` can compute it. ValueError if it is not finite or of another shape.
+        :func:`batch_gradient` can compute it. ValueError if it is not finite or of another shape.
         """
         if not self.watching:
             return
@@ -254,3 +263,39 @@ class OrderedSampler(BatchSampler):
         self.node_order = order
         self._begun = begun
         self.terms = Terms(**entries_below("terms.", state))  # type: ignore[arg-type]
+
+
+def batch_gradient(model: nn.Module) -> Tensor:
+    """Copy the gradients that the last backward pass left in a model: (1, dim)."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return flat_gradient((p.grad for p in trained), trained)
+
+
+def flat_gradient(parts: Iterable[Tensor | None], parameters: Sequence[Tensor]) -> Tensor:
+    """Put the gradients of parameters into one row, zeros for missing ones: (1, dim)."""
+    pairs = zip(parts, parameters, strict=True)
+    flat = [(torch.zeros_like(p) if g is None else g).reshape(-1) for g, p in pairs]
+    return torch.cat(flat)[None].detach()
+
+
+def sketch_gradients(gradients: Tensor, size: int, seed: int) -> NDArray[np.float32]:
+    """Sketch gradients (num, dim) on their device to at most ``size`` columns; 0: keep all."""
+    dim = gradients.shape[1]
+    if size:
+        gradients = gradients * random_signs(dim, seed, str(gradients.device))
+    if 0 < size < dim:
+        # The last columns are too few to fold, so they are added to the first ones.
+        num_full = dim - dim % size
+        folded = gradients[:, :num_full].reshape(len(gradients), -1, size).sum(dim=1)
+        folded[:, : dim - num_full] += gradients[:, num_full:]
+        gradients = folded
+    return cast(NDArray[np.float32], gradients.to("cpu", torch.float32).numpy())
+
+
+@lru_cache(maxsize=4)
+def random_signs(dim: int, seed: int, device: str = "cpu") -> Tensor:
+    """Draw a sign per coordinate, the same on every machine and NumPy version."""
+    # Draw raw words, because the methods of generators may change between NumPy versions.
+    words = np.random.PCG64(seed).random_raw(-(-dim // 64)).astype("<u8")
+    bits = np.unpackbits(words.view(np.uint8), count=dim).view(np.int8)
+    return torch.tensor(2 * bits - 1, device=device)

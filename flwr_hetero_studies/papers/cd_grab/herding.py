@@ -63,7 +63,7 @@ class HerdingProbe:
 
     def see(self, gradients: Any) -> None:
         """Take the gradients (num_units, dim) of a batch's units, in the order of the visit."""
-        from flwr_hetero.cd_grab.gradients import sketch_gradients  # torch, on nodes only
+        from flwr_hetero.cd_grab.sampler import sketch_gradients  # torch, on nodes only
 
         if self.on:
             size = self._instruction[keys.SKETCH_SIZE]
