@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from flwr_hetero import keys
 from flwr_hetero.cd_grab.node_order import METHODS, NO_VECTORS, ServedOrder
 from flwr_hetero.cd_grab.wire import Terms, read_answer, read_terms, write_report
-from flwr_hetero.client.batch_sampler import Batch, BatchSampler
+from flwr_hetero.client.batch_sampler import Batch, BatchSampler, Floats, Indices
 from flwr_hetero.client.weighted_loss import on_backward
 from flwr_hetero.errors import check_choice, check_count, invalid
 from flwr_hetero.state_dict import StateDict, check_state, entries_below
@@ -121,11 +121,8 @@ class OrderedSampler(BatchSampler):
             self._trained = 0
         self._was_watched |= self.watching
         indices = self.units[unit]
-        return indices, self._weights(len(indices))
-
-    def _weights(self, num_examples: int) -> NDArray[np.float64]:
         # Units differ in size, but a pass is to be the mean over all examples.
-        return np.full(num_examples, num_examples * len(self.units) / self.num_samples)
+        return indices, np.full(len(indices), len(indices) * len(self.units) / self.num_samples)
 
     def batches_left(self) -> int:
         """Return the number of batches that are left of a pass; a whole pass if none is."""
@@ -170,7 +167,7 @@ class OrderedSampler(BatchSampler):
         parameters = [] if model is None else model.parameters()
         self._parameters = [p for p in parameters if p.requires_grad]
 
-    def watch(self, indices: NDArray[np.int64], losses: Tensor) -> None:
+    def watch(self, indices: Indices, weights: Floats, losses: Tensor) -> None:
         """Observe the gradient of these losses in their backward pass."""
         # The first example of a unit identifies it, and so its position in the order.
         firsts = np.array([self.units[unit][0] for unit in self.node_order.order])
@@ -192,7 +189,7 @@ class OrderedSampler(BatchSampler):
                 gradients = gradients or [None] * len(self._parameters)
                 self.observe(flat_gradient(gradients, self._parameters))
 
-        self._hook = on_backward(losses, self._weights(len(indices)), self._parameters, learn)
+        self._hook = on_backward(losses, weights, self._parameters, learn)
 
     def mark_trained(self) -> None:
         """Do nothing: the sampler learns only from an observed gradient."""

@@ -77,8 +77,8 @@ class BatchSampler(ABC, Sampler[list[int]]):
     def update(self, indices: Indices, scores: Floats) -> None:
         """Learn from the scores of processed examples, one finite number per index, if at all."""
 
-    def watch(self, indices: Indices, losses: Any) -> None:
-        """Learn from the backward pass that these losses are about to go through, if at all."""
+    def watch(self, indices: Indices, weights: Floats, losses: Any) -> None:
+        """Learn from the backward pass that a batch's losses are about to go through, if at all."""
 
     def __len__(self) -> int:
         """Batches per epoch."""
