@@ -53,7 +53,6 @@ class Carried:
             self._kept.update(configs_in(context.state).get(keys.CARRIED, {}))
         self._done: int = self._kept.pop(DONE, 0)
         self._named: dict[str, Any] = {}
-        self._scalers: list[Any] = []
         self._schedules: list[KeptSchedule] = []
         # Optimizers that stepped, by the names under which their states are kept.
         self._optimizers: dict[str, Any] = {}
@@ -76,8 +75,9 @@ class Carried:
             self._schedules = [s for s in self._schedules if s.scheduler not in parts]
             self._schedules.append(KeptSchedule(made, after_length=self.length_asked))
         else:
-            self._restore(f"scaler {len(self._scalers)}", made)
-            self._scalers.append(made)
+            scaler = torch.amp.GradScaler
+            number = sum(isinstance(kept, scaler) for kept in self._named.values())
+            self.keep(made, f"scaler {number}")
 
     def before_step(self, optimizer: Any) -> None:
         """Give an optimizer and new schedules their states before the optimizer's first step."""
@@ -119,10 +119,6 @@ class Carried:
         done = self._done + steps
         states = {k: v for k, v in self._kept.items() if not k.startswith("optimizer ")}
         if self._is_slice:
-            for number, scaler in enumerate(self._scalers):
-                # A scaler that is switched off has no state.
-                state = scaler.state_dict()
-                states[f"scaler {number}"] = _packed(state) if state else b""
             for number, schedule in enumerate(self._schedules):
                 state = schedule.state()
                 states[f"schedule {number}"] = _packed(state) if state else b""
