@@ -34,13 +34,6 @@ def test_vectors_survive_the_wire(sketch_size, accuracy, scale):
     np.testing.assert_allclose(report.diffs, diffs, rtol=0, atol=accuracy * np.abs(diffs).max())
 
 
-@pytest.mark.parametrize("num_units", [2, 8, 17, 33])
-def test_answers_survive_the_wire(num_units):
-    order = np.random.default_rng(num_units).permutation(num_units)
-    back = read_answer(write_instruction(TERMS, Answer(4, order)), num_units)
-    assert (back.version, back.order.tolist()) == (4, order.tolist())
-
-
 @pytest.mark.parametrize("change", [{}, {keys.WHOLE_ORDER: np.arange(7, dtype="<i4").tobytes()}])
 def test_unfit_answers_are_no_answers(change):
     assert read_answer(write_instruction(TERMS, Answer(3)) | change, 8) == Answer()
