@@ -43,7 +43,8 @@ class LoaderPass:
     leader: "LoaderPass | None" = None  # the pass beside which it runs, as in zip()
     places: Mapping[str, Place] = field(default_factory=dict)  # of all loaders, before it
     given: int = 0
-    examples: int = 0
+    steps: int = 0  # batches of it and of passes beside it, where one of each is one step
+    examples: int = 0  # of it and of passes beside it
     optimizer_steps: int = 0  # from its beginning to that of the next pass
     is_open: bool = True
     has_ended: bool = False  # whether it gave all that it had to give
@@ -53,7 +54,7 @@ class LoaderPass:
     def is_complete(self) -> bool:
         """Whether it gave all, even if the loop broke off after the last batch."""
         most = self.full if self.asked is None else self.asked
-        return self.has_ended or 0 < most <= self.given
+        return self.has_ended or 0 < most <= self.steps
 
 
 @dataclass
@@ -184,7 +185,9 @@ class Work:
             for batch in batches:
                 current.given += 1
                 size = batch_length(batch)
-                (current.leader or current).examples += size or 0
+                counted = current.leader or current
+                counted.steps = max(counted.steps, current.given)
+                counted.examples += size or 0
                 if size is None:
                     self._has_sizes = False
                 yield batch
@@ -235,7 +238,7 @@ class Work:
     @property
     def steps(self) -> int:
         """Batches that count as steps so far."""
-        return sum(each.given for each in self._passes)
+        return sum(each.steps for each in self._passes)
 
     @property
     def metrics(self) -> dict[str, int]:
