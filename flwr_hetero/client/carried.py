@@ -7,13 +7,14 @@ the job. So each of them takes up the state that its predecessor had at the end 
 - Optimizers (FedSlice only) and loss scalers continue for the whole run.
 - A schedule that is stepped in the loop over batches continues. If it has lowered the rate, it
   starts over with the next job, as it does in FedAvg's next round. A warm-up is not repeated. A
-  schedule that was made after ``len(loader)`` was asked for spans the message. One that is stepped
-  after each epoch starts over in each message, because each message has all epochs.
+  schedule that was made from ``len(loader)`` spans the message. One that is stepped after each
+  epoch starts over in each message, because each message has all epochs.
 """
 
 import sys
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from hashlib import sha256
 from io import BytesIO
 from pickle import UnpicklingError
@@ -79,28 +80,28 @@ class Carried:
             number = sum(isinstance(kept, scaler) for kept in self._named.values())
             self.keep(made, f"scaler {number}")
 
-    def before_step(self, optimizer: Any) -> None:
+    def before_step(self, optimizer: Any, allotted: int) -> None:
         """Give an optimizer and new schedules their states before the optimizer's first step."""
         if any(optimizer is other for other in self.stepped):
             return
         self.stepped.append(optimizer)
         if self._keeps_optimizers:
             self._restore_optimizer(optimizer)
-        self._begin_schedules()
+        self._begin_schedules(allotted)
 
-    def begin_pass(self) -> None:
-        """Note that a pass begins."""
-        self._begin_schedules()
+    def begin_pass(self, allotted: int) -> None:
+        """Note that a pass begins in a message of ``allotted`` batches."""
+        self._begin_schedules(allotted)
         for schedule in self._schedules:
             # Steps since the last pass were taken between the two passes.
             schedule.skip_steps()
 
-    def _begin_schedules(self) -> None:
+    def _begin_schedules(self, allotted: int) -> None:
         """Give new schedules the states of their predecessors."""
         for number, schedule in enumerate(self._schedules):
             if not schedule.has_begun:
                 kept = self._kept.get(f"schedule {number}")
-                schedule.begin(_unpacked(kept) if kept else {})
+                schedule.begin(_unpacked(kept) if kept else {}, allotted)
 
     def after_batch(self, steps: int, job_steps: int | None) -> None:
         """Note that the app has trained on a batch, the last one of ``steps`` in this message."""
@@ -215,8 +216,7 @@ def _unpacked(kept: bytes) -> Any:
 class KeptSchedule:
     """A schedule of one message, and whether and how it continues in the next one.
 
-    ``after_length``: whether the app had asked for ``len(loader)`` before it made the schedule,
-    which then spans the message.
+    ``after_length``: whether the app had asked for ``len(loader)`` before it made the schedule.
     """
 
     def __init__(self, scheduler: Any, *, after_length: bool) -> None:
@@ -232,12 +232,15 @@ class KeptSchedule:
         self._initial: list[dict[str, Any]] = []
         self._initial_groups: list[dict[str, Any]] = []
 
-    def begin(self, kept: dict[str, Any]) -> None:
-        """Take up a state before the first step."""
+    def begin(self, kept: dict[str, Any], allotted: int) -> None:
+        """Take up a state before the first step; ``allotted``: batches of this message."""
         self.has_begun = True
         self.skip_steps()
         # An app that continues its schedule itself has set its position.
-        if self._after_length or self._last_count > 0:
+        if self._last_count > 0:
+            return
+        longest = horizon(self.scheduler)
+        if self._after_length and longest is not None and longest <= allotted:
             return
         self._continues = True
         parts = tree_of(self.scheduler)
@@ -328,6 +331,37 @@ def count_of(scheduler: Any) -> int:
     if count is None:
         return max(map(count_of, parts_of(scheduler)), default=0)
     return int(count)
+
+
+def horizon(scheduler: Any) -> int | None:
+    """Return the largest number of steps that a schedule was made with; None if it shows none."""
+    values: list[Any] = []
+    for part in tree_of(scheduler):
+        numbers = _numbers_of(part)
+        values += [v for name, v in numbers.items() if name not in ("last_epoch", "_step_count")]
+        for function in getattr(part, "lr_lambdas", ()):
+            values += _values_in(function)
+    return max(_whole_numbers(values), default=None)
+
+
+def _values_in(function: Any) -> list[Any]:
+    """Return the values that a function was made with."""
+    if isinstance(function, partial):
+        return [*function.args, *function.keywords.values()]
+    cells = getattr(function, "__closure__", None) or ()
+    defaults = getattr(function, "__defaults__", None) or ()
+    return [*(cell.cell_contents for cell in cells), *defaults, *vars(function).values()]
+
+
+def _whole_numbers(values: list[Any]) -> list[int]:
+    """Return the whole numbers among values, also those in lists."""
+    numbers = []
+    for value in values:
+        if isinstance(value, int) and not isinstance(value, bool):
+            numbers.append(value)
+        elif isinstance(value, list | tuple | dict):
+            numbers += _whole_numbers(list(value))
+    return numbers
 
 
 def _numbers_of(scheduler: Any) -> dict[str, Any]:

@@ -119,7 +119,7 @@ def _before_step(optimizer: Any, _args: object, _kwargs: object) -> None:
     """Pass an optimizer to the current session; torch calls this before each step."""
     session = current_session()
     if session is not None:
-        session.carried.before_step(optimizer)
+        session.carried.before_step(optimizer, session.work.allotted)
         session.work.optimizer_steps(optimizer)
 
 

@@ -116,6 +116,11 @@ class Work:
         """Return the batches of one pass: whole optimizer steps, and at least one."""
         return max(self._unit, asked // self.planned // self._unit * self._unit)
 
+    @property
+    def allotted(self) -> int:
+        """Batches of all planned passes of this message; 0 if none was asked for."""
+        return (self._passes[0].asked or 0) * self.planned if self._passes else 0
+
     def begin_pass(self, loader: int, asked: int | None, full: int) -> LoaderPass:
         """Begin a pass; ``asked``: batches of the message, ``full``: of the loader's own pass."""
         for steps in self._optimizers.values():
@@ -139,7 +144,7 @@ class Work:
                 # A pass beyond the planned ones gets the batches that are left, or one step.
                 begun.asked = max(self._unit, begun.asked * self.planned - self.steps)
         self._passes.append(begun)
-        self.carried.begin_pass()
+        self.carried.begin_pass(self.allotted)
         return begun
 
     def wants_more(self, current: LoaderPass) -> bool:
