@@ -339,8 +339,15 @@ def warm_up(optimizer, _):
     return schedules.LambdaLR(optimizer, lambda s: min(1.0, (1 + s) / 15))
 
 
+def long_warm_up(optimizer, loader):
+    if loader is not None:
+        len(loader)  # for the log
+    return schedules.LinearLR(optimizer, 1 / 15, total_iters=15)
+
+
 @every_strategy
-def test_a_warm_up_happens_once(strategy):
+@pytest.mark.parametrize("warm_up", [warm_up, long_warm_up])
+def test_a_warm_up_happens_once(strategy, warm_up):
     for rates in rates_of(warm_up, rounds=5, strategy=strategy).values():
         assert rates == pytest.approx(wanted_rates(warm_up, len(rates), again=False))
 
