@@ -47,8 +47,7 @@ def test_state_is_read_as_it_was_saved(context):
     saved = arrays | {"n": 3, "rng": "{}", "on": True}
     save_state(context, "sampler", saved)
     state = load_state(context, "sampler")
-    assert state.keys() == saved.keys()
-    assert all(np.array_equal(state[key], saved[key]) for key in saved)
+    np.testing.assert_equal(state, saved)
     assert state["cache"].dtype == np.float32
     assert load_state(context, "other") is None
 
@@ -85,8 +84,7 @@ def test_the_state_at_the_return_is_kept(mod, workers, batches):
         node.ask()
     held.clear()  # closes what is still open: this saves no more
     kept = node.state()
-    for key, value in samplers[-1].state_dict().items():
-        np.testing.assert_array_equal(kept[key], value)
+    np.testing.assert_equal(kept, samplers[-1].state_dict())
     assert (kept["importance"] > 0).any()
     assert kept["steps"] >= 2 * min(batches, 4)
 
@@ -204,9 +202,7 @@ def test_a_sampler_is_put_in_place_and_kept(name, steps, epochs):
     assert isinstance(sampler, PriorityFeed) == (name == "pgd")
     kept = node.state()
     now = sampler.state_dict()
-    assert kept.keys() == now.keys()
-    for key, value in now.items():
-        np.testing.assert_array_equal(kept[key], value)
+    np.testing.assert_equal(kept, now)
     fresh.ask(steps)
     if steps:  # else an order is where it began
         assert any(not np.array_equal(fresh.state()[key], kept[key]) for key in now)
