@@ -106,7 +106,7 @@ def test_nothing_is_kept_or_led_that_is_no_sampler_or_without_a_mod():
     ],
 )
 def test_untaken_batches_are_an_error(make, hint):
-    node = Node(lambda msg, context: train(make(), context, loss=False))
+    node = Node(lambda msg, context: train(make(), kept=True, loss=False))
     assert "learns nothing: no batch was taken" in (reason := node.reason())
     assert hint in reason
     Node(lambda msg, context: train(make(), loss=False)).ask(kind="evaluate")
