@@ -45,7 +45,7 @@ class MercurySampler(BatchSampler):
 
     Examples
     --------
-    >>> sampler = MercurySampler(4, 8, seed=4)
+    >>> sampler = MercurySampler(4, 8, seed=0)
     >>> sampler.update(np.arange(4), np.array([6.0, 2.0, 0.0, 0.0]))
     >>> indices, weights = sampler.next_batch()
     >>> dict(sorted(zip(indices.tolist(), weights.tolist())))
