@@ -137,24 +137,26 @@ def inverse_probs(probs: Floats, num_samples: int) -> Floats:
     return 1.0 / (num_samples * probs)
 
 
-def draw_flat(importance: Floats, size: int, mixing: float, rng: Generator) -> Indices:
-    r"""Draw a batch from all samples, with replacement, by :func:`mixed_probs`.
+def draw_flat(importance: Floats, shape: tuple[int, int], mixing: float, rng: Generator) -> Indices:
+    r"""Draw batches from all samples, with replacement, by :func:`mixed_probs`.
 
-    importance: (n,) -> indices (size,). Groups decide what is scored next, not what may be drawn:
-    unbiased at every step, however old the cache.
+    importance: (n,); shape: (num_batches, batch_size) -> indices of that shape. Groups decide
+    what is scored next, not what may be drawn: unbiased at every step, however old the cache.
 
-    >>> draw_flat(np.array([0.0, 1.0]), 4, 0.5, np.random.default_rng(0))
-    array([1, 0, 1, 1])
+    >>> draw_flat(np.array([0.0, 1.0]), (1, 4), 0.5, np.random.default_rng(0))
+    array([[1, 0, 1, 1]])
     """
+    num_batches, size = shape
     # Round at random, so that the expected share of uniform draws is exact.
-    num_uniform = int(mixing * size + rng.random())
-    indices = rng.integers(len(importance), size=size)
+    num_uniform = (mixing * size + rng.random((num_batches, 1))).astype(np.int64)
+    indices = rng.integers(len(importance), size=shape)
     sums = np.cumsum(importance)
     if sums[-1] > 0.0:
-        points = rng.random(size - num_uniform) * sums[-1]
+        by_importance = np.arange(size) >= num_uniform
+        points = rng.random(np.count_nonzero(by_importance)) * sums[-1]
         # Rounding may make a point as large as the last sum, where searchsorted finds no sample.
         points = np.minimum(points, np.nextafter(sums[-1], 0.0))
-        indices[num_uniform:] = sums.searchsorted(points, side="right")
+        indices[by_importance] = sums.searchsorted(points, side="right")
     return indices
 
 

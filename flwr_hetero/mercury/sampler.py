@@ -1,5 +1,6 @@
 """Mercury's sampler: batches by importance, with weights that keep the gradient unbiased."""
 
+from collections import deque
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,6 +21,8 @@ ESTIMATORS = ("flat", "paper")
 SCORES = ("importance", "loss")
 NUM_GROUPS = 16  # D
 NUM_CHOSEN = 4  # d: groups from which a batch of the paper's estimator is drawn
+LONGEST_STRIDE = 32  # batches
+EPOCHS_PER_STRIDE = 1 / 8  # at most
 MIXING = 0.5  # share of uniform draws, so that no weight exceeds 2
 
 
@@ -27,9 +30,10 @@ class MercurySampler(BatchSampler):
     r"""Importance sampling whose weighted mean gradient stays unbiased.
 
     The latest score of each sample is cached: scores that training computes anyway, and those of
-    the group that :meth:`refresh_indices` names, in turn. Samples never scored count as the others'
-    average. A draw takes time in proportion to N: 0.6 ms for 60,000 samples. Zeng et al., SenSys
-    2021, sections 4.1 and 4.3.
+    the group that :meth:`refresh_indices` names, in turn. Batches are drawn in strides of at most
+    32 batches and 1/8 of an epoch. The scores of a batch take effect at the end of its stride,
+    those of a group at once. Samples never scored count as the others' average. Zeng et al.,
+    SenSys 2021, sections 4.1 and 4.3.
 
     Parameters
     ----------
@@ -56,7 +60,11 @@ class MercurySampler(BatchSampler):
     """
 
     settings = (*BatchSampler.settings, "estimator")
-    schema: ClassVar[dict[str, Any]] = {"steps": int, "importance": FLOATS, "scored_at": INTS}
+    schema: ClassVar[dict[str, Any]] = {
+        **{"steps": int, "importance": FLOATS, "scored_at": INTS, "num_averaged": int},
+        **{"awaits_group": bool, "num_pending": int},
+        **{"pending_indices": INTS, "pending_scores": FLOATS},
+    }
     learns = True
 
     def __init__(
@@ -71,28 +79,52 @@ class MercurySampler(BatchSampler):
         super().__init__(num_samples, batch_size, seed=seed)
         self.estimator = check_choice("estimator", estimator, ESTIMATORS)
         self.learns_from = check_choice("scores", scores, SCORES)
+        # This draw is unused. Without it a seed would give other batches than in earlier versions.
+        self.rng.permutation(self.num_samples)
         num_groups = min(NUM_GROUPS, self.num_samples)
         self.groups = algorithm.make_groups(self.num_samples, num_groups, self.rng)
+        self._num_chosen = min(NUM_CHOSEN, num_groups, self.batch_size)
         self.importance = np.ones(self.num_samples)
         self.scored_at = np.full(self.num_samples, -1, dtype=np.int32)
         self.steps = 0
+        self.awaits_group = False
+        # Work on all N samples is done once per stride, for all its batches together.
+        stride = EPOCHS_PER_STRIDE * self.num_samples / self.batch_size
+        self.stride = int(np.clip(stride, 1, LONGEST_STRIDE))
+        self._drawn_ahead: deque[Batch] = deque()
+        # Scores that take effect at the end of the stride, and the number of their batches.
+        self.pending_indices = np.empty(0, dtype=np.int64)
+        self.pending_scores = np.empty(0)
+        self.num_pending = 0
+        # How many samples had a score when the average for the others was last taken.
+        self.num_averaged = 0
 
     def next_batch(self) -> Batch:
         """Draw the next batch with its weights; see the class for how."""
         self.steps += 1
         if self.estimator == "paper":
-            num_chosen = min(NUM_CHOSEN, self.batch_size, len(self.groups.sizes))
+            self._learn_pending()
+            num_chosen = min(self._num_chosen, len(self.groups.sizes))
             return algorithm.draw_two_level(
                 self.importance, self.groups, self.batch_size, num_chosen, self.rng
             )
-        indices = algorithm.draw_flat(self.importance, self.batch_size, MIXING, self.rng)
+        if not self._drawn_ahead:
+            self._learn_pending()
+            shape = (self.stride, self.batch_size)
+            self._hold(algorithm.draw_flat(self.importance, shape, MIXING, self.rng))
+        return self._drawn_ahead.popleft()
+
+    def _hold(self, drawn: Indices) -> None:
+        """Keep batches (num_batches, batch_size) for the next draws, with their weights."""
         probs = algorithm.mixed_probs(self.importance, MIXING)
-        return indices, algorithm.inverse_probs(probs[indices], self.num_samples)
+        weights = algorithm.inverse_probs(probs[drawn], self.num_samples)
+        self._drawn_ahead = deque(zip(drawn, weights, strict=True))
 
     def refresh_indices(self) -> Indices:
         """Return the samples of the group to score next, and pass the turn on (section 4.1)."""
         group = self.groups.members(self.groups.turn).copy()
         self.groups = algorithm.advance(self.groups)
+        self.awaits_group = True
         return group
 
     def resize_groups(self, size: int) -> None:
@@ -103,22 +135,55 @@ class MercurySampler(BatchSampler):
         """Cache new scores, at least 0, of the group named last or of the batch just trained on."""
         indices, scores = self.check_scores(indices, scores)
         algorithm.check_importance(scores)
+        if not len(indices):
+            return
         if self.learns_from == "loss":
             scores = algorithm.error_probability(scores)
+        # The scoring of a group may have been cut short.
+        group = self.groups.members(self.groups.turn - 1)[: len(indices)]
+        is_group = self.awaits_group and np.array_equal(indices, group)
+        if is_group or len(indices) > self.batch_size:
+            self._learn_pending()
+            self._learn(indices, scores)
+            self.awaits_group = False
+            return
+        self.pending_indices = np.append(self.pending_indices, indices)
+        self.pending_scores = np.append(self.pending_scores, scores)
+        self.num_pending += 1
+        if self.num_pending >= self.stride:
+            self._learn_pending()
+
+    def _learn_pending(self) -> None:
+        indices = self.pending_indices
+        scores = self.pending_scores
+        self.pending_indices = indices[:0]
+        self.pending_scores = scores[:0]
+        self.num_pending = 0
+        if len(indices):
+            self._learn(indices, scores)
+
+    def _learn(self, indices: Indices, scores: Floats) -> None:
         self.importance[indices] = scores
         self.scored_at[indices] = self.steps
-        self._average_unscored()
+        # The average is taken again only when twice as many samples have a score.
+        num_scored = np.count_nonzero(self.scored_at >= 0)
+        if self.num_samples > num_scored >= 2 * self.num_averaged:
+            self._average_unscored()
+        self._drawn_ahead.clear()
 
     def _average_unscored(self) -> None:
         """Let samples that were never scored count as the others' average."""
         scored = self.scored_at >= 0
-        if scored.any() and not scored.all():
+        self.num_averaged = int(np.count_nonzero(scored))
+        if self.num_averaged:
             self.importance[~scored] = self.importance[scored].mean()
 
     def forget(self, indices: Indices) -> None:
         """Treat samples at these positions as never scored: other samples took their place."""
+        self._learn_pending()
         self.scored_at[indices] = -1
         self._average_unscored()
+        self._drawn_ahead.clear()
 
     @property
     def coverage(self) -> float:
@@ -132,13 +197,16 @@ class MercurySampler(BatchSampler):
     def state_dict(self) -> StateDict:
         """Return sizes, generator, cache with ages, and groups: 20 bytes a sample."""
         groups = {f"group_{name}": value for name, value in self.groups._asdict().items()}
-        return super().state_dict() | groups
+        drawn = np.array([indices for indices, _ in self._drawn_ahead], np.int64)
+        return super().state_dict() | groups | {"drawn": drawn.reshape(-1, self.batch_size)}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue where ``state_dict`` was taken; see the parent for errors."""
         groups = {"group_order": INTS, "group_bounds": INTS, "group_turn": int, "group_size": int}
-        check_state(state, groups, type(self).__name__)
+        own = {**groups, "drawn": ((-1, self.batch_size), "i")}
+        check_state(state, own, type(self).__name__)
         # The parent makes the last check, so nothing changes before it.
         super().load_state_dict(state)
-        saved: dict[str, Any] = {name: state[name] for name in groups}
+        saved: dict[str, Any] = {name: state[name] for name in own}
+        self._hold(saved.pop("drawn"))
         self.groups = Groups(*saved.values())

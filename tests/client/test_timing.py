@@ -161,6 +161,21 @@ def test_pace_is_the_time_from_reply_to_message(clock):
     assert read_pace(context).idle_s == 3.5  # smoothed with the 2 s after the second training
 
 
+@pytest.fixture
+def told(monkeypatch, tmp_path):
+    """Give a function that asks in the process of a message, with what its SuperNode has told."""
+
+    def ask_there(text=None, called_s=100.0, started_s=90.0):
+        file = tmp_path / "times.json"
+        monkeypatch.setenv(keys.TIMES_FILE, str(file))
+        if text is not None:
+            file.write_bytes(text if isinstance(text, bytes) else json.dumps(text).encode())
+        monkeypatch.setattr(timing_module, "process_start_s", lambda: started_s)
+        return times_beside(called_s)
+
+    return ask_there
+
+
 TOLD = {keys.RECEIVE_TIME: 0.5, keys.SEND_TIME: 0.25}
 
 
@@ -173,12 +188,8 @@ TOLD = {keys.RECEIVE_TIME: 0.5, keys.SEND_TIME: 0.25}
         (80.0, None, None),
     ],
 )
-def test_times_beside_the_app(received_s, started_s, start_s, monkeypatch, tmp_path):
-    file = tmp_path / "times.json"
-    file.write_text(json.dumps({**TOLD, keys.RECEIVED_AT: received_s}))
-    monkeypatch.setenv(keys.TIMES_FILE, str(file))
-    monkeypatch.setattr(timing_module, "process_start_s", lambda: started_s)
-    found = times_beside(called_s=100.0)
+def test_times_beside_the_app(told, received_s, started_s, start_s):
+    found = told({**TOLD, keys.RECEIVED_AT: received_s}, started_s=started_s)
     assert found == TOLD | ({} if start_s is None else {keys.START_TIME: start_s})
 
 

@@ -53,8 +53,8 @@ def test_weights_recover_the_mean(importance: list[float], mixing: float) -> Non
 def test_extreme_point_draws_no_zero(point: float) -> None:
     rng = Mock(random=lambda size=None: np.full(size or (), point))
     rng.integers = lambda num, size: np.zeros(size, dtype=np.int64)
-    drawn = mercury.draw_flat(np.array([0.0, 0.1, 0.2, 0.3, 0.0]), 2, 0.0, rng)
-    assert set(drawn.tolist()) == {1 if point == 0.0 else 3}
+    drawn = mercury.draw_flat(np.array([0.0, 0.1, 0.2, 0.3, 0.0]), (1, 2), 0.0, rng)
+    assert set(drawn.ravel().tolist()) == {1 if point == 0.0 else 3}
 
 
 @pytest.mark.parametrize("zeros", [0, 3, 500])
@@ -62,10 +62,10 @@ def test_extreme_point_draws_no_zero(point: float) -> None:
 def test_draw_flat_follows_its_probabilities(zeros: int, mixing: float) -> None:
     importance = np.random.default_rng(0).exponential(size=500) ** 2
     importance[:zeros] = 0.0
-    rng = np.random.default_rng(3)
-    drawn = np.concatenate([mercury.draw_flat(importance, 10, mixing, rng) for _ in range(6000)])
+    drawn = mercury.draw_flat(importance, (6000, 10), mixing, np.random.default_rng(3))
+    assert drawn.shape == (6000, 10)
     expected = 60_000 * oracle.flat_probs(importance, mixing)
-    z = (np.bincount(drawn, minlength=500) - expected) / np.sqrt(expected)
+    z = (np.bincount(drawn.ravel(), minlength=500) - expected) / np.sqrt(expected)
     assert np.abs(z).max() < 5.5
 
 

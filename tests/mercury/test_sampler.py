@@ -1,4 +1,4 @@
-"""The sampler: unbiased whatever its scores hold; groups, settings."""
+"""The sampler: unbiased whatever its scores hold; strides, groups, state."""
 
 import numpy as np
 import pytest
@@ -31,9 +31,10 @@ def test_mean_gradient_is_unbiased(kind: str, step: int) -> None:
     assert weights.max() <= 1 / MIXING + 1e-9
 
 
-def test_flat_is_unbiased_in_use() -> None:
-    sampler = MercurySampler(60, 8, seed=1)
-    gradients = GRADIENTS[:60].copy()
+@pytest.mark.parametrize("num_samples", [60, 480], ids=["stride 1", "stride 7"])
+def test_flat_is_unbiased_in_use(num_samples: int) -> None:
+    sampler = MercurySampler(num_samples, 8, seed=1)
+    gradients = GRADIENTS[:num_samples].copy()
     for group in range(16):  # the choice of groups matters
         gradients[sampler.groups.members(group)] *= 1 + 3 * (group % 2) + group
     estimates = []
@@ -56,7 +57,9 @@ def test_samples_without_a_score_count_as_average() -> None:
     assert sampler.importance.tolist() == [4.0, 2.0] + [3.0] * 6
     assert sampler.coverage == 0.25
     sampler.next_batch()
-    sampler.update(np.array([2, 3]), np.array([9.0, 1.0]))
+    sampler.update(np.array([2, 2]), np.array([9.0, 9.0]))  # no doubling yet
+    assert sampler.importance[7] == 3.0
+    sampler.update(np.array([3, 3]), np.array([1.0, 1.0]))
     assert sampler.importance[7] == 4.0
     assert sampler.scored_at.tolist() == [0, 0, 1, 1, -1, -1, -1, -1]
     sampler.next_batch()
@@ -82,3 +85,5 @@ def test_paper_draws_from_few_groups_by_all_scores() -> None:
         owners = [np.isin(indices, sampler.groups.members(group)).any() for group in range(16)]
         assert sum(owners) == 4
         sampler.update(indices, np.arange(1.0, 9.0))
+        assert sampler.next_batch()
+        assert sampler.coverage > 0, "pending scores are learnt before each draw"

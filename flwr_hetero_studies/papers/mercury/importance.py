@@ -202,7 +202,7 @@ def bias(name: str, batches: int, seed: int) -> tuple[float, float]:
         if name == "paper":
             drawn, weights = algorithm.draw_two_level(gradients, groups, BATCH, 2, rng)
         else:
-            drawn = algorithm.draw_flat(gradients, BATCH, 0.5, rng)
+            drawn = algorithm.draw_flat(gradients, (1, BATCH), 0.5, rng)[0]
             probs = algorithm.mixed_probs(gradients, 0.5)
             weights = algorithm.inverse_probs(probs[drawn], len(gradients))
         estimates.append(float((weights * gradients[drawn]).mean()))
