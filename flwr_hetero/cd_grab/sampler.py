@@ -31,8 +31,8 @@ class OrderedSampler(BatchSampler):
     """Visit fixed units of the data, each once a pass, in an order that is improved every pass.
 
     The data are split at random into units, which are batches of about equal size. Their gradients
-    come from :class:`~flwr_hetero.sampler.WeightedLoss`, after ``hetero.batches``, or are passed to
-    :meth:`observe` after each batch. The weights make a pass the mean over all
+    come from :class:`~flwr_hetero.sampler.WeightedLoss`, after :func:`flwr_hetero.mod.follow`, or
+    are passed to :meth:`observe` after each batch. The weights make a pass the mean over all
     examples. Cooper et al., NeurIPS 2023, Algorithm 3.
 
     Parameters
@@ -68,8 +68,8 @@ class OrderedSampler(BatchSampler):
     settings = (*BatchSampler.settings, "method", "seed")
     learns = True
     hint = (
-        "call hetero.batches(loader, msg, model=model) or hetero.follow(loader.batch_sampler, "
-        "model), and take as loss: criterion = WeightedLoss(loader.batch_sampler)"
+        "call hetero.batches(loader, msg, model=model) or follow(loader.batch_sampler, msg, "
+        "context, model), and take as loss: criterion = WeightedLoss(loader.batch_sampler)"
     )
 
     def __init__(

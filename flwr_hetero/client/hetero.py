@@ -69,36 +69,10 @@ class Hetero:
             return steps
         # The app may have called follow() itself.
         if batch_sampler not in session.followers:
-            follow(batch_sampler, session, model)
+            # Apps of Flower's older API have a config instead of the message.
+            message = msg if isinstance(msg, Message) else session.message
+            follow(batch_sampler, message, session.context, model)
         return steps
-
-    def follow(self, sampler: Any, model: Any = None, name: str = "sampler") -> None:
-        """Let a sampler follow the server's instruction, and keep it; the mod adds its answer.
-
-        ``batches`` does so. This is for loops without it, with ``OrderedSampler`` and ``CDGraB`` or
-        ``TopLossSampler`` and ``BiasedLocalSGD``. RuntimeError without the mod.
-
-        Parameters
-        ----------
-        sampler : BatchSampler
-            The DataLoader's ``batch_sampler``, one of :mod:`flwr_hetero.sampler`, else ValueError.
-        model : nn.Module, optional
-            The model that is trained, whose gradients ``OrderedSampler`` needs, else ValueError.
-        name : str
-            Name of the state, if there are several.
-
-        Examples
-        --------
-        >>> def train(msg, context):
-        ...     sampler = TopLossSampler(num_samples=100, batch_size=10)
-        ...     hetero.follow(sampler)
-        """
-        if not is_ours(sampler):
-            hint = (
-                "pass loader.batch_sampler, made for instance by batch_sampler=MercurySampler(...)"
-            )
-            raise invalid("sampler", type(sampler), "be a sampler of flwr_hetero.sampler", hint)
-        follow(sampler, session_with_mod(), model, name)
 
     def num_steps(
         self,
@@ -135,8 +109,8 @@ class Hetero:
         """Let an object continue from message to message: it takes up the state of the last one.
 
         This is for objects that the app creates in each message and that do not continue by
-        themselves, such as a sampler without ``batches`` or a schedule of another library. The
-        state may hold tensors, numbers, texts, lists and dicts. RuntimeError without the mod.
+        themselves, such as a schedule of another library. The state may hold tensors, numbers,
+        texts, lists and dicts. RuntimeError without the mod.
 
         Parameters
         ----------
@@ -151,9 +125,11 @@ class Hetero:
         ...     schedule = CosineLRScheduler(optimizer, t_initial=1000)
         ...     hetero.keep(schedule)
         """
-        session = session_with_mod()
+        session = current_session()
+        if session is None:
+            raise RuntimeError(f"nothing keeps an object without the mod: {MOD}")
         if is_ours(kept):
-            keep(kept, session, name)
+            keep(kept, session.context, name)
             return
         for method in ("state_dict", "load_state_dict"):
             if not callable(getattr(kept, method, None)):
@@ -161,7 +137,8 @@ class Hetero:
         if "torch" in sys.modules:
             session.carried.keep(kept, name)
         else:
-            keep(kept, session, name)
+            session.kept[name] = (kept, session.context)
+            restore(kept, session.context, name)
 
 
 hetero = Hetero()
@@ -284,14 +261,6 @@ class StepLoader:
         from flwr_hetero.client.weighted_loss import criterion_for
 
         return criterion_for(getattr(self._loader, "batch_sampler", None), loss_fn)
-
-
-def session_with_mod() -> Session:
-    """Return the session of this message; RuntimeError without the mod."""
-    session = current_session()
-    if session is None:
-        raise RuntimeError(f"nothing is kept without the mod: {MOD}")
-    return session
 
 
 def gradients_are_on() -> bool:

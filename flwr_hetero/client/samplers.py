@@ -5,11 +5,12 @@ from logging import WARNING
 from typing import Any, cast
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 
 from flwr_hetero._flwr import log
+from flwr_hetero.client import MOD
 from flwr_hetero.client.data_pass import batch_size_of, drawn_by, draws_indices, is_ours
-from flwr_hetero.client.session import Session, current_session
+from flwr_hetero.client.session import current_session
 from flwr_hetero.errors import invalid
 from flwr_hetero.keys import PREFIX
 from flwr_hetero.records import arrays_in, configs_in
@@ -62,28 +63,68 @@ def restore(sampler: Any, context: Context, name: str) -> None:
         log(WARNING, "%s of earlier rounds not used: %s", name, error)
 
 
-def keep(sampler: Any, session: Session, name: str) -> None:
-    """Continue a sampler as :func:`restore` does, and keep its state when the app returns."""
-    if sampler in session.kept.values():
+def keep(sampler: object, context: Context, name: str = "sampler") -> None:
+    """Continue a sampler as :func:`restore` does, and keep its state when the app returns.
+
+    RuntimeError without ``ClientApp(mods=[hetero])``, or another mod of this package.
+
+    Parameters
+    ----------
+    sampler, context : BatchSampler, Context
+        The DataLoader's ``batch_sampler``, one of :mod:`flwr_hetero.sampler`, else ValueError; and
+        what the ClientApp is passed.
+    name : str
+        Name of the state, if there are several.
+
+    Examples
+    --------
+    >>> def train(msg, context):
+    ...     sampler = MercurySampler(num_samples=100, batch_size=10)
+    ...     keep(sampler, context)
+    """
+    if not is_ours(sampler):
+        hint = "pass loader.batch_sampler, made for instance by batch_sampler=MercurySampler(...)"
+        raise invalid("sampler", type(sampler), "be a sampler of flwr_hetero.sampler", hint)
+    session = current_session()
+    if session is None:
+        raise RuntimeError(f"nothing keeps a sampler without its mod: {MOD}")
+    if any(sampler is other for other, _ in session.kept.values()):
         return
     # A sampler that the app makes for each epoch continues where the one before it has ended.
     if name in session.kept:
-        before = session.kept[name]
+        before, _ = session.kept[name]
         before.settle()
-        save_state(session.context, name, before.state_dict())
-    session.kept[name] = sampler
-    restore(sampler, session.context, name)
+        save_state(context, name, before.state_dict())
+    session.kept[name] = (sampler, context)
+    restore(sampler, context, name)
 
 
-def follow(sampler: Any, session: Session, model: Any, name: str = "sampler") -> None:
-    """Keep a sampler, and let it follow the server's instruction."""
-    if sampler.needs_model and model is None:
+def follow(
+    sampler: object, msg: Message, context: Context, model: object = None, name: str = "sampler"
+) -> None:
+    """Let a sampler follow the server's instruction, and keep it; the mod adds its answer.
+
+    For ``OrderedSampler`` with ``CDGraB`` and ``TopLossSampler`` with ``BiasedLocalSGD``, trained
+    with ``WeightedLoss``. Parameters and errors are those of :func:`keep`, and: the message passed
+    to the ClientApp; the model that is trained, whose gradients ``OrderedSampler`` needs.
+
+    Examples
+    --------
+    >>> def train(msg, context):
+    ...     sampler = TopLossSampler(num_samples=100, batch_size=10)
+    ...     follow(sampler, msg, context)
+    """
+    if not isinstance(msg, Message):
+        raise invalid("msg", type(msg).__name__, "be the message passed to the ClientApp")
+    keep(sampler, context, name)
+    follower: Any = sampler
+    if follower.needs_model and model is None:
         raise no_model("hetero.batches(loader, msg, model=model)")
-    keep(sampler, session, name)
-    sampler.train_model(model)
-    sampler.read_instruction(configs_in(session.message.content))
-    if sampler not in session.followers:
-        session.followers.append(sampler)
+    follower.train_model(model)
+    follower.read_instruction(configs_in(msg.content))
+    session = current_session()
+    if session is not None and follower not in session.followers:
+        session.followers.append(follower)
 
 
 def with_sampler(loader: Any, make: SamplerMaker, model: Any) -> Any:

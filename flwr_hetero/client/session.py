@@ -40,8 +40,8 @@ class Session:
         self.iterated: list[Any] = []
         self.followers: list[Any] = []
         self.made: dict[Any, Any] = {}
-        # Objects whose states are saved, by name.
-        self.kept: dict[str, Any] = {}
+        # Objects whose states are saved, by name, with the context that they are saved in.
+        self.kept: dict[str, tuple[Any, Context]] = {}
         # Whether the function has saved a state itself.
         self.has_saved = False
 

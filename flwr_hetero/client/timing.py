@@ -113,12 +113,14 @@ def _finish(session: Session, *, trained: bool) -> dict[str, Mapping[str, Any]]:
     if trained:
         records |= session.work.finish()
         session.carried.save(session.work.steps, session.work.job_steps)
-    for name, kept in session.kept.items():
-        save_state(session.context, name, kept.state_dict())
+    for name, (kept, context) in session.kept.items():
+        save_state(context, name, kept.state_dict())
     if trained and not session.has_saved:
         for sampler in session.iterated:
             if sampler.learns:
-                hint = "loader = hetero.batches(loader, msg), or hetero.keep(loader.batch_sampler)"
+                hint = (
+                    "loader = hetero.batches(loader, msg), or keep(loader.batch_sampler, context)"
+                )
                 loss = "is not kept: what it learns is lost after each round"
                 warn_once(f"{type(sampler).__name__} {loss}; add: {hint}")
     return records

@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 from flwr_hetero import keys
 from flwr_hetero.client.batch_sampler import UniformSampler
 from flwr_hetero.client.emulation import in_config
-from flwr_hetero.mod import emulated_device, hetero
+from flwr_hetero.mod import emulated_device, follow
 from flwr_hetero.sampler import TopLossSampler
 from flwr_hetero_studies.race import network
 from flwr_hetero_studies.race.network import Labelled, Rows, Values
@@ -184,7 +184,7 @@ def client_app(learning: Learning) -> ClientApp:
         kind = TopLossSampler if keys.FAST in config else UniformSampler
         sampler = kind(len(share.examples), batch_size, seed=share.seed)
         if isinstance(sampler, TopLossSampler):
-            hetero.follow(sampler)
+            follow(sampler, message, context)
         mu = float(config.get(PROXIMAL_MU, 0.0))
         steps = share.num_steps
         if learning.model == NUMPY:

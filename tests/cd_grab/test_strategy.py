@@ -15,7 +15,7 @@ from toy import app_of, partition_of, reply_with
 from flwr_hetero import keys
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.fleet.faults import Fault
-from flwr_hetero.mod import hetero
+from flwr_hetero.mod import keep, timing
 from flwr_hetero.sampler import OrderedSampler
 from flwr_hetero.strategy import CDGraB, LocalSteps, Recorded
 from flwr_hetero_studies.papers.cd_grab.herding import HERDING, HerdingMeter, HerdingProbe
@@ -45,7 +45,7 @@ def grid_of(sizes, *, profiles=None, faults=(), lr=0.02, method="cd-grab", outli
         inputs, targets = examples(partition, sizes[partition], outlier)
         records = message.content.config_records
         sampler = OrderedSampler(len(targets), BATCH, seed=partition, method=method)
-        hetero.keep(sampler, "order")
+        keep(sampler, context, "order")
         probe = HerdingProbe(records.get(HERDING, {}))
         sampler.follow(records.get(keys.ORDER, {}))
         w = message.content["arrays"]["w"].numpy()
@@ -68,7 +68,7 @@ def grid_of(sizes, *, profiles=None, faults=(), lr=0.02, method="cd-grab", outli
             reply.content[HERDING] = ConfigRecord(probe.report(len(sampler.units)))
         return reply
 
-    app = app_of(train, [hetero], {"num-examples": 10})
+    app = app_of(train, [timing], {"num-examples": 10})
     return LocalGrid(app, profiles or [DeviceProfile()] * len(sizes), seed=0, faults=faults)
 
 

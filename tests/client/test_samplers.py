@@ -12,7 +12,9 @@ from flwr_hetero import keys
 from flwr_hetero.client import _warned
 from flwr_hetero.mod import (
     emulated_device,
+    follow,
     hetero,
+    keep,
     load_state,
     save_state,
     timing,
@@ -56,10 +58,10 @@ def mercury():
     return MercurySampler(20, 5, seed=1, scores="loss")
 
 
-def train(sampler, *, kept=False, workers=0, batches=99, loss=True):
+def train(sampler, context=None, *, workers=0, batches=99, loss=True):
     """Run a training loop, and keep the iterator as a Trainer may do."""
-    if kept:
-        hetero.keep(sampler, "sampler")
+    if context is not None:
+        keep(sampler, context)
     criterion = WeightedLoss(sampler) if loss else None
     batches_of = iter(DataLoader(DATA, batch_sampler=sampler, num_workers=workers))
     for _, (inputs, targets) in zip(range(batches), batches_of, strict=False):
@@ -77,7 +79,7 @@ def test_the_state_at_the_return_is_kept(mod, workers, batches):
 
     def function(msg, context):
         samplers.append(mercury())
-        held.append(train(samplers[-1], kept=True, workers=workers, batches=batches))
+        held.append(train(samplers[-1], context, workers=workers, batches=batches))
 
     node = Node(function, mods=[mod])
     for _ in range(2):
@@ -89,12 +91,12 @@ def test_the_state_at_the_return_is_kept(mod, workers, batches):
     assert kept["steps"] >= 2 * min(batches, 4)
 
 
-def test_nothing_is_kept_or_led_that_is_no_sampler_or_without_a_mod():
-    with pytest.raises(ValueError, match=r"sampler must be a sampler of .*pass loader\.b"):
-        hetero.follow(DataLoader(DATA).batch_sampler)
-    for function in (hetero.keep, hetero.follow):
-        with pytest.raises(RuntimeError, match=r"ClientApp\(mods=\[hetero\]\)"):
-            function(mercury())
+def test_nothing_is_kept_without_a_state_or_a_mod(context):
+    for wrong in (DataLoader(DATA), DataLoader(DATA).batch_sampler):
+        with pytest.raises(ValueError, match=r"sampler must be a sampler of .*pass loader\.b"):
+            keep(wrong, context)
+    with pytest.raises(RuntimeError, match=r"ClientApp\(mods=\[hetero\]\)"):
+        keep(mercury(), context)
 
 
 @pytest.mark.parametrize(
@@ -121,14 +123,14 @@ def test_what_is_not_kept_is_said_once(caplog):
         save_state(context, "mine", sampler.state_dict())
 
     _warned.clear()
-    Node(lambda msg, context: train(mercury(), kept=True)).ask()
+    Node(lambda msg, context: train(mercury(), context)).ask()
     Node(lambda msg, context: train(UniformSampler(20, 5), loss=False)).ask()
     Node(by_hand).ask()
     assert not caplog.records
     node = Node(lambda msg, context: train(mercury()))
     node.ask(), node.ask()
     (record,) = caplog.records
-    assert "hetero.keep(loader.batch_sampler)" in record.message
+    assert "keep(loader.batch_sampler, context)" in record.message
 
 
 def test_gradients_that_do_not_come_are_an_error():
@@ -146,7 +148,7 @@ def test_gradients_that_do_not_come_are_an_error():
 
 def test_top_loss_takes_its_role():
     sampler = TopLossSampler(20, 5)
-    node = Node(lambda msg, context: hetero.follow(sampler))
+    node = Node(lambda msg, context: follow(sampler, msg, context))
     role = {keys.FAST: True, keys.FAST_SHARE: 0.25, keys.HIGH_LOSS_FRACTION: 0.75}
     node.ask(lr=0.1, records={"more": ConfigRecord(role)})
     assert (sampler.fast, sampler.share, sampler.high_loss_fraction) == (True, 0.25, 0.75)
@@ -155,12 +157,20 @@ def test_top_loss_takes_its_role():
     assert not sampler.fast
 
 
-@pytest.mark.parametrize("method", ["cd-grab", "id-grab"])
-def test_a_sampler_that_learns_from_gradients_needs_a_model(method):
+@pytest.mark.parametrize(
+    ("method", "sent", "reason"),
+    [
+        *[(method, True, "model must be") for method in ("cd-grab", "id-grab")],
+        ("cd-grab", False, "msg must be the message"),
+    ],
+)
+def test_what_cannot_follow_is_refused(method, sent, reason):
     sampler = OrderedSampler(12, 2, method=method)
-    assert "model must be" in Node(lambda msg, context: hetero.follow(sampler)).reason()
-    baseline = OrderedSampler(12, 2, method="d-rr")
-    Node(lambda msg, context: hetero.follow(baseline)).ask()
+    assert (
+        reason in Node(lambda msg, context: follow(sampler, msg if sent else {}, context)).reason()
+    )
+    baseline = OrderedSampler(12, 2, method="d-rr")  # it needs no model
+    Node(lambda msg, context: follow(baseline, msg, context)).ask()
 
 
 def train_with(sampler=None, epochs=1, batches=hetero.batches, loader=plain, **how):

@@ -14,7 +14,7 @@ from flwr_hetero.cd_grab.sampler import batch_gradient
 from flwr_hetero.client.batch_sampler import BatchSampler
 from flwr_hetero.client.device import reading_cost
 from flwr_hetero.mercury.scoring import collect_hidden, score_hidden
-from flwr_hetero.mod import emulated_device, hetero
+from flwr_hetero.mod import emulated_device, follow
 from flwr_hetero.sampler import (
     MercurySampler,
     OrderedSampler,
@@ -46,7 +46,7 @@ def train(message: Message, context: Context) -> Message:
     model = node.model().to(pick_device(node.settings.device))
     with ExitStack() as stack:
         sampler = make_sampler(node, settings, context, model, stack)
-        hetero.follow(sampler, model, STATE)
+        follow(sampler, message, context, model, STATE)
         if isinstance(sampler, MercurySampler):
             collect_hidden(sampler, context)
 
