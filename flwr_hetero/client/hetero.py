@@ -10,7 +10,7 @@ from flwr_hetero import keys
 from flwr_hetero._flwr import ClientAppCallable
 from flwr_hetero.client import MOD, warn_once
 from flwr_hetero.client.data_pass import Passes, Place, is_ours, length_of, plain_pass
-from flwr_hetero.client.samplers import SamplerMaker, follow, keep, with_sampler
+from flwr_hetero.client.samplers import SamplerMaker, follow, keep, restore, with_sampler
 from flwr_hetero.client.session import Session, current_session
 from flwr_hetero.client.timing import timing
 from flwr_hetero.client.work import LoaderPass

@@ -108,7 +108,7 @@ def test_nothing_is_kept_without_a_state_or_a_mod(context):
     ],
 )
 def test_untaken_batches_are_an_error(make, hint):
-    node = Node(lambda msg, context: train(make(), kept=True, loss=False))
+    node = Node(lambda msg, context: train(make(), context, loss=False))
     assert "learns nothing: no batch was taken" in (reason := node.reason())
     assert hint in reason
     Node(lambda msg, context: train(make(), loss=False)).ask(kind="evaluate")
