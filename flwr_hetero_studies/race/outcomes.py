@@ -1,10 +1,9 @@
 """What runs took to their targets, beside FedAvg and against the best rival."""
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from math import exp, inf, isfinite, log
+from collections.abc import Mapping, Sequence
+from math import exp, inf, isfinite, log, nan
 from statistics import mean
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from flwr_hetero_studies.core import curves, record
 from flwr_hetero_studies.core.curves import Vector, at
@@ -15,16 +14,9 @@ from flwr_hetero_studies.race.watch import SMOOTHED
 
 TARGETS = (-0.01, 0.02)
 """Accuracies that count, relative to FedAvg's end."""
-LESS = 0.005
-LESS_SLOW = 0.01
-"""Accuracy that ours may end below the best rival, on all data and on the slowest tier's."""
-LESS_THAN_BASE = 0.003
-LESS_SLOW_THAN_BASE = 0.005
-"""Accuracy that ours may end below FedAvg, on all data and on the slowest tier's."""
 COSTS = ("virtual_s", "bytes", "device_s", "examples")
-Lines: TypeAlias = Sequence[Line]
-HEAD = ["method", "faster: less a point", "2 points above", "s to less a point", "bytes",
-        "device-seconds", "examples", "end: all", "end: slowest tier"]  # fmt: skip
+HEAD = ["method", "faster: less a point", "2 points above", "bytes", "device-seconds",
+        "examples", "end: all", "end: slowest tier"]  # fmt: skip
 
 
 def smooth(line: Line) -> Vector:
@@ -46,26 +38,8 @@ def end(line: Line, name: str = "all") -> float:
     return curves.last(line, name, SMOOTHED)
 
 
-def target_of(yard: Line) -> float:
-    return float(yard["metrics"]["limits"]["end"])
-
-
-def faster(pairs: Sequence[tuple[float, float]], last_s: Sequence[float]) -> str:
-    """Write how many times as fast as the yardstick, which may not get there by its end."""
-    both = zip(pairs, last_s, strict=True)
-    ratios = [min(base_s, end_s) / own_s for (own_s, base_s), end_s in both if isfinite(own_s)]
-    if not ratios:
-        return "not reached"
-    # Where FedAvg does not get there, its time is at least its whole run.
-    is_bound = any(isfinite(own_s) and not isfinite(base_s) for own_s, base_s in pairs)
-    text = ("> " if is_bound else "") + extent(ratios, "{:.1f}x")
-    missed = len(pairs) - len(ratios)
-    return text + (f"; {missed} of {len(pairs)} not" if missed else "")
-
-
-def brief(row: Sequence[str]) -> list[str]:
-    """Leave out extremes: "2.0x (1.0x to 3.0x); 1 of 5 not" is "2.0x; 1 of 5 not"."""
-    return [re.sub(r" \([^)]* to [^)]*\)", "", text) for text in row]
+def last_s(line: Line) -> float:
+    return float(line["curve"]["virtual_s"][-1])
 
 
 class Contest(NamedTuple):
@@ -73,20 +47,25 @@ class Contest(NamedTuple):
 
     cell: str
     at_work: int
-    runs: Mapping[str, Lines]
+    runs: Mapping[str, Sequence[Line]]
     yard: Mapping[int, Line]
+    late: bool = False
+    """Whether the target is the end of FedAvg's whole run."""
 
     @property
     def where(self) -> str:
         return f"{self.cell}, {self.at_work} at work"
 
-    def reach(self, line: Line, shift: float) -> dict[str, float]:
-        return reach(line, target_of(self.yard[line["seed"]]) + shift)
+    def target(self, yard: Line) -> float:
+        return end(yard) if self.late else float(yard["metrics"]["limits"]["end"])
+
+    def reach(self, line: Line, shift: float = TARGETS[0]) -> dict[str, float]:
+        return reach(line, self.target(self.yard[line["seed"]]) + shift)
 
     def time_s(self, line: Line, shift: float, latest: Line | None = None) -> float:
         """Return the seconds to a target, at most those of the yardstick or of another run."""
-        limit_s = (latest or self.yard[line["seed"]])["curve"]["virtual_s"][-1]
-        return min(self.reach(line, shift)["virtual_s"], float(limit_s))
+        limit_s = last_s(latest or self.yard[line["seed"]])
+        return min(self.reach(line, shift)["virtual_s"], limit_s)
 
     def rank(self, name: str, shift: float = TARGETS[0]) -> float:
         return exp(mean(log(self.time_s(line, shift)) for line in self.runs[name]))
@@ -94,44 +73,62 @@ class Contest(NamedTuple):
     def ranked(self) -> list[str]:
         return sorted(self.runs, key=self.rank)
 
-    def best(self, names: Iterable[str], shift: float = TARGETS[0]) -> str:
-        return min(names, key=lambda name: self.rank(name, shift))
+    def faster(self, name: str, shift: float = TARGETS[0], *, extremes: bool = False) -> str:
+        """Write how many times as fast as the yardstick a method is."""
+        ratios = []
+        is_bound = False
+        for line in self.runs[name]:
+            yard = self.yard[line["seed"]]
+            own_s = self.reach(line, shift)["virtual_s"]
+            if isfinite(own_s):
+                base_s = self.reach(yard, shift)["virtual_s"]
+                # Where FedAvg does not get there, its time is at least its whole run.
+                is_bound = is_bound or not isfinite(base_s)
+                ratios.append(min(base_s, last_s(yard)) / own_s)
+        if not ratios:
+            return "not reached"
+        text = "> " if is_bound else ""
+        text += extent(ratios, "{:.1f}x") if extremes else f"{mean(ratios):.1f}x"
+        count = len(self.runs[name])
+        return text + (f"; {count - len(ratios)} of {count} not" if len(ratios) < count else "")
+
+    def share(self, name: str, cost: str) -> float:
+        """Return what a method took to the target, as a multiple of the yardstick's; or NaN."""
+        ratios = []
+        for line in self.runs[name]:
+            own = self.reach(line)[cost]
+            base = self.reach(self.yard[line["seed"]])[cost]
+            if isfinite(own) and isfinite(base):
+                ratios.append(own / base)
+        return mean(ratios) if ratios else nan
 
     def row(self, name: str) -> list[str]:
-        lines = self.runs[name]
-        yards = [self.yard[line["seed"]] for line in lines]
-        last_s = [yard["curve"]["virtual_s"][-1] for yard in yards]
-        pairs = [*zip(lines, yards, strict=True)]
-        reached = [[(self.reach(x, s), self.reach(y, s)) for x, y in pairs] for s in TARGETS]
-        times = []
-        for costs in reached:
-            clocks = [(own["virtual_s"], base["virtual_s"]) for own, base in costs]
-            times.append(faster(clocks, last_s))
-        seconds = [own["virtual_s"] for own, _ in reached[0] if isfinite(own["virtual_s"])]
-        shares = [share([(own[key], base[key]) for own, base in reached[0]]) for key in COSTS[1:]]
-        ends = [f"{100 * mean(end(line, key) for line in lines):.1f}" for key in ("all", "slow")]
-        return [name, *times, extent(seconds, "{:.1f}") if seconds else "", *shares, *ends]
+        shares = [self.share(name, cost) for cost in COSTS[1:]]
+        ends = [mean(end(line, key) for line in self.runs[name]) for key in ("all", "slow")]
+        return [
+            name,
+            *(self.faster(name, shift) for shift in TARGETS),
+            *(f"{share:.2f}" if isfinite(share) else "" for share in shares),
+            *(f"{100 * accuracy:.1f}" for accuracy in ends),
+        ]
 
-    def against(self, base: Lines, own: Lines, shift: float = TARGETS[0]) -> "Duel":
+    def against(
+        self, base: Sequence[Line], own: Sequence[Line], shift: float = TARGETS[0]
+    ) -> "Duel":
         pairs = record.pairs(own, base)
         # Ours counts as there when FedAvg ends, a rival when its own run ends.
         ratios = [self.time_s(b, shift, latest=b) / self.time_s(a, shift) for a, b in pairs]
         more = mean(end(a) - end(b) for a, b in pairs)
         more_slow = mean(end(a, "slow") - end(b, "slow") for a, b in pairs)
-        reached = [isfinite(self.reach(x, shift)["virtual_s"]) for pair in pairs for x in pair]
-        return Duel(base[0]["case"]["name"], ratios, more, more_slow, any(reached))
+        return Duel(base[0]["case"]["name"], ratios, more, more_slow)
 
     def duel(self, shift: float = TARGETS[0]) -> "Duel | None":
         """Hold ours against the best rival."""
         rivals = [name for name in self.runs if name != OURS]
         if OURS not in self.runs or not rivals:
             return None
-        return self.against(self.runs[self.best(rivals, shift)], self.runs[OURS], shift)
-
-
-def share(values: Sequence[tuple[float, float]]) -> str:
-    ratios = [own / base for own, base in values if isfinite(own) and isfinite(base)]
-    return extent(ratios) if ratios else ""
+        best = min(rivals, key=lambda name: self.rank(name, shift))
+        return self.against(self.runs[best], self.runs[OURS], shift)
 
 
 class Duel(NamedTuple):
@@ -141,20 +138,17 @@ class Duel(NamedTuple):
     ratios: list[float]
     more: float
     more_slow: float
-    reached: bool
 
     @property
     def ratio(self) -> float:
         return exp(mean(map(log, self.ratios)))
 
-    @property
-    def holds(self) -> bool:
-        return self.more >= -LESS and self.more_slow >= -LESS_SLOW
+    def is_within(self, less: float, less_slow: float) -> bool:
+        """Return whether ours ends at most so far below, on all and on the slowest tier's data."""
+        return self.more >= -less and self.more_slow >= -less_slow
 
     @property
     def speedup(self) -> str:
-        if not self.reached:
-            return "neither gets there"
         text = f"{self.ratio:.2f}"
         if len(self.ratios) > 1:
             text += f" ({min(self.ratios):.2f} to {max(self.ratios):.2f})"
