@@ -33,7 +33,7 @@ from flwr_hetero.strategy import (
     Recorded,
     TiFL,
 )
-from flwr_hetero_studies.core.plan import Data, Options, Trial
+from flwr_hetero_studies.core.plan import Data, Trial
 from flwr_hetero_studies.core.record import Case
 from flwr_hetero_studies.cost.scale import EchoFleet, Meter, TimedGrid
 
@@ -62,7 +62,7 @@ STRATEGIES: dict[str, Callable[[int, str], Strategy]] = {
 }
 
 
-def plan(options: Options) -> Iterator[Trial]:
+def plan() -> Iterator[Trial]:
     for millions, nodes in SIZES:
         for strategy in STRATEGIES:
             case = {"experiment": "models", "name": f"{strategy}, {millions} million parameters"}
