@@ -17,6 +17,7 @@ from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.report import RunDirectory
 from flwr_hetero.strategy import Recorded
 from flwr_hetero_studies.faults.fleet_run import read_history
+from flwr_hetero_studies.faults.one_node import small_disk
 from flwr_hetero_studies.faults.scenarios import Found
 
 SIZE = 8_000_000
@@ -75,18 +76,13 @@ def killed_in_checkpoint(folder: Path) -> Found:
 
 def disk_full(folder: Path) -> Found:
     """Fill a small disk in the middle of a checkpoint, make room, and resume the run."""
-    # Mounting needs the rights of root.
-    mount = ["mount", "-t", "tmpfs", "tmpfs", str(folder), "-o"]
-    subprocess.run([*mount, f"size={DISK_MB}m"], check=True)
-    try:
+    with small_disk(folder, f"{DISK_MB}m") as mount:
         run = start(folder / "run")
         run.communicate()
         # The larger size stands for somebody who cleans up.
         subprocess.run([*mount, f"remount,size={4 * DISK_MB}m"], check=True)
         note = f"ends with exit code {run.returncode}; `resume=true` once there is room"
         return resumed("disk full in the middle of a checkpoint", note, folder / "run")
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
 
 
 ON_A_DISK = {"killed_in_checkpoint": killed_in_checkpoint, "disk_full": disk_full}
