@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from logging import INFO
-from typing import Any
 
 from flwr.app import RecordDict
 
@@ -25,10 +24,6 @@ PARTITIONS = {"mixed": "dirichlet", "slow nodes hold classes alone": "classes-by
 """How data may be divided, which only the user knows."""
 SLOW_LESS = 0.05
 """Accuracy on the slow nodes' data that a setting may have less than the base."""
-IN_APP: dict[str, dict[str, Any]] = {
-    "sgd": {}, "momentum": {"momentum": 0.9}, "adam": {"optimizer": "adam"},
-}  # fmt: skip
-"""The nodes' optimizer in the run-config of ``apps/fleet``."""
 ROUNDS = 40
 ROUNDS_S = 60.0
 """With so many rounds of FedAvg, advice takes about these seconds on two cores."""
@@ -51,7 +46,6 @@ class Advice:
     clients_per_round: int
     fast_steps: int
     rows: dict[str, list[Row]]
-    optimizer: str = "sgd"
     base: str = "FedAvg"
 
     def order(self) -> list[str]:
@@ -97,31 +91,6 @@ class Advice:
 
     def _candidate(self, name: str) -> Candidate:
         return next(row.candidate for row in self.rows_of(name).values())
-
-    def run_config(self, candidate: Candidate) -> str:
-        config = candidate.run_config | IN_APP[self.optimizer]
-        if config.get("steps", "epochs") != "epochs":
-            config = config | {"fast-steps": self.fast_steps}
-        parts = (f"{k}={v!r}" if isinstance(v, str) else f"{k}={v}" for k, v in config.items())
-        return " ".join(parts)
-
-    def as_dict(self) -> dict[str, Any]:
-        fair = self.fair
-        return {
-            "nodes": len(self.devices),
-            "best": self.best.name,
-            "order": self.order(),
-            "fair": fair.name if fair else None,
-            "settings": {task: [*map(self.figures, rows)] for task, rows in self.rows.items()},
-        }
-
-    def figures(self, row: Row) -> dict[str, Any]:
-        choice = row.candidate
-        figures = row._asdict() | {"candidate": choice.name, "run-config": self.run_config(choice)}
-        figures["python"] = choice.python(self.fast_steps)
-        if not row.reached:
-            figures |= {"bytes": None, "device_s": None}
-        return figures
 
 
 def advise(
@@ -185,4 +154,4 @@ def advise(
             seeds = range(seed, seed + SEEDS)
             rows[name] = rank(choices, seeds, partial(make, partition), execute)
     steps = max(1, round(examples / batch_size))
-    return Advice(devices, per_round, steps, rows, optimizer, choices[0].name)
+    return Advice(devices, per_round, steps, rows, choices[0].name)
