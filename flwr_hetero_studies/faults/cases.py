@@ -13,8 +13,9 @@ from flwr_hetero_studies.core.record import Case, Line
 from flwr_hetero_studies.faults import liars
 from flwr_hetero_studies.faults.one_node import ON_ONE_NODE
 from flwr_hetero_studies.faults.scenarios import ON_A_FLEET, OWN_FLEET, Found, own_fleet
-from flwr_hetero_studies.faults.storage import ON_A_DISK
 
+FLEETS = OWN_FLEET | ON_ONE_NODE
+"""Faults that need a fleet of their own."""
 SETTINGS = {"trust": 40}
 """Rounds among liars."""
 FAST = {"trust": 3}
@@ -22,10 +23,9 @@ FAST_CASES = ["liars/FedBuff, *"]
 
 
 def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
-    for name in (*ON_A_FLEET, *OWN_FLEET, *ON_A_DISK, *ON_ONE_NODE):
-        yield Trial({"experiment": "process", "name": name}, alone=True)
-    for name in (*ON_A_FLEET, *OWN_FLEET, *ON_ONE_NODE):
-        yield Trial({"experiment": "warm", "name": name}, alone=True)
+    # Flower's own nodes, and warm ones.
+    for experiment, name in product(("process", "warm"), ON_A_FLEET | FLEETS):
+        yield Trial({"experiment": experiment, "name": name}, alone=True)
     seeds = options.seeds_or(range(3))
     lies = [(0, 1.0), *product(liars.COUNTS, liars.FACTORS)]
     for strategy, seed, (count, factor) in product(liars.STRATEGIES, seeds, lies):
@@ -47,10 +47,8 @@ def run(case: Case, seed: int, data: Data) -> dict[str, Any]:
 def inject(name: str, folder: Path, *, warm: bool) -> list[Found]:
     """Cause a fault, or several in one fleet; if that fails, the error is the result."""
     try:
-        if name in ON_A_DISK:
-            found = ON_A_DISK[name](folder)
-        elif name in OWN_FLEET | ON_ONE_NODE:
-            found = (OWN_FLEET | ON_ONE_NODE)[name](folder, warm=warm)
+        if name in FLEETS:
+            found = FLEETS[name](folder, warm=warm)
         else:
             with own_fleet(folder, warm=warm) as fleet:
                 found = ON_A_FLEET[name](fleet, folder / name)

@@ -109,13 +109,13 @@ def start_node(
 
 
 @contextmanager
-def small_disk(folder: Path, size: str = f"{DISK_KB}k") -> Iterator[list[str]]:
-    """Mount a small disk, for which a process needs the rights of root; yield the command."""
+def small_disk(folder: Path) -> Iterator[None]:
+    """Mount a small disk, for which a process needs the rights of root."""
     folder.mkdir(parents=True, exist_ok=True)
-    mount = ["mount", "-t", "tmpfs", "tmpfs", str(folder), "-o"]
-    subprocess.run([*mount, f"size={size}"], check=True)
+    mount = ["mount", "-t", "tmpfs", "tmpfs", str(folder), "-o", f"size={DISK_KB}k"]
+    subprocess.run(mount, check=True)
     try:
-        yield mount
+        yield
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
