@@ -61,7 +61,7 @@ def run(case: Case, seed: int, data: Data, target: float | None = None) -> dict[
         known |= {"examples": examples, "batch_size": BATCH, "model_mb": MODEL_MB, "node": "none"}
         found = advise(fleet, seconds=case["seconds"], jobs=1, **known)
         speedups = {
-            task: {row.candidate.name: row.speedup for row in rows}
+            task: {name: row.speedup for name, row in rows.items()}
             for task, rows in found.rows.items()
         }
         return {"metrics": {"speedups": speedups}}

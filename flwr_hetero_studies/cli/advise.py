@@ -79,7 +79,7 @@ def _print(advice: "Advice") -> None:
         table.add_column("setting")
         for name in ("faster", "range", "runs", "bytes", "device-s", "slow"):
             table.add_column(name, justify="right")
-        for row in rows:
+        for row in rows.values():
             # The guess for a setting that never got there would look like a result.
             lost = row.seeds - row.reached
             speed = f"never in {lost}" if lost else f"{row.speedup:.1f}x"
@@ -88,7 +88,7 @@ def _print(advice: "Advice") -> None:
             tail = (str(row.seeds), *costs, f"{100 * row.slow:.0f} %")
             table.add_row(row.candidate.name, speed, span, *tail)
         console.print(table)
-    if any(row.seeds == 1 for rows in advice.rows.values() for row in rows):
+    if any(row.seeds == 1 for rows in advice.rows.values() for row in rows.values()):
         print(ONE_RUN)
     _print_lines(advice, advice.best)
     _print_fair(advice)

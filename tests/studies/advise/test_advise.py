@@ -174,7 +174,8 @@ def test_same_seed_same_ranking():
     found = {row.candidate.name for row in first}
     assert found == {choice.name for choice in chosen}
     assert [row.speedup for row in first] == sorted((r.speedup for r in first), reverse=True)
-    assert Advice(list(FLEET), 2, 16, {"mixed": first}).best.name in found
+    rows = {row.candidate.name: row for row in first}
+    assert Advice(list(FLEET), 2, 16, {"mixed": rows}).best.name in found
 
 
 # --- what is run -------------------------------------------------------------------------
@@ -201,19 +202,20 @@ def test_command_ends_with_lines_for_the_users_app(capsys):
     points = make(choice, 100, None).run()
     own = row(choice, [judge(points, points)])
 
-    def show(rows):
+    def show(own):
+        rows = {"mixed": {choice.name: own}}
         _print(Advice(list(FLEET), 2, 16, rows, base=choice.name))
 
-    show({"mixed": [own]})
+    show(own)
     said = capsys.readouterr().out
     assert "strategy = FedSlice(concurrency=2)\n" in said
     assert "app = ClientApp(mods=[hetero])\n" in said
     assert "1.0x " in said
     assert "1.0 to 1.0" not in said
     assert "A setting with one run is ranked by that run alone" in said
-    show({"mixed": [own._replace(seeds=2, reached=2)]})
+    show(own._replace(seeds=2, reached=2))
     said = capsys.readouterr().out
     assert "1.0 to 1.0" in said
     assert "one run" not in said
-    show({"mixed": [own._replace(seeds=3, reached=1)]})
+    show(own._replace(seeds=3, reached=1))
     assert re.search(r"never in 2 +3", capsys.readouterr().out)

@@ -1,5 +1,6 @@
 """The race on real nodes: its plan, what lines keep, devices as measured, and how it is judged."""
 
+import subprocess
 import sys
 from importlib import import_module
 
@@ -140,6 +141,11 @@ def test_a_node_waits_until_its_device_would_have_taken_the_steps(waiting_folder
     examples = reply.content["metrics"]["num-examples"]
     assert sum(slept) == pytest.approx(examples * 0.01 / 0.1)
     assert len(slept) == -(-examples // 16)
+
+
+def test_the_app_of_waiting_nodes_loads_without_torch():
+    code = "import sys, waiting_app.client_app; sys.exit('torch' in sys.modules)"
+    assert not subprocess.run([sys.executable, "-c", code], cwd=waiting.APP).returncode
 
 
 def test_a_row_has_the_measured_and_the_predicted_speed_up():
