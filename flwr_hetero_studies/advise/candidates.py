@@ -92,7 +92,7 @@ def candidates(
     spare = min(max(1, clients_per_round // 2), num_nodes - clients_per_round)
     # A tier must have enough nodes for a round.
     num_tiers = max(2, min(5, num_nodes // max(2, clients_per_round)))
-    some = {"clients_per_round": clients_per_round}
+    some: dict[str, Any] = {"clients_per_round": clients_per_round}
     random: Part = (ours.RandomSelection, some)
     every: Part = (ours.RandomSelection, {"clients_per_round": None})
     over: tuple[Part, ...] = (
@@ -100,8 +100,10 @@ def candidates(
         (ours.RandomSelection, {"clients_per_round": clients_per_round + spare}),
     )
     tifl: Part = (ours.TiFL, some | {"num_tiers": num_tiers, "policy": "adaptive"})
-    steps = {"fast_steps": None, "budget": "deadline", "high_loss_fraction": None}
-    deadline: Part = (ours.BiasedLocalSGD, steps)
+    deadline: Part = (
+        ours.BiasedLocalSGD,
+        {"fast_steps": None, "budget": "deadline", "high_loss_fraction": None},
+    )
     average: Part = (ours.ModelAverage, {"window": AVERAGED})
     first = INNER[base][0].__name__
     selecting: dict[str, tuple[Part, ...]] = {

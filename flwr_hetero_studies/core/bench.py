@@ -55,9 +55,11 @@ def execute(claim: str, trial: Trial, data: Data, threads: int | None = 1) -> Li
     if threads:
         torch.set_num_threads(threads)
     start_s = time.perf_counter()
-    old = warnings.catch_warnings(action="ignore", category=DeprecationWarning)
     try:
-        with only_errors(logging.CRITICAL), old:
+        with (
+            only_errors(logging.CRITICAL),
+            warnings.catch_warnings(action="ignore", category=DeprecationWarning),
+        ):
             found = cases.run(trial.case, trial.seed, data, **trial.given)
     except NotHereError as error:
         found = {"metrics": {"not_here": str(error)}}

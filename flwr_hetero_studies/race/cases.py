@@ -78,8 +78,9 @@ def entrant(
 
 
 def run(case: Case, seed: int, data: Data, split: str, **given: Any) -> dict[str, Any]:
-    run_it = run_yardstick if case["name"] == YARDSTICK else run_method
-    return run_it(case, seed, data, split, **given)
+    if case["name"] == YARDSTICK:
+        return run_yardstick(case, seed, data, split, **given)
+    return run_method(case, seed, data, split, **given)
 
 
 def run_yardstick(
