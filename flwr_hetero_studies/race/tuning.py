@@ -114,7 +114,7 @@ class Tuning:
         if cell == MAIN:
             return method
         is_wide = cell.startswith(WIDE)
-        # They were added before they were tuned in the main cell.
+        # The rivals that were added ran in these cells before they were tuned in the main one.
         if is_wide and name in ADDED:
             settings = [method.first[0], method.second[0]]
         else:
