@@ -10,11 +10,11 @@ from flwr_hetero_studies.core import record
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
 from flwr_hetero_studies.real import waiting
-from flwr_hetero_studies.real.race import BASE, WORKLOADS, race
+from flwr_hetero_studies.real.race import BASE, LATE, WORKLOADS, race
 
 SETTINGS = {name: workload.rounds for name, workload in WORKLOADS.items()}
-SETTINGS |= {"late": 1.2, waiting.WAITING: waiting.ROUNDS}
-"""Rounds of FedAvg. Others end after ``late`` times its seconds."""
+SETTINGS |= {waiting.WAITING: waiting.ROUNDS}
+"""Rounds of FedAvg."""
 FAST = {"light": 2, waiting.WAITING: 2}
 FAST_CASES = ["light/FedAvg", "light/FedSlice"]
 SEEDS = 3
@@ -41,7 +41,7 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
         if name == BASE:
             yield Trial(case, seed, alone=True)
         elif base is not None:
-            budget_s = options.settings["late"] * base["curve"]["seconds"][-1]
+            budget_s = LATE * base["curve"]["seconds"][-1]
             given = {"target": base["metrics"]["target"], "budget_s": round(budget_s, 1)}
             yield Trial(case, seed, given, alone=True)
 

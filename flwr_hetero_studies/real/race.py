@@ -36,6 +36,8 @@ METHODS: dict[str, dict[str, Any]] = {
 CLASSES = {"partition": "classes", "classes-per-node": 5}
 """Each of six nodes has five of ten classes, and all have the same number of examples."""
 ENDLESS = 100_000
+LATE = 1.2
+"""The other methods end after so many times FedAvg's seconds."""
 LESS = 0.01
 """The target is FedAvg's end minus this."""
 EARLY = 2

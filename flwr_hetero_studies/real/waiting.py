@@ -25,6 +25,7 @@ from flwr_hetero_studies.race.node import NUMPY, Learning, deal
 from flwr_hetero_studies.real.race import (
     BASE,
     ENDLESS,
+    LATE,
     LESS,
     LONGEST_S,
     Found,
@@ -50,8 +51,6 @@ DRAWS = 10
 MODEL_MB = 0.32
 LAST = 5
 """The target is the median of so many of FedAvg's last measurements, less a point."""
-LATE = 1.2
-"""The other methods end after so many times FedAvg's seconds."""
 ROWS = (6000, 0, 1000)
 """Images to train on, to tune with, and to test on."""
 ALLOWED = {BASE: 1, "FedSlice": 3}
