@@ -5,12 +5,11 @@ from flwr.app import ArrayRecord, Message, RecordDict
 
 from flwr_hetero._flwr import be_server_task
 from flwr_hetero_studies.faults import liars
-from flwr_hetero_studies.faults.digits import digits_app
 
 
 def test_liars_turn_and_scale_their_updates():
     be_server_task(1, 1, 1)
-    app, _ = digits_app(0)
+    app, _ = liars.digits_app(0)
     grid = liars.LiarsGrid(app, liars.profiles_for(1), seed=0)
     grid.factor = 20.0
     message = Message(RecordDict({"arrays": ArrayRecord([np.ones(2, "f4")])}), 1000, "train")
