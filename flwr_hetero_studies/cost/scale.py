@@ -64,21 +64,21 @@ class AllFirst(FedAvg):
         return super().configure_train(server_round, *rest)
 
 
-def plain() -> FedAvg:
+def fedavg() -> FedAvg:
     return FedAvg(fraction_evaluate=0.0)
 
 
 STRATEGIES: dict[str, Callable[[AllFirst, int, Path], Strategy]] = {
-    "FedAvg": lambda fedavg, training, folder: fedavg,
-    "FedSlice": lambda fedavg, training, folder: FedSlice(plain(), concurrency=training),
-    "FedBuff": lambda fedavg, training, folder: FedBuff(
-        plain(), buffer_size=5, concurrency=training
+    "FedAvg": lambda all_first, training, folder: all_first,
+    "FedSlice": lambda all_first, training, folder: FedSlice(fedavg(), concurrency=training),
+    "FedBuff": lambda all_first, training, folder: FedBuff(
+        fedavg(), buffer_size=5, concurrency=training
     ),
-    "TiFL": lambda fedavg, training, folder: TiFL(plain(), training, **PHASE),
-    "BiasedLocalSGD": lambda fedavg, training, folder: BiasedLocalSGD(fedavg, fast_steps=8),
-    "CDGraB": lambda fedavg, training, folder: CDGraB(fedavg, sketch_size=16),
-    "Compressed": lambda fedavg, training, folder: Compressed(fedavg),
-    "Recorded": lambda fedavg, training, folder: Recorded(fedavg, run_dir=folder / "run"),
+    "TiFL": lambda all_first, training, folder: TiFL(fedavg(), training, **PHASE),
+    "BiasedLocalSGD": lambda all_first, training, folder: BiasedLocalSGD(all_first, fast_steps=8),
+    "CDGraB": lambda all_first, training, folder: CDGraB(all_first, sketch_size=16),
+    "Compressed": lambda all_first, training, folder: Compressed(all_first),
+    "Recorded": lambda all_first, training, folder: Recorded(all_first, run_dir=folder / "run"),
 }
 """Each gets FedAvg with all nodes in the first round, and how many nodes train at a time."""
 ASYNCHRONOUS = ("FedSlice", "FedBuff")
@@ -214,8 +214,8 @@ def run(case: Case, data: Data) -> dict[str, Any]:
                 raise Enough
 
     with tempfile.TemporaryDirectory() as folder, only_errors():
-        fedavg = AllFirst(training / case["nodes"])
-        strategy = STRATEGIES[case["strategy"]](fedavg, training, Path(folder))
+        all_first = AllFirst(training / case["nodes"])
+        strategy = STRATEGIES[case["strategy"]](all_first, training, Path(folder))
         begun_s = meter.server_s
         with suppress(Enough):
             strategy.start(grid, nodes.first(), ENDLESS, evaluate_fn=note)
