@@ -4,9 +4,8 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from logging import INFO
-from typing import Any
+from math import prod
 
 from flwr.app import RecordDict
 
@@ -25,10 +24,6 @@ PARTITIONS = {"mixed": "dirichlet", "slow nodes hold classes alone": "classes-by
 """How data may be divided, which only the user knows."""
 SLOW_LESS = 0.05
 """Accuracy on the slow nodes' data that a setting may have less than the base."""
-IN_APP: dict[str, dict[str, Any]] = {
-    "sgd": {}, "momentum": {"momentum": 0.9}, "adam": {"optimizer": "adam"},
-}  # fmt: skip
-"""The nodes' optimizer in the run-config of ``apps/fleet``."""
 ROUNDS = 40
 ROUNDS_S = 60.0
 """With so many rounds of FedAvg, advice takes about these seconds on two cores."""
@@ -50,78 +45,42 @@ class Advice:
     devices: list[DeviceProfile]
     clients_per_round: int
     fast_steps: int
-    rows: dict[str, list[Row]]
-    optimizer: str = "sgd"
+    rows: dict[str, dict[str, Row]]
+    """The rows by division and name, the best first."""
     base: str = "FedAvg"
-
-    def order(self) -> list[str]:
-        """Name the settings in the order of their speed-ups, with the same weight for each task."""
-        product: dict[str, float] = {}
-        for row in chain(*self.rows.values()):
-            name = row.candidate.name
-            product[name] = product.get(name, 1.0) * row.speedup
-        return sorted(product, key=lambda name: -product[name])
 
     def rows_of(self, name: str) -> dict[str, Row]:
         """Return a setting's rows, by the division of the data."""
-        pairs = ((task, row) for task, rows in self.rows.items() for row in rows)
-        return {task: row for task, row in pairs if row.candidate.name == name}
+        return {task: rows[name] for task, rows in self.rows.items()}
 
-    @property
-    def sure(self) -> list[str]:
-        """The settings that reached the target in all their runs, the best first; or all."""
-        order = self.order()
+    def order(self) -> list[str]:
+        """Name the settings in the order of their speed-ups, with the same weight for each task.
 
-        def always_reached(name: str) -> bool:
-            return all(row.reached == row.seeds for row in self.rows_of(name).values())
-
-        return [name for name in order if always_reached(name)] or order
+        If some reached the target in all their runs, the others are left out.
+        """
+        names = next(iter(self.rows.values()))
+        rows = {name: self.rows_of(name).values() for name in names}
+        sure = [name for name in names if all(row.reached == row.seeds for row in rows[name])]
+        return sorted(sure or [*names], key=lambda name: -prod(row.speedup for row in rows[name]))
 
     @property
     def best(self) -> Candidate:
-        return self._candidate(self.sure[0])
+        return self._candidate(self.order()[0])
 
     @property
     def fair(self) -> Candidate | None:
         """The best setting that is never much worse than the base on the slow nodes' data."""
-        names = (name for name in self.sure if self.unfair_in(name) is None)
+        names = (name for name in self.order() if self.unfair_in(name) is None)
         return next(map(self._candidate, names), None)
 
     def unfair_in(self, name: str) -> str | None:
         """Return the division where a setting is far below the base on the slow nodes' data."""
-        rows = self.rows_of(name)
-        base = self.rows_of(self.base)
-        less = {task: base[task].slow - rows[task].slow for task in self.rows}
+        less = {task: rows[self.base].slow - rows[name].slow for task, rows in self.rows.items()}
         worst = max(less, key=lambda task: less[task])
         return worst if less[worst] > SLOW_LESS else None
 
     def _candidate(self, name: str) -> Candidate:
-        return next(row.candidate for row in self.rows_of(name).values())
-
-    def run_config(self, candidate: Candidate) -> str:
-        config = candidate.run_config | IN_APP[self.optimizer]
-        if config.get("steps", "epochs") != "epochs":
-            config = config | {"fast-steps": self.fast_steps}
-        parts = (f"{k}={v!r}" if isinstance(v, str) else f"{k}={v}" for k, v in config.items())
-        return " ".join(parts)
-
-    def as_dict(self) -> dict[str, Any]:
-        fair = self.fair
-        return {
-            "nodes": len(self.devices),
-            "best": self.best.name,
-            "order": self.order(),
-            "fair": fair.name if fair else None,
-            "settings": {task: [*map(self.figures, rows)] for task, rows in self.rows.items()},
-        }
-
-    def figures(self, row: Row) -> dict[str, Any]:
-        choice = row.candidate
-        figures = row._asdict() | {"candidate": choice.name, "run-config": self.run_config(choice)}
-        figures["python"] = choice.python(self.fast_steps)
-        if not row.reached:
-            figures |= {"bytes": None, "device_s": None}
-        return figures
+        return next(iter(self.rows_of(name).values())).candidate
 
 
 def advise(
@@ -183,6 +142,7 @@ def advise(
 
         for name, partition in PARTITIONS.items():
             seeds = range(seed, seed + SEEDS)
-            rows[name] = rank(choices, seeds, partial(make, partition), execute)
+            ranked = rank(choices, seeds, partial(make, partition), execute)
+            rows[name] = {row.candidate.name: row for row in ranked}
     steps = max(1, round(examples / batch_size))
-    return Advice(devices, per_round, steps, rows, optimizer, choices[0].name)
+    return Advice(devices, per_round, steps, rows, choices[0].name)

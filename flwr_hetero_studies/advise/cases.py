@@ -59,8 +59,12 @@ def run(case: Case, seed: int, data: Data, target: float | None = None) -> dict[
     if case["name"] == "advice":
         known: dict[str, Any] = {"nodes": NODES, "clients_per_round": PER_ROUND}
         known |= {"examples": examples, "batch_size": BATCH, "model_mb": MODEL_MB, "node": "none"}
-        found = advise(fleet, seconds=case["seconds"], jobs=1, **known).as_dict()
-        return {"metrics": {"order": found["order"], "settings": found["settings"]}}
+        found = advise(fleet, seconds=case["seconds"], jobs=1, **known)
+        speedups = {
+            task: {name: row.speedup for name, row in rows.items()}
+            for task, rows in found.rows.items()
+        }
+        return {"metrics": {"speedups": speedups}}
     test = max(rows // 3, 100)
     # The split to tune with is not used here, but must not be empty.
     source = data.first(rows + BATCH, test)

@@ -15,52 +15,35 @@ from flwr_hetero_studies.race.methods import BASE
 
 WANTED = 0.7
 NAMES = dict(zip(PARTITIONS, ("mixed", "slow alone"), strict=True))
-HEAD = ["setting", *(f"{how}, {data}" for data in NAMES.values() for how in ("advised", "found"))]
-SUMMARY = [
-    "fleet",
-    "data",
-    "Kendall's tau",
-    "advised first",
-    "times faster",
-    "best",
-    "times faster",
-]
+SUMMARY = ["fleet", "data", "Kendall's tau", "advised first", "times faster", "best",
+           "times faster"]  # fmt: skip
 
 
 def found_rows(lines: list[Line]) -> dict[str, Row]:
     bases = {line["seed"]: looks(line) for line in record.of(lines, name=BASE)}
     choices = {choice.name: choice for choice in candidates(NODES, PER_ROUND, limited=True)}
-    # The record also has a setting that can no longer be chosen.
     return {
         name: row(choices[name], [judge(looks(line), bases[line["seed"]]) for line in own])
         for name, own in record.by(lines, "name").items()
-        if name in choices
     }
 
 
-def section(fleet: str, lines: list[Line]) -> tuple[str, list[list[Any]]]:
-    """Tabulate a fleet's settings, the best in both divisions of the data first."""
-    (advice,) = record.of(lines, name="advice")
-    sums: list[list[Any]] = []
+def ranks(fleet: str, lines: list[Line]) -> list[list[str]]:
+    """Compare the two rankings for each division of the data, and for both together."""
+    [advice] = record.of(lines, name="advice")
+    rows = []
     # Products over both divisions of advised and of measured speed-ups.
     both: list[dict[str, float]] = [{}, {}]
-    cells: dict[str, list[str]] = {}
     for meaning, partition in PARTITIONS.items():
-        judged = advice["metrics"]["settings"][meaning]
-        rows = found_rows(record.of(lines, partition=partition))
-        advised = {setting["candidate"]: setting["speedup"] for setting in judged}
-        found = {name: each.speedup for name, each in rows.items()}
-        texts = {name: shown(each) for name, each in rows.items()}
-        sums.append([fleet, NAMES[meaning], *ranked(advised, found, texts)])
-        for name, text in texts.items():
-            cells.setdefault(name, [name]).extend([f"{advised[name]:.1f}", text])
-        for product, speeds in zip(both, (advised, found), strict=True):
+        found = found_rows(record.of(lines, partition=partition))
+        measured = {name: each.speedup for name, each in found.items()}
+        advised = advice["metrics"]["speedups"][meaning]
+        texts = {name: shown(each) for name, each in found.items()}
+        rows.append([fleet, NAMES[meaning], *ranked(advised, measured, texts)])
+        for product, speeds in zip(both, (advised, measured), strict=True):
             product |= {name: product.get(name, 1.0) * speed for name, speed in speeds.items()}
-    names = sorted({*cells} - {BASE}, key=lambda name: -both[1][name])
-    ordered = [cells[name] for name in names]
     means = {name: f"{speed ** (1 / len(PARTITIONS)):.1f}" for name, speed in both[1].items()}
-    sums.append([fleet, "both", *ranked(both[0], both[1], means)])
-    return f"### {fleet}\n\n{tables.table(HEAD, ordered)}", sums
+    return [*rows, [fleet, "both", *ranked(both[0], both[1], means)]]
 
 
 def shown(setting: Row) -> str:
@@ -81,13 +64,10 @@ def ranked(advised: dict[str, float], found: dict[str, float], texts: dict[str, 
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
-    texts = []
-    sums: list[list[Any]] = []
+    rows: list[list[str]] = []
     for fleet, own in record.by(lines, "experiment").items():
-        text, rows = section(fleet, own)
-        texts.append(text)
-        sums += rows
-    taus = [float(row[2]) for row in sums if row[1] == "both"]
-    parts = {"software": record.software(lines), "sections": "\n".join(texts)}
+        rows += ranks(fleet, own)
+    taus = [float(row[2]) for row in rows if row[1] == "both"]
     reached = f"{sum(tau >= WANTED for tau in taus)} of {len(taus)}"
-    return parts | {"summary": tables.table(SUMMARY, sums), "reached": reached}
+    parts = {"software": record.software(lines), "reached": reached}
+    return parts | {"summary": tables.table(SUMMARY, rows)}

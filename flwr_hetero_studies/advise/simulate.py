@@ -18,15 +18,12 @@ from flwr_hetero_studies.core.curves import Vector
 from flwr_hetero_studies.core.emulate import Enough, Moment, drive
 from flwr_hetero_studies.core.quiet import only_errors
 from flwr_hetero_studies.race.node import Learning
+from flwr_hetero_studies.race.watch import SLOWEST, SMOOTHED
 
 MARGIN = 0.01
 """The target is FedAvg's end minus this."""
-SMOOTHED = 4
-"""Number of looks at the model of which the mean counts."""
 MOST_WORK = 20
 """A setting may send so many times as many messages as FedAvg."""
-SLOWEST = 0.2
-"""Share of the fleet that is its slowest tier."""
 PER_POINT = 0.1
 """Penalty for each point of accuracy that a setting lacks to the target."""
 

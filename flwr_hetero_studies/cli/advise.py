@@ -1,7 +1,6 @@
 """The command ``advise``: rank settings on the user's own fleet, emulated."""
 
 import argparse
-import json
 from math import isfinite
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
@@ -48,7 +47,6 @@ def add(commands: Any) -> None:
     time = "about how long it takes on two cores; fewer, and it is less sure (default: 60)"
     add("--seconds", type=float, default=60.0, help=time)
     add("--seed", type=int, default=0, help="of the first run (default: 0)")
-    add("--json", action="store_true", help="print the figures as JSON")
 
 
 def _advise(options: argparse.Namespace) -> None:
@@ -58,11 +56,7 @@ def _advise(options: argparse.Namespace) -> None:
     names = ("nodes", "clients_per_round", "examples", "batch_size", "model_mb", "node",
              "optimizer", "base", "seconds", "seed")  # fmt: skip
     given = {name: getattr(options, name) for name in names}
-    found = advise(options.fleet, track=tracked, **given)
-    if options.json:
-        print(json.dumps(found.as_dict(), indent=2))
-    else:
-        _print(found)
+    _print(advise(options.fleet, track=tracked, **given))
 
 
 def _print(advice: "Advice") -> None:
@@ -85,7 +79,7 @@ def _print(advice: "Advice") -> None:
         table.add_column("setting")
         for name in ("faster", "range", "runs", "bytes", "device-s", "slow"):
             table.add_column(name, justify="right")
-        for row in rows:
+        for row in rows.values():
             # The guess for a setting that never got there would look like a result.
             lost = row.seeds - row.reached
             speed = f"never in {lost}" if lost else f"{row.speedup:.1f}x"
@@ -94,7 +88,7 @@ def _print(advice: "Advice") -> None:
             tail = (str(row.seeds), *costs, f"{100 * row.slow:.0f} %")
             table.add_row(row.candidate.name, speed, span, *tail)
         console.print(table)
-    if any(row.seeds == 1 for rows in advice.rows.values() for row in rows):
+    if any(row.seeds == 1 for rows in advice.rows.values() for row in rows.values()):
         print(ONE_RUN)
     _print_lines(advice, advice.best)
     _print_fair(advice)
@@ -102,14 +96,14 @@ def _print(advice: "Advice") -> None:
 
 
 def _print_lines(advice: "Advice", choice: "Candidate") -> None:
+    from flwr_hetero.strategy import BiasedLocalSGD, Compressed, FedSlice
+
     print(f"Take {choice.name}. In your ServerApp:")
     print(indent(choice.python(advice.fast_steps), "  "))
-    if choice.sets_steps:
+    if choice.has(FedSlice, BiasedLocalSGD):
         print(f"In your ClientApp, which takes the steps that the server asks for:\n{NODE}")
-    elif choice.is_packed:
+    elif choice.has(Compressed):
         print(f"In your ClientApp, which reads and writes compressed models:\n{MOD}")
-    print("Or try it in the app of this project:")
-    print(f'  flwr run apps/fleet --run-config "{advice.run_config(choice)}"')
 
 
 def _print_fair(advice: "Advice") -> None:

@@ -19,8 +19,6 @@ Look: TypeAlias = Callable[[nn.Module], dict[str, float]]
 """Measures a model; a run whose ``loss`` is not finite ends."""
 Observe: TypeAlias = Callable[[int, Rows, Tensor], None]
 """Takes a worker, and the indices and losses of its batch, when gradients can be read."""
-Backward: TypeAlias = Callable[[nn.Module, Examples, Rows, NDArray[np.float64]], Tensor]
-"""Adds a batch's gradient to the model's, and returns its losses."""
 DIVERGED = 1e6
 """A batch's mean loss from which a run counts as diverged."""
 
@@ -35,16 +33,6 @@ def split(examples: Examples, num_workers: int, seed: int) -> list[Examples]:
     return [Examples(inputs, targets, examples.task) for inputs, targets in parts]
 
 
-def weighted_backward(
-    model: nn.Module, examples: Examples, indices: Rows, weights: NDArray[np.float64]
-) -> Tensor:
-    """Take the gradient of the mean of weight times loss."""
-    inputs, targets = examples.take(indices)
-    losses = examples.task.losses(model(inputs), targets)
-    (losses * torch.from_numpy(weights).to(losses)).mean().backward()  # type: ignore[no-untyped-call]
-    return losses.detach()
-
-
 def steps(
     model: nn.Module,
     shares: Sequence[Examples],
@@ -52,7 +40,6 @@ def steps(
     optimizer: torch.optim.Optimizer,
     *,
     observe: Observe = lambda worker, indices, losses: None,
-    backward: Backward = weighted_backward,
 ) -> Iterator[float]:
     """Take synchronous steps forever, each on the mean of the workers' gradients.
 
@@ -67,13 +54,15 @@ def steps(
             indices, weights = sampler.next_batch()
             # Keep the buffers of the gradients.
             model.zero_grad(set_to_none=False)
-            losses = backward(model, share, indices, weights)
+            inputs, targets = share.take(indices)
+            losses = share.task.losses(model(inputs), targets)
+            (losses * torch.from_numpy(weights).to(losses)).mean().backward()  # type: ignore[no-untyped-call]
             means.append(float(losses.mean()))
             # This also holds for NaN.
             if not means[-1] < DIVERGED:
                 yield inf
                 return
-            observe(worker, indices, losses)
+            observe(worker, indices, losses.detach())
             for part, p in zip(total, model.parameters(), strict=True):
                 if p.grad is not None:
                     part.add_(p.grad, alpha=1 / len(shares))
@@ -92,13 +81,12 @@ def train(
     num_steps: int,
     every: int,
     look: Look,
-    observe: Observe = lambda worker, indices, losses: None,
-    backward: Backward = weighted_backward,
+    observe: Observe,
 ) -> Columns:
     """Take so many steps; measure before the first and after each ``every``-th one."""
     points: list[dict[str, float]] = [{"step": 0} | look(model)]
     # Zip ends with the range, so that no more batches are drawn than needed.
-    taken = steps(model, shares, samplers, optimizer, observe=observe, backward=backward)
+    taken = steps(model, shares, samplers, optimizer, observe=observe)
     for step, loss in zip(range(1, num_steps + 1), taken, strict=False):
         # A curve that diverges ends with an infinite loss.
         if loss == inf:

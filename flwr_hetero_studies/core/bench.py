@@ -25,6 +25,7 @@ from typing import Any
 
 from flwr_hetero.cli.parsing import add_command, end_of_help, tracked
 from flwr_hetero_studies.core.plan import DIGITS, Data, NotHereError, Options, Trial
+from flwr_hetero_studies.core.quiet import only_errors
 from flwr_hetero_studies.core.record import Line, append, key_of, pack, read
 from flwr_hetero_studies.core.tables import details, fill
 
@@ -53,17 +54,15 @@ def execute(claim: str, trial: Trial, data: Data, threads: int | None = 1) -> Li
     # With small models, several threads would wait for each other.
     if threads:
         torch.set_num_threads(threads)
-    logger = logging.getLogger("flwr")
-    level = logger.level
     start_s = time.perf_counter()
-    logger.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        with (
+            only_errors(logging.CRITICAL),
+            warnings.catch_warnings(action="ignore", category=DeprecationWarning),
+        ):
             found = cases.run(trial.case, trial.seed, data, **trial.given)
     except NotHereError as error:
         found = {"metrics": {"not_here": str(error)}}
-    finally:
-        logger.setLevel(level)
     metrics = found["metrics"] | {"took_s": round(time.perf_counter() - start_s, 1)}
     line = {"case": trial.case, "seed": trial.seed, "metrics": metrics}
     return line | {"curve": found.get("curve", {}), "versions": versions()}

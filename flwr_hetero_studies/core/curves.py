@@ -84,10 +84,6 @@ def last(line: Line, name: str, count: int) -> float:
     return float(np.mean(line["curve"][name][-count:]))
 
 
-def mean(curves: Iterable[Columns], name: str) -> list[float]:
-    return [float(np.mean(values)) for values in zip(*(c[name] for c in curves), strict=False)]
-
-
 def over_time(
     clocks: Sequence[ArrayLike],
     values: Sequence[ArrayLike],

@@ -3,11 +3,10 @@
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from math import inf
 from typing import Any, NamedTuple
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ArrayRecord, MetricRecord
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Strategy
 
@@ -108,18 +107,13 @@ def emulate(
     run_config: dict[str, Any],
     *,
     note: Callable[[Moment], dict[str, Any]] = lambda moment: {},
-    budget_s: float = inf,
-    charged: bool = True,
     every: int = 1,
-    arrays: ArrayRecord | None = None,
-    train_config: dict[str, Any] | None = None,
     measure: Measure | None = None,
 ) -> Columns:
     """Train what the apps train, and return a curve with a point for each measurement.
 
     The global model is measured every so many rounds or server updates and after the last one, and
-    ``note`` adds to a point. The run ends with the first round after ``budget_s`` of virtual time,
-    to which profiling counts if it is ``charged``.
+    ``note`` adds to a point.
     """
     rounds = settings.num_server_rounds
     measure = measure or tasks.central_evaluate(settings)
@@ -136,23 +130,10 @@ def emulate(
             point = {"round": moment.round, "virtual_s": moment.virtual_s}
             point |= {"accuracy": measured["accuracy"], "bytes": moment.watch.bytes}
             points.append(point | {"device_s": moment.watch.device_s} | more)
-        # The time until the first point is that of profiling.
-        free_s = 0.0 if charged else points[0]["virtual_s"]
-        if moment.virtual_s - free_s > budget_s:
-            raise Enough
 
     grid = LocalGrid(app, profiles, seed=settings.seed, run_config=run_config)
-    first = tasks.initial_arrays(settings) if arrays is None else arrays
-    drive(
-        strategy,
-        grid,
-        first,
-        add,
-        seed=settings.seed,
-        rounds=rounds,
-        train_config=ConfigRecord(train_config or {}),
-        evaluate_fn=evaluate,
-    )
+    first = tasks.initial_arrays(settings)
+    drive(strategy, grid, first, add, seed=settings.seed, rounds=rounds, evaluate_fn=evaluate)
     return rounded(columns(points))
 
 

@@ -1,7 +1,8 @@
 """Figures of pages: a panel for each task, a line for each method."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -24,29 +25,19 @@ METHOD_COLOURS = {
 """A method has the same colour in every figure."""
 
 
-def looks(names: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Give each name the colour of its method, and variants of a method different dashes."""
+def looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Give each name the colour of its method, or a free one, and dashes if that is in use."""
     every = list(names)
     words = [name.lower().replace(" ", "-") for name in every]
-    methods = [next((m for m in METHOD_COLOURS if word.startswith(m)), word) for word in words]
+    own = [next((c for m, c in METHOD_COLOURS.items() if word.startswith(m)), "") for word in words]
+    free = cycle([colour for colour in RUN_COLOURS if colour not in own] or RUN_COLOURS)
     used: Counter[str] = Counter()
-    for name, colour in zip(every, method_colours(methods), strict=True):
-        yield name, {"color": colour, "linestyle": DASHES[used[colour] % len(DASHES)]}
+    found = {}
+    for name, reserved in zip(every, own, strict=True):
+        colour = next(free) if not reserved or used[reserved] else reserved
+        found[name] = {"color": colour, "linestyle": DASHES[used[colour] % len(DASHES)]}
         used[colour] += 1
-
-
-def method_colours(methods: Sequence[str]) -> list[str]:
-    """Return a colour for each method: its own, or the next free one if that is taken."""
-    reserved = [METHOD_COLOURS.get(method) for method in methods]
-    free = [colour for colour in RUN_COLOURS if colour not in reserved] or list(RUN_COLOURS)
-    colours: list[str] = []
-    num_free_used = 0
-    for colour in reserved:
-        if colour is None or colour in colours:
-            colour = free[num_free_used % len(free)]
-            num_free_used += 1
-        colours.append(colour)
-    return colours
+    return found
 
 
 def draw(
@@ -68,7 +59,7 @@ def draw(
     from matplotlib.figure import Figure
 
     names = dict.fromkeys(name for curves in panels.values() for name in curves)
-    look = dict(looks(names))
+    look = looks(names)
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
     style: Any = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}

@@ -3,6 +3,7 @@
 import os
 import tempfile
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from subprocess import SubprocessError
 from typing import Any
@@ -12,32 +13,31 @@ from flwr_hetero_studies.core.record import Case, Line
 from flwr_hetero_studies.faults import liars
 from flwr_hetero_studies.faults.one_node import ON_ONE_NODE
 from flwr_hetero_studies.faults.scenarios import ON_A_FLEET, OWN_FLEET, Found, own_fleet
-from flwr_hetero_studies.faults.storage import ON_A_DISK
 
+FLEETS = OWN_FLEET | ON_ONE_NODE
+"""Faults that need a fleet of their own."""
 SETTINGS = {"trust": 40}
 """Rounds among liars."""
 FAST = {"trust": 3}
-FAST_CASES = ["liars/FedAvg: *"]
+FAST_CASES = ["liars/FedBuff, *"]
 
 
 def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
-    for name in (*ON_A_FLEET, *OWN_FLEET, *ON_A_DISK, *ON_ONE_NODE):
-        yield Trial({"experiment": "process", "name": name}, alone=True)
-    for name in (*ON_A_FLEET, *OWN_FLEET, *ON_ONE_NODE):
-        yield Trial({"experiment": "warm", "name": name}, alone=True)
-    for name in liars.STRATEGIES:
-        lies = [*liars.LIES, *(liars.SCALED if name in liars.SEARCHED else [])]
-        for seed in options.seeds_or(range(3)):
-            for lie in lies:
-                for count in (0,) if lie == liars.HONEST else (1, 3):
-                    case = {"experiment": "liars", "name": f"{name}: {lie}", "liars": count}
-                    yield Trial(case | {"rounds": options.settings["trust"]}, seed)
+    # Flower's own nodes, and warm ones.
+    for experiment, name in product(("process", "warm"), ON_A_FLEET | FLEETS):
+        yield Trial({"experiment": experiment, "name": name}, alone=True)
+    seeds = options.seeds_or(range(3))
+    lies = [(0, 1.0), *product(liars.COUNTS, liars.FACTORS)]
+    for strategy, seed, (count, factor) in product(liars.STRATEGIES, seeds, lies):
+        case = {"experiment": "liars", "name": f"{strategy}, {count} x {factor:g}"}
+        case |= {"strategy": strategy, "liars": count, "factor": factor}
+        yield Trial(case | {"rounds": options.settings["trust"]}, seed)
 
 
 def run(case: Case, seed: int, data: Data) -> dict[str, Any]:
     if case["experiment"] == "liars":
-        strategy, _, lie = case["name"].partition(": ")
-        return liars.run(strategy, lie, case["liars"], case["rounds"], seed)
+        wanted = (case[key] for key in ("strategy", "liars", "factor", "rounds"))
+        return {"metrics": liars.run(*wanted, seed)}
     load = {"cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1)}
     with tempfile.TemporaryDirectory() as folder:
         found = inject(case["name"], Path(folder), warm=case["experiment"] == "warm")
@@ -47,10 +47,8 @@ def run(case: Case, seed: int, data: Data) -> dict[str, Any]:
 def inject(name: str, folder: Path, *, warm: bool) -> list[Found]:
     """Cause a fault, or several in one fleet; if that fails, the error is the result."""
     try:
-        if name in ON_A_DISK:
-            found = ON_A_DISK[name](folder)
-        elif name in OWN_FLEET | ON_ONE_NODE:
-            found = (OWN_FLEET | ON_ONE_NODE)[name](folder, warm=warm)
+        if name in FLEETS:
+            found = FLEETS[name](folder, warm=warm)
         else:
             with own_fleet(folder, warm=warm) as fleet:
                 found = ON_A_FLEET[name](fleet, folder / name)

@@ -1,202 +1,205 @@
-"""What liars gain by early, scaled and turned updates: how far they move the model.
+"""What liars gain by turned and scaled updates that come early.
 
-The task is that of ``digits.py``, on the fleet ``paper-5``. The liars are the quickest nodes. They
-train as the others do, and then change their replies.
+20 nodes of the fleet ``paper-5`` learn digits by softmax regression. Sizes are lognormal, and
+labels are divided by Dirichlet(0.5). The liars are the quickest nodes. They train as the others
+do, and then turn the sign of their updates and scale them.
 """
 
-import logging
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import partial
+from logging import CRITICAL
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message
-from flwr.serverapp.strategy import FedAvg, FedMedian, FedTrimmedAvg, Krum, Strategy
-from numpy.typing import NDArray
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+from sklearn.datasets import load_digits
 
+from flwr_hetero import keys
 from flwr_hetero import strategy as ours
 from flwr_hetero.fleet import DeviceProfile, LocalGrid, named_fleet
 from flwr_hetero.fleet.local_grid import Answer
-from flwr_hetero_studies.core.emulate import drive
-from flwr_hetero_studies.faults.digits import NODES, digits_app, first_model
+from flwr_hetero.mod import restore, save_state
+from flwr_hetero.sampler import OrderedSampler
+from flwr_hetero_studies.core.quiet import only_errors
 
+NODES = 20
+BATCH = 16
+RATE = 0.5
+SIGMA = 1.0
+ALPHA = 0.5
 TIMEOUT_S = 30.0
 EARLY = 10.0
-"""How much quicker than any honest node the liars are that reply early."""
+"""How much quicker than any honest node the liars are."""
 LAST = 10
 """The accuracy is a mean over the last models, which are one in so many."""
-Floats = NDArray[np.float32]
-
-
-def leaf(strategy: type[FedAvg] = FedAvg) -> FedAvg:
-    return strategy(fraction_evaluate=0.0)
-
-
-def krum() -> Krum:
-    return Krum(num_malicious_nodes=3, fraction_evaluate=0.0)
-
-
-STRATEGIES: dict[str, Callable[[int], Strategy]] = {
-    "FedSlice": lambda seed: ours.FedSlice(leaf(), seed=seed),
-    "FedBuff": lambda seed: ours.FedBuff(leaf(), seed=seed),
-    "TiFL": lambda seed: ours.TiFL(leaf(), 5, seed=seed),
-    "BiasedLocalSGD": lambda seed: ours.BiasedLocalSGD(leaf()),
-    "CDGraB": lambda seed: ours.CDGraB(leaf()),
-    "TiFL, uniform": lambda seed: ours.TiFL(leaf(), 5, policy="uniform", seed=seed),
-    "FedBuff(FedMedian)": lambda seed: ours.FedBuff(leaf(FedMedian), seed=seed),
-    "FedBuff(FedTrimmedAvg)": lambda seed: ours.FedBuff(leaf(FedTrimmedAvg), seed=seed),
-    "FedBuff(Krum)": lambda seed: ours.FedBuff(krum(), seed=seed),
-    "FedSlice(FedMedian)": lambda seed: ours.FedSlice(leaf(FedMedian), seed=seed),
-    "TiFL(FedMedian)": lambda seed: ours.TiFL(leaf(FedMedian), 5, seed=seed),
-    "FedAvg, wrapped": lambda seed: ours.Wrapper(leaf()),
-    "FedAvg": lambda seed: leaf(),
-    "FedMedian": lambda seed: leaf(FedMedian),
-    "FedTrimmedAvg": lambda seed: leaf(FedTrimmedAvg),
-    "Krum": lambda seed: krum(),
-}
-"""This package's strategies with their defaults, compositions of them, and Flower's own."""
-
-
-class Lie(NamedTuple):
-    """How a liar changes its reply, and when the reply comes."""
-
-    scale: float = 1.0
-    early: bool = False
-    claim: int = 0
-    another: bool = False
-
-
-HONEST = "honest"
-LIES = {
-    HONEST: Lie(),
-    "turned": Lie(-1.0),
-    "turned, early": Lie(-1.0, early=True),
-    "turned, x 20": Lie(-20.0),
-    "turned, x 20, early": Lie(-20.0, early=True),
-    "another model, 2**53 examples": Lie(claim=2**53, another=True),
-}
-FACTORS = (2.0, 4.0, 8.0)
+COUNTS = (1, 3)
+FACTORS = (1.0, 2.0, 4.0, 8.0)
 """Scales among which the worst is searched: a longer update counts less and less."""
-SCALED = {f"turned, x {factor:g}, early": Lie(-factor, early=True) for factor in FACTORS}
-SEARCHED = ("FedSlice", "FedBuff", "TiFL", "BiasedLocalSGD", "CDGraB", "FedAvg, wrapped")
-"""This package's defaults, for which the worst factor is searched."""
 
 
-def profiles_for(lie: Lie, liars: int) -> list[DeviceProfile]:
-    """Return the fleet, in which the first nodes lie."""
+def fedavg() -> FedAvg:
+    return FedAvg(fraction_evaluate=0.0)
+
+
+STRATEGIES: dict[str, Callable[[int], ours.Wrapper]] = {
+    "FedSlice": lambda seed: ours.FedSlice(fedavg(), seed=seed),
+    "FedBuff": lambda seed: ours.FedBuff(fedavg(), seed=seed),
+    "TiFL": lambda seed: ours.TiFL(fedavg(), 5, seed=seed),
+    "BiasedLocalSGD": lambda seed: ours.BiasedLocalSGD(fedavg()),
+    "CDGraB": lambda seed: ours.CDGraB(fedavg()),
+    "FedAvg, wrapped": lambda seed: ours.Wrapper(fedavg()),
+}
+
+
+def profiles_for(liars: int) -> list[DeviceProfile]:
+    """Return the fleet, in which the first nodes lie, and reply early."""
     profiles = named_fleet("paper-5", NODES)
-    if lie.early:
-        quick = max(profiles, key=lambda profile: profile.compute_factor)
-        early = replace(
-            quick,
-            jitter=0.0,
-            compute_factor=EARLY * quick.compute_factor,
-            uplink_mbps=EARLY * quick.uplink_mbps,
-            downlink_mbps=EARLY * quick.downlink_mbps,
-        )
-        profiles[:liars] = [early] * liars
-    return profiles
+    quick = max(profiles, key=lambda profile: profile.compute_factor)
+    early = replace(
+        quick,
+        jitter=0.0,
+        compute_factor=EARLY * quick.compute_factor,
+        uplink_mbps=EARLY * quick.uplink_mbps,
+        downlink_mbps=EARLY * quick.downlink_mbps,
+    )
+    return [early] * liars + profiles[liars:]
 
 
 class LiarsGrid(LocalGrid):
-    """Some nodes change their replies to training after the grid has timed them."""
+    """Some nodes turn and scale their updates after the grid has timed them."""
 
     liars = 0
-    lie = Lie()
+    factor = 1.0
 
     def _answer(self, message: Message) -> Answer:
         arrival_s, reply = super()._answer(message)
         lies = message.metadata.dst_node_id - 1000 < self.liars
         is_training = message.metadata.message_type == "train"
         if lies and is_training and reply is not None and reply.has_content():
-            self.change(message, reply)
+            self.turn(message, reply)
         return arrival_s, reply
 
-    def change(self, message: Message, reply: Message) -> None:
-        rng = np.random.default_rng(self.seed)
-        changed = {}
+    def turn(self, message: Message, reply: Message) -> None:
+        turned = {}
         for name, array in message.content["arrays"].items():
             before = array.numpy()
-            goal = reply.content["arrays"][name].numpy()
-            if self.lie.another:
-                goal = rng.standard_normal(before.shape)
-            changed[name] = Array((before + self.lie.scale * (goal - before)).astype(np.float32))
-        reply.content["arrays"] = ArrayRecord(changed)
-        if self.lie.claim:
-            reply.content["metrics"]["num-examples"] = self.lie.claim
+            update = reply.content["arrays"][name].numpy() - before
+            turned[name] = Array((before - self.factor * update).astype(np.float32))
+        reply.content["arrays"] = ArrayRecord(turned)
 
 
-class LastModel(NamedTuple):
-    """The last model, and what the run says of it."""
-
-    model: Floats
-    accuracy: float
-    share: float | None
-    ended: int
-
-
-def train(name: str, lie: Lie, liars: int, rounds: int, seed: int) -> LastModel:
-    """Train among so many liars."""
-    app, accuracy = digits_app(seed)
-    grid = LiarsGrid(app, profiles_for(lie, liars), seed=seed)
-    grid.liars = liars
-    grid.lie = lie
-    models = [first_model()]
-    lines: list[dict[str, Any]] = []
-    strategy = STRATEGIES[name](seed)
-    settings: dict[str, Any] = {"timeout": TIMEOUT_S}
-    settings["evaluate_fn"] = lambda number, arrays: models.append(arrays)
-    ended = 1
-    logging.disable()
-    try:
-        if isinstance(strategy, ours.Wrapper):
-            drive(
-                strategy,
-                grid,
-                models[0],
-                lambda moment: lines.append(dict(moment.record)),
-                seed=seed,
-                rounds=rounds,
-                **settings,
-            )
-        else:
-            # Flower's strategies draw the nodes of a round from this generator.
-            random.seed(seed)
-            strategy.start(grid, models[0], rounds, **settings)
-    # The study counts runs that end with an error, whatever the error.
-    except Exception:
-        ended = 0
-    finally:
-        logging.disable(logging.NOTSET)
-    names = {name for i in range(liars) for name in (f"node-{i}", f"id-{1000 + i}")}
-    # The first line of a history is that of profiling.
-    weights = [line["weights"].items() for line in lines[1:]]
-    shares = [sum(v for node, v in items if node in names) for items in weights]
-    with np.errstate(all="ignore"):
-        last = fmean(accuracy(model) for model in models[-max(1, rounds // LAST) :])
-    flat = np.concatenate([array.numpy().ravel() for array in models[-1].values()])
-    return LastModel(flat, last, fmean(shares) if shares else None, ended)
-
-
-@lru_cache(maxsize=4)
-def honest(name: str, rounds: int, seed: int) -> LastModel:
-    return train(name, LIES[HONEST], 0, rounds, seed)
-
-
-def run(name: str, lie: str, liars: int, rounds: int, seed: int) -> dict[str, Any]:
-    """Run with and without liars; the displacement is in distances that honest nodes go."""
+def run(name: str, liars: int, factor: float, rounds: int, seed: int) -> dict[str, float]:
+    """Train among so many liars; return the accuracy at the end."""
     # A server update of FedBuff holds replies of half of the nodes.
-    if name.startswith("FedBuff"):
+    if name == "FedBuff":
         rounds *= 2
-    base = honest(name, rounds, seed)
-    found = base
-    if liars:
-        found = train(name, (LIES | SCALED)[lie], liars, rounds, seed)
-    with np.errstate(all="ignore"):
-        moved = np.linalg.norm(found.model - base.model) / np.linalg.norm(base.model)
-    displacement = float(min(moved, 1e9))
-    metrics = {"accuracy": found.accuracy, "displacement": displacement}
-    return {"metrics": metrics | {"share": found.share, "ended": found.ended}}
+    app, accuracy = digits_app(seed)
+    grid = LiarsGrid(app, profiles_for(liars), seed=seed)
+    grid.liars = liars
+    grid.factor = factor
+    models = [first_model()]
+    # Flower's strategies draw the nodes of a round from this generator.
+    random.seed(seed)
+    with only_errors(CRITICAL), np.errstate(all="ignore"):
+        STRATEGIES[name](seed).start(
+            grid,
+            models[0],
+            rounds,
+            timeout=TIMEOUT_S,
+            evaluate_fn=lambda number, arrays: models.append(arrays),
+        )
+        return {"accuracy": fmean(map(accuracy, models[-max(1, rounds // LAST) :]))}
+
+
+def first_model() -> ArrayRecord:
+    weights = np.zeros((64, 10), np.float32)
+    return ArrayRecord({"w": Array(weights), "b": Array(np.zeros(10, np.float32))})
+
+
+def digits_app(seed: int) -> tuple[ClientApp, Callable[[ArrayRecord], float]]:
+    """Return a ClientApp that learns digits, and a function for the accuracy on a third of all."""
+    images, labels = load_digits(return_X_y=True)
+    images = images / 16
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(labels))
+    test, train = np.split(order, [len(order) // 3])
+    sizes = rng.lognormal(0, SIGMA, NODES)
+    parts: list[list[int]] = [[] for _ in range(NODES)]
+    for label in range(10):
+        share = rng.dirichlet(np.full(NODES, ALPHA)) * sizes
+        rows = train[labels[train] == label]
+        holders = rng.choice(NODES, len(rows), p=share / share.sum())
+        for node, row in zip(holders, rows, strict=True):
+            parts[node].append(int(row))
+    # No node is left without an example.
+    parts = [part or [int(train[0])] for part in parts]
+    app = ClientApp()
+
+    def accuracy(rows: Any, arrays: ArrayRecord) -> float:
+        logits = images[rows] @ arrays["w"].numpy() + arrays["b"].numpy()
+        return float((logits.argmax(1) == labels[rows]).mean())
+
+    @app.train()
+    def fit(message: Message, context: Context) -> Message:
+        node = int(context.node_config[keys.PARTITION_ID])
+        arrays = message.content["arrays"]
+        config = message.content["config"]
+        w = arrays["w"].numpy().copy()
+        b = arrays["b"].numpy().copy()
+        own_rng = np.random.default_rng([seed, node, int(config.get(keys.SERVER_ROUND, 0))])
+        steps = int(config.get(keys.NUM_STEPS, -(-len(parts[node]) // BATCH)))
+        ordered = sampler_of(message, context, len(parts[node]))
+        for _ in range(steps):
+            if ordered is None:
+                chosen = own_rng.choice(parts[node], BATCH)
+            else:
+                chosen = np.array(parts[node])[ordered.next_batch()[0]]
+            slope_w, slope_b = gradient(w, b, images[chosen], labels[chosen])
+            if ordered is not None:
+                flat = np.concatenate([slope_w.ravel(), slope_b.ravel()])
+                ordered.observe(torch.from_numpy(flat[None].astype(np.float32)))
+            w -= (RATE * slope_w).astype(np.float32)
+            b -= (RATE * slope_b).astype(np.float32)
+        metrics = {"num-examples": len(parts[node]), "train-loss": 1.0}
+        metrics |= {"num-steps": steps, "examples-processed": BATCH * steps}
+        model = ArrayRecord({"w": Array(w), "b": Array(b)})
+        content = RecordDict({"arrays": model, "metrics": MetricRecord(metrics)})
+        if ordered is not None:
+            save_state(context, "order", ordered.state_dict())
+            content[keys.ORDER] = ConfigRecord(ordered.report())
+        return Message(content, reply_to=message)
+
+    @app.evaluate()
+    def measure(message: Message, context: Context) -> Message:
+        rows = parts[int(context.node_config[keys.PARTITION_ID])]
+        found = accuracy(rows, message.content["arrays"])
+        metrics = MetricRecord({"num-examples": len(rows), "eval-acc": found})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    return app, partial(accuracy, test)
+
+
+def gradient(w: Any, b: Any, inputs: Any, labels: Any) -> tuple[Any, Any]:
+    """Return the mean cross-entropy's gradients by w, (64, 10), and by b, (10,)."""
+    logits = inputs @ w + b
+    error = np.exp(logits - logits.max(1, keepdims=True))
+    error /= error.sum(1, keepdims=True)
+    error[np.arange(len(error)), labels] -= 1
+    return inputs.T @ error / len(error), error.mean(0)
+
+
+def sampler_of(message: Message, context: Context, size: int) -> OrderedSampler | None:
+    """Return what orders a node's batches, if CD-GraB asks for an order."""
+    asked = message.content.config_records.get(keys.ORDER)
+    if asked is None:
+        return None
+    sampler = OrderedSampler(size, BATCH, seed=int(context.node_config[keys.PARTITION_ID]))
+    restore(sampler, context, "order")
+    sampler.follow(asked)
+    return sampler

@@ -10,7 +10,14 @@ from pathlib import Path
 
 from flwr_hetero.fleet import RealFleet, certificates, processes
 from flwr_hetero_studies.faults.fleet_run import FleetRun
-from flwr_hetero_studies.faults.scenarios import EQUAL, Found, fault, outcome_of, own_fleet
+from flwr_hetero_studies.faults.scenarios import (
+    EQUAL,
+    Found,
+    fake_clock,
+    fault,
+    outcome_of,
+    own_fleet,
+)
 
 TWO = EQUAL[:2]
 ROUNDS = 8
@@ -36,9 +43,11 @@ def starts(folder: Path, *, warm: bool) -> Found:
         found = [
             refused("a node's key is not registered", fleet, folder, key),
             refused("a node has the ca.crt of another authority", fleet, folder, authority),
-            refused("a node's clock is 400 s behind", fleet, folder, **clock(folder, -400)),
-            refused("a node's clock is 20 s ahead", fleet, folder, **clock(folder, 20)),
-            refused("a node's clock is 3 days behind", fleet, folder, **clock(folder, -259_200)),
+            refused("a node's clock is 400 s behind", fleet, folder, **fake_clock(folder, -400)),
+            refused("a node's clock is 20 s ahead", fleet, folder, **fake_clock(folder, 20)),
+            refused(
+                "a node's clock is 3 days behind", fleet, folder, **fake_clock(folder, -259_200)
+            ),
         ]
         with small_disk(no_room):
             fill(no_room, 0)
@@ -97,16 +106,6 @@ def start_node(
     log = folder / f"node-{len(list(folder.glob('node-*.log')))}.log"
     environment = processes.environment(folder / "home") | fleet.settings | more
     return processes.start(command, fleet.folder, log, environment), log
-
-
-def clock(folder: Path, seconds: int) -> dict[str, str]:
-    """Return the variables of a process whose clock is ahead."""
-    library = folder / "clock.so"
-    offset = folder / "offset"
-    offset.write_text(f"{seconds}\n")
-    source = Path(__file__).with_name("clock.c")
-    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
-    return {"LD_PRELOAD": str(library), "CLOCK_OFFSET": str(offset)}
 
 
 @contextmanager

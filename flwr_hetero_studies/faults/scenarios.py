@@ -196,15 +196,20 @@ def killed_pushing(folder: Path, *, warm: bool) -> Found:
         return outcome_of(run, 6, pushing)
 
 
-def clock_jumps(what: str, days: int, nodes: tuple[str, ...], folder: Path, *, warm: bool) -> Found:
-    """Let the clocks of all machines, or of one, jump in the middle of a round."""
+def fake_clock(folder: Path, seconds: int) -> dict[str, str]:
+    """Return the variables of a process whose clock is ahead by the seconds in a file."""
     folder.mkdir(parents=True, exist_ok=True)
     offset = folder / "offset"
     library = folder / "clock.so"
-    offset.write_text("0\n")
+    offset.write_text(f"{seconds}\n")
     source = Path(__file__).with_name("clock.c")
     subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
-    faked = {"LD_PRELOAD": str(library), "CLOCK_OFFSET": str(offset)}
+    return {"LD_PRELOAD": str(library), "CLOCK_OFFSET": str(offset)}
+
+
+def clock_jumps(what: str, days: int, nodes: tuple[str, ...], folder: Path, *, warm: bool) -> Found:
+    """Let the clocks of all machines, or of one, jump in the middle of a round."""
+    faked = fake_clock(folder, 0)
     everywhere = faked if nodes == ALL else {}
     with own_fleet(folder, warm=warm, **everywhere) as fleet:
         if nodes != ALL:
@@ -217,7 +222,7 @@ def clock_jumps(what: str, days: int, nodes: tuple[str, ...], folder: Path, *, w
         run = FleetRun(fleet, folder / "run", **config)
         run.start().wait_round(1)
         run.wait("nodes at work", lambda: bool(run.client_app("node-1")))
-        offset.write_text(f"{days * 86_400}\n")
+        Path(faked["CLOCK_OFFSET"]).write_text(f"{days * 86_400}\n")
         run.finish()
         gone = [node.name for node in fleet.file.nodes if not fleet.is_alive(node.pid)]
         note = f"ended: {', '.join(gone)}" if gone else "no SuperNode ended"

@@ -7,10 +7,9 @@ from typing import Any
 from flwr_hetero.strategy import Compressed
 from flwr_hetero_studies.core.plan import DIGITS, Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
-from flwr_hetero_studies.race import wide
 from flwr_hetero_studies.race.cells import CELLS, MAIN, PACKED, RaceCell, case_of
 from flwr_hetero_studies.race.methods import BASE, METHODS, OURS, OWN_AVERAGE
-from flwr_hetero_studies.race.tuning import TUNED, YARDSTICK, Tuning, scores_of
+from flwr_hetero_studies.race.tuning import YARDSTICK, Tuning, scores_of
 from flwr_hetero_studies.race.watch import WINDOWS, Limits, end_of, place_of, race, with_window
 
 ROUNDS = 40
@@ -21,7 +20,7 @@ TUNED_SHARE = {5: 2 / 3, 20: 1 / 2}
 """Part of a run that is made to tune, by nodes at work."""
 MORE_FOR_ALL = 2
 """How many times the examples may be trained where all nodes are at work."""
-SETTINGS = {"rounds": ROUNDS, "time": 1.0}
+SETTINGS = {"rounds": ROUNDS}
 FAST = {"rounds": 4}
 FAST_CASES = ["*dirichlet*/yardstick", "*dirichlet, 5*/FedAvg", "*dirichlet, 5*/FedSlice"]
 BITS = 4
@@ -34,11 +33,10 @@ def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
     cells = {n: cell for n, cell in CELLS.items() if options.data in (cell.data, DIGITS)}
     for name, cell in cells.items():
         # All other cells take what is tuned in the main one, because a user tunes once.
-        if name == TUNED.get(cell.data, MAIN):
+        if name == MAIN or cell.rates:
             yield from tuning.plan(name)
     for name, cell in cells.items():
         yield from racing(name, cell, tuning)
-    yield from wide.plan(options, lines)
 
 
 def racing(name: str, cell: RaceCell, tuning: Tuning) -> Iterator[Trial]:
@@ -80,8 +78,6 @@ def entrant(
 
 
 def run(case: Case, seed: int, data: Data, split: str, **given: Any) -> dict[str, Any]:
-    if case["experiment"].startswith((wide.RUNS, wide.TUNING)):
-        return wide.run(case, seed, data, split, **given)
     if case["name"] == YARDSTICK:
         return run_yardstick(case, seed, data, split, **given)
     return run_method(case, seed, data, split, **given)
@@ -92,29 +88,32 @@ def run_yardstick(
 ) -> dict[str, Any]:
     """Run FedAvg for long; return the limits of others too, by its end after ``ROUNDS``."""
     cell = CELLS[case["cell"]]
-    strategy = METHODS[BASE].build(case["at_work"], seed, None, None)
+    strategy = METHODS[BASE].make(cell.base, case["at_work"], seed, None, None)
     most = LONG * case["rounds"] * cell.examples_a_round
     limits = Limits(inf, most, 1.5 * cell.examples_a_round)
-    learning = cell.learning(data, seed)
     metrics, curve = race(
-        learning, cell.fleet(seed), strategy, rate=case["rate"], split=split, limits=limits
+        cell.learning(data, seed),
+        cell.fleet(seed),
+        strategy,
+        rate=case["rate"],
+        split=split,
+        limits=limits,
     )
     stop = place_of(curve, most / LONG)
-    windows = WINDOWS if window is None else (window,)
-    end = max(end_of(curve, each, stop) for each in windows)
-    found = {"virtual_s": curve["virtual_s"][-1], "end": end}
-    return {"metrics": metrics | {"limits": found}, "curve": curve}
+    # How many models FedAvg averages is known once it is tuned.
+    end = max(end_of(curve, each, stop) for each in ([window] if window else WINDOWS))
+    found = {"limits": {"virtual_s": curve["virtual_s"][-1], "end": end}}
+    return {"metrics": metrics | found, "curve": with_window(curve, window) if window else {}}
 
 
 def run_method(
     case: Case, seed: int, data: Data, split: str, limits: dict[str, float]
 ) -> dict[str, Any]:
     cell = CELLS[case["cell"]]
-    rate, first, second = case["trial"]
-    strategy = METHODS[case["name"]].build(case["at_work"], seed, first, second)
+    rate, *settings = case["trial"]
+    strategy = METHODS[case["name"]].make(cell.base, case["at_work"], seed, *settings)
     if "bits" in case:
         strategy = Compressed(strategy, case["bits"], case["bits"])
-    learning = cell.learning(data, seed)
     most = LONG * case["rounds"] * cell.examples_a_round
     # Rounds of all nodes, each with one epoch, would end too early to judge.
     if case["at_work"] == cell.nodes:
@@ -122,7 +121,12 @@ def run_method(
     part = TUNED_SHARE[case["at_work"]] if split == "valid" else 1.0
     own_limits = Limits(part * limits["virtual_s"], part * most, 1.5 * cell.examples_a_round)
     metrics, curve = race(
-        learning, cell.fleet(seed), strategy, rate=rate, split=split, limits=own_limits
+        cell.learning(data, seed),
+        cell.fleet(seed),
+        strategy,
+        rate=rate,
+        split=split,
+        limits=own_limits,
     )
     if split == "valid":
         ends = {str(window): round(end_of(curve, window), 4) for window in WINDOWS}

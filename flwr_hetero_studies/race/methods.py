@@ -46,14 +46,10 @@ class Entrant(NamedTuple):
     first: Sequence[Any] = (None,)
     second: Sequence[Any] = (None,)
     rates: Sequence[float] = RATES
-    named: tuple[str, str] = ("", "")
     selects: bool = False
     """Whether it only selects nodes, and so is plain FedAvg where all nodes are at work."""
-
-    def build(
-        self, count: int, seed: int, first: Any, second: Any, base: Base = fedavg
-    ) -> ours.Wrapper:
-        return self.make(base, count, seed, first, second)
+    one_more: bool = False
+    """Whether to try one more rate if the best one is the lowest or the highest."""
 
     def runs_with(self, count: int, nodes: int) -> bool:
         return count < nodes or not self.selects
@@ -105,9 +101,8 @@ def tifl(base: Base, count: int, seed: int, policy: str, tiers: int) -> ours.Wra
 
 
 def partial_work(base: Base, count: int, seed: int, mu: float, steps: int) -> ours.Wrapper:
-    """Build FedProx with the steps that fit a deadline; another base has no proximal term."""
-    strategy = fedprox(mu) if base is fedavg else base()
-    return draw(deadline_steps(strategy, steps), count, seed)
+    """Build FedProx with the steps that fit a deadline."""
+    return draw(deadline_steps(fedprox(mu), steps), count, seed)
 
 
 def biased(base: Base, count: int, seed: int, steps: int, fraction: float) -> ours.Wrapper:
@@ -146,62 +141,57 @@ STEPS = (20, 10, 40)
 POWERS = (0.5, 0.0, 1.0)
 METHODS: dict[str, Entrant] = {
     BASE: Entrant(lambda base, n, seed, *_: draw(base(), n, seed), rates=MOST_RATES),
-    "FedProx, partial work": Entrant(
-        partial_work, (0.01, 0.1, 1.0), STEPS, named=("mu", "steps of a quick node")),
+    "FedProx, partial work": Entrant(partial_work, (0.01, 0.1, 1.0), STEPS),
     "FedNova, partial work": Entrant(
         lambda base, n, seed, steps, budget: draw(
             rivals.FedNova(base(), steps, budget=budget), n, seed),
-        STEPS, ("deadline", "two-class"), (*RATES, 0.4), ("steps of a quick node", "budget")),
+        STEPS, ("deadline", "two-class"), (*RATES, 0.4)),
     "over-selection": Entrant(
         lambda base, n, seed, share, _: OverSelectFree(base(), n, seed, share),
-        (0.6, 0.4, 0.8), rates=MORE_RATES, named=("waited for", "")),
-    "TiFL": Entrant(tifl, ("adaptive", "paced", "uniform"), (5, 4, 3), named=("policy", "tiers")),
+        (0.6, 0.4, 0.8), rates=MORE_RATES),
+    "TiFL": Entrant(tifl, ("adaptive", "paced", "uniform"), (5, 4, 3)),
     "Oort": Entrant(
         lambda base, n, seed, pace, penalty: rivals.Oort(
             base(), n, pace=pace, penalty=penalty, profiling=True, seed=seed),
-        (0.3, 0.6, 0.9), (2.0, 1.0, 0.5), named=("pace", "penalty"), selects=True),
+        (0.3, 0.6, 0.9), (2.0, 1.0, 0.5), selects=True),
     "Power-of-Choice": Entrant(
         lambda base, n, seed, factor, _: rivals.PowerOfChoice(
             base(), n, max(n, round(factor * n)), seed=seed),
-        (2.0, 1.5, 3.0), rates=MORE_RATES, named=("candidates", ""), selects=True),
+        (2.0, 1.5, 3.0), rates=MORE_RATES, selects=True),
     "FedCS": Entrant(
         lambda base, n, seed, s, _: rivals.DeadlineSelection(base(), n, deadline_s=s, seed=seed),
-        (None, 4.0, 12.0), rates=MORE_RATES, named=("deadline in s", ""), selects=True),
+        (None, 4.0, 12.0), rates=MORE_RATES, selects=True),
     "AdaComm": Entrant(
-        lambda base, n, seed, steps, s: draw(
-            rivals.AdaComm(base(), steps, interval_s=s), n, seed),
-        STEPS, (60.0, 15.0, 200.0), named=("first steps", "interval in s")),
-    "biased local SGD": Entrant(
-        biased, STEPS, (0.5, 0.25, 1.0), named=("steps of a fast node", "high-loss share")),
-    "FedBuff, published": Entrant(
-        published, (0.5, 0.25, 1.0), POWERS, named=("buffer", "staleness exponent")),
+        lambda base, n, seed, steps, s: draw(rivals.AdaComm(base(), steps, interval_s=s), n, seed),
+        STEPS, (60.0, 15.0, 200.0)),
+    "biased local SGD": Entrant(biased, STEPS, (0.5, 0.25, 1.0)),
+    "FedBuff, published": Entrant(published, (0.5, 0.25, 1.0), POWERS),
     "FedAsync": Entrant(
         lambda base, n, seed, mixing, staleness: rivals.FedAsync(
             base(), mixing=mixing, concurrency=n, staleness=staleness, seed=seed),
-        (0.6, 0.3, 0.9), POWERS, named=("mixing", "staleness exponent")),
-    "FedAT": Entrant(fedat, (5, 2, 3), (0.01, 0.1, 0.4), named=("tiers", "mu")),
+        (0.6, 0.3, 0.9), POWERS),
+    "FedAT": Entrant(fedat, (5, 2, 3), (0.01, 0.1, 0.4)),
     # Its slack changes nothing where times do not vary, so its bounds are tuned.
     "FedCompass": Entrant(
         lambda base, n, seed, steps, ratio: rivals.FedCompass(
             base(), max(1, steps // ratio), steps, concurrency=n, seed=seed),
-        STEPS, (5, 2, 20), named=("most steps", "over the least")),
-    COMPOSED: Entrant(
-        composed, STEPS, (0.8, 0.6, 0.4), named=("steps of a quick node", "waited for")),
+        STEPS, (5, 2, 20)),
+    COMPOSED: Entrant(composed, STEPS, (0.8, 0.6, 0.4)),
     EAGER: Entrant(
         lambda base, n, seed, staleness, _: fedbuff(base, n, seed, 1, staleness),
-        POWERS, rates=MORE_RATES, named=("staleness exponent", "")),
+        POWERS, rates=MORE_RATES),
     RINGLEADER: Entrant(
         lambda base, n, seed, steps, rate: rivals.RingleaderASGD(
             base(), num_steps=steps, server_rate=rate, concurrency=n, seed=seed),
-        (5, 10, 2), (2.0, 1.0, 4.0), named=("steps", "server's rate")),
+        (5, 10, 2), (2.0, 1.0, 4.0)),
     RESCALED: Entrant(
         lambda base, n, seed, steps, rate: rivals.RescaledASGD(
             base(), num_steps=steps, server_rate=rate, concurrency=n, seed=seed),
-        (None, 10, 5), (0.25, 0.5, 0.1), named=("steps", "server's rate")),
+        (None, 10, 5), (0.25, 0.5, 0.1)),
     QUICK: Entrant(
         lambda base, n, seed, left_out, _: rivals.WithoutSlowest(
             base(), n, left_out=left_out, seed=seed),
-        (0.2, 0.4, 0.6), rates=MORE_RATES, named=("left out", "")),
+        (0.2, 0.4, 0.6), rates=MORE_RATES),
     # Nothing of it is tuned: it has its own constants.
     OURS: Entrant(lambda base, n, seed, *_: ours.FedSlice(base(), concurrency=n, seed=seed)),
 }  # fmt: skip

@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 from math import sqrt
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
-from flwr_hetero.client.batch_sampler import BatchSampler
-from flwr_hetero_studies.tasks.training import TrainResult
+# Twenty nodes of the waiting race load this module at the same time, without torch.
+if TYPE_CHECKING:
+    from flwr_hetero.client.batch_sampler import BatchSampler
+    from flwr_hetero_studies.tasks.training import TrainResult
 
 Values: TypeAlias = NDArray[Any]
 Rows: TypeAlias = NDArray[np.int64]
@@ -107,12 +109,14 @@ def descend(
 def train_numpy(
     net: Network,
     examples: Labelled,
-    sampler: BatchSampler,
+    sampler: "BatchSampler",
     count: int,
     lr: float,
     mu: float = 0.0,
     optimizer: Optimizer | None = None,
-) -> TrainResult:
+) -> "TrainResult":
+    from flwr_hetero_studies.tasks.training import TrainResult
+
     # FedProx pulls to the model that the server sent.
     start = [array.copy() for array in net] if mu else []
     total = 0.0

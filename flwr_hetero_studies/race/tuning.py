@@ -12,7 +12,7 @@ from flwr_hetero_studies.core import curves, record
 from flwr_hetero_studies.core.curves import Columns
 from flwr_hetero_studies.core.plan import Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
-from flwr_hetero_studies.race.cells import CELLS, MAIN, case_of
+from flwr_hetero_studies.race.cells import ADDED, CELLS, MAIN, WIDE, case_of, rounds_in
 from flwr_hetero_studies.race.methods import BASE, METHODS, OURS, Entrant
 from flwr_hetero_studies.race.watch import SMOOTHED, WINDOWS
 
@@ -24,10 +24,6 @@ YARDSTICK_AT_WORK = 3
 LEVELS = (-0.03, -0.01, 0.01)
 """Accuracies, relative to FedAvg's end, whose times decide between settings."""
 TUNED_AT = (5, 20)
-TUNED = {"stdlib": "texts", "cifar10": "CIFAR-10"}
-"""The cell in which a rate is tuned for other data than those of the main cell."""
-OTHER_RATES = {"stdlib": (1.0, 0.5, 2.0), "cifar10": (0.05, 0.025, 0.1)}
-"""Learning rates to try there: a bag of words needs larger ones, and many inputs smaller ones."""
 Choice: TypeAlias = tuple[float, Any, Any]
 """A rate, and two settings of a method's own."""
 
@@ -42,6 +38,10 @@ def trials_of(method: Entrant, found: dict[Choice, float]) -> list[Choice]:
         if todo:
             return todo
         best = min(wanted, key=lambda choice: found[choice])
+    rate, first, second = best
+    beyond = {min(method.rates): rate / 2, max(method.rates): rate * 2}
+    if method.one_more and rate in beyond and len(found) == len(method.rates):
+        return [(beyond[rate], first, second)]
     return []
 
 
@@ -76,8 +76,8 @@ class Tuning:
 
     @cached_property
     def tried(self) -> dict[tuple[str, str], list[Line]]:
-        """The lines by experiment and name, without those with another number of rounds."""
-        return record.by(record.of(self.lines, **self.options.settings), "experiment", "name")
+        """The lines by experiment and name."""
+        return record.by(self.lines, "experiment", "name")
 
     def yardstick(self, kind: str, cell: str, rate: float) -> tuple[Case, dict[int, Line]]:
         """Return the case of FedAvg's long runs, and the lines of those that exist, by seed."""
@@ -85,7 +85,7 @@ class Tuning:
         return case, record.by_seed(record.of(self.lines, **case))
 
     def plan(self, cell: str) -> Iterator[Trial]:
-        rate = METHODS[BASE].rates[0] if cell == MAIN else OTHER_RATES[CELLS[cell].data][0]
+        rate, *_ = CELLS[cell].rates or METHODS[BASE].rates
         seeds = self.seeds(cell)
         case, yards = self.yardstick("tuning: ", cell, rate)
         yield from (Trial(case, seed, {"split": "valid"}) for seed in seeds)
@@ -109,15 +109,22 @@ class Tuning:
         return list(DEVELOPMENT[: None if cell == MAIN and not self.options.fast else 1])
 
     def method(self, cell: str, at_work: int, name: str) -> Entrant | None:
-        """Return a method to tune: outside the main cell, all but its rate is settled there."""
+        """Return a method to tune: outside the main cell, all but its rate is settled."""
+        method = METHODS[name]
         if cell == MAIN:
-            return METHODS[name]
-        main = self.choice(MAIN, at_work, name)
-        if main is None:
-            return None
-        (_, first, second), _ = main
-        rates = OTHER_RATES[CELLS[cell].data]
-        return METHODS[name]._replace(first=(first,), second=(second,), rates=rates)
+            return method
+        is_wide = cell.startswith(WIDE)
+        # The rivals that were added ran in these cells before they were tuned in the main one.
+        if is_wide and name in ADDED:
+            settings = [method.first[0], method.second[0]]
+        else:
+            main = self.choice(MAIN, at_work, name)
+            if main is None:
+                return None
+            _, *settings = main[0]
+        first, second = ([setting] for setting in settings)
+        rates = CELLS[cell].rates
+        return method._replace(first=first, second=second, rates=rates, one_more=is_wide)
 
     def scores(self, cell: str, at_work: int, name: str) -> dict[Choice, float]:
         found = self.by_window(cell, at_work, name)
@@ -125,8 +132,9 @@ class Tuning:
 
     def by_window(self, cell: str, at_work: int, name: str) -> dict[Choice, dict[int, float]]:
         """Return each trial's mean score by the window of averaging; the least is the best."""
+        tried = self.tried.get((f"tuning: {cell}, {at_work} at work", name), [])
         found: dict[Choice, list[Line]] = {}
-        for line in self.tried.get((f"tuning: {cell}, {at_work} at work", name), []):
+        for line in record.of(tried, rounds=rounds_in(cell, self.options)):
             found.setdefault(tuple(line["case"]["trial"]), []).append(line)
         return {
             choice: {w: float(np.mean([score(x, str(w)) for x in lines])) for w in WINDOWS}
@@ -137,7 +145,7 @@ class Tuning:
 
     def choice(self, cell: str, at_work: int, name: str) -> tuple[Choice, int] | None:
         """Return the settings and the window of a method, or None while trials are left."""
-        source = TUNED.get(CELLS[cell].data, MAIN)
+        source = cell if CELLS[cell].rates else MAIN
         # By ratio, 3 nodes are nearer to 5 than to 20.
         nearest = min(TUNED_AT, key=lambda count: abs(log(count / at_work)))
         method = self.method(source, nearest, name)
@@ -150,6 +158,6 @@ class Tuning:
 
 def score(line: Line, window: str) -> float:
     """Return a trial's score; among those that reach no level, the accuracy at the end decides."""
-    # Its weight is so small that it decides between equal scores only.
+    # Its weight is so small that it decides between equal scores only. Older lines lack it.
     end = line["metrics"].get("ends", {}).get(window, 0.0)
     return float(line["metrics"]["scores"][window] - 1e-3 * end)

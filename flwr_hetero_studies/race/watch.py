@@ -61,8 +61,6 @@ class Limits:
     seconds: float = inf
     examples: float = inf
     look: float = 800.0
-    level: float = inf
-    """The run also ends when the mean of the last looks reaches this with every average."""
 
 
 class RunningAverage:
@@ -111,14 +109,8 @@ class Looks:
             self.next_look = examples + self.limits.look
             point = {"virtual_s": moment.virtual_s, "examples": examples}
             self.points.append(point | self.measured(moment))
-            over = over or self.has_reached_level()
         if over:
             raise Enough
-
-    def has_reached_level(self) -> bool:
-        last = self.points[-SMOOTHED:]
-        means = [np.mean([point[f"all/{window}"] for point in last]) for window in WINDOWS]
-        return len(last) == SMOOTHED and min(means) >= self.limits.level
 
     def measured(self, moment: Moment) -> dict[str, float]:
         models = {average.window: average.model for average in self.averages}

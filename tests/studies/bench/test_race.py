@@ -8,10 +8,16 @@ import torch
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from flwr_hetero.cli import main
 from flwr_hetero.client.batch_sampler import UniformSampler
 from flwr_hetero.fleet import DeviceProfile
 from flwr_hetero.mod import emulated_device
-from flwr_hetero_studies.race import methods, network, report, tuning, watch, wide
+from flwr_hetero.strategy import Wrapper
+from flwr_hetero_studies.core.bench import CLAIMS, missing
+from flwr_hetero_studies.core.plan import Options
+from flwr_hetero_studies.core.record import read
+from flwr_hetero_studies.race import cases, methods, network, tuning, watch
+from flwr_hetero_studies.race.cells import CELLS
 from flwr_hetero_studies.tasks.data import Examples
 from flwr_hetero_studies.tasks.training import train
 
@@ -79,6 +85,10 @@ def test_settings_are_tuned_one_after_the_other():
     assert batches == [
         [(0.1, 1, "x"), (0.2, 1, "x")], [(0.2, 2, "x"), (0.2, 3, "x")], [(0.2, 3, "y")]
     ]  # fmt: skip
+    beyond = methods.Entrant(None, rates=(0.1, 0.2), one_more=True)
+    found_rates = {(0.1, None, None): 1.0, (0.2, None, None): 2.0}
+    assert tuning.trials_of(beyond, found_rates) == [(0.05, None, None)]
+    assert tuning.trials_of(beyond, found_rates | {(0.05, None, None): 0.0}) == []
     assert tuning.best_of(method, found) == (0.2, 3, "y")
     assert tuning.best_of(method, dict(list(found.items())[:4])) is None
 
@@ -95,23 +105,36 @@ def test_every_method_can_be_made(name):
     method = methods.METHODS[name]
     for count, first, second in product((3, 5, 20), method.first, method.second):
         if method.runs_with(count, 20):
-            assert method.build(count, 0, first, second) is not None
+            assert method.make(methods.fedavg, count, 0, first, second) is not None
 
 
-# --- other fleets and optimisers ----------------------------------------------------------------
+# --- the record -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cell", wide.WIDE)
-def test_every_wide_cell_can_be_made(cell):
-    each = wide.WIDE[cell]
-    assert len(each.cell.fleet(0)) == 20
-    for name in wide.names_in(cell):
-        method = methods.METHODS.get(name, methods.METHODS[methods.EAGER])
-        assert method.build(wide.AT_WORK, 0, *wide.SETTINGS[name], each.base) is not None
+@pytest.mark.parametrize("name", CELLS)
+def test_every_cell_can_be_made(name):
+    cell = CELLS[name]
+    assert len(cell.fleet(0)) == cell.nodes
+    for method in cell.methods:
+        entrant = methods.METHODS[method]
+        made = entrant.make(cell.base, 5, 0, entrant.first[0], entrant.second[0])
+        assert isinstance(made, Wrapper)
 
 
-def test_a_cell_without_fedavg_is_left_out():
-    """One row of the page may be run by itself."""
-    case = {"experiment": "dirichlet", "cell": "dirichlet", "at_work": 3}
-    lines = [{"case": case | {"name": name}, "seed": 0} for name in (tuning.YARDSTICK, "FedSlice")]
-    assert report.contests(lines) == []
+@pytest.mark.parametrize("data", ["fashion_mnist", "stdlib", "cifar10"])
+def test_record_has_what_is_planned_with_it(data):
+    lines = read(CLAIMS["race"])
+    left = missing(cases.plan(Options(cases.SETTINGS, data), lines), lines, ["*"])
+    # FedAvg in bits, where all nodes are at work, has one seed.
+    assert {trial.label for trial in left} <= {"4 bits: 10 Mbit/s, 20 at work/FedAvg"}
+
+
+def test_a_row_can_be_run_and_printed_by_itself(tmp_path, capsys):
+    patterns = ["tuning: dirichlet*/yardstick", "tuning: dirichlet, 5*/FedAvg"]
+    patterns += ["dirichlet, 3*/yardstick", "dirichlet, 5*/FedAvg", "dirichlet, 5*/FedSlice"]
+    out = ["--out", str(tmp_path)]
+    assert main(["study", "race", "--fast", "--set", "rounds=2", *out, "--cases", *patterns]) == 0
+    assert main(["study", "race", "--details", *out]) == 0
+    printed = capsys.readouterr().out
+    assert "### dirichlet, 5 at work" in printed
+    assert "| FedSlice | " in printed
