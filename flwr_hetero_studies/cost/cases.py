@@ -1,21 +1,22 @@
-"""What methods cost: large fleets, large models, and CPU time in apps."""
+"""What methods cost: large fleets, large models, simulators, and CPU time in apps."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case, Line
-from flwr_hetero_studies.cost import apps, models, scale
+from flwr_hetero_studies.cost import apps, models, scale, simulators
 
-EXPERIMENTS = {"scale": scale, "models": models, "apps": apps}
+EXPERIMENTS = {"scale": scale, "models": models, "simulators": simulators, "apps": apps}
 SETTINGS: dict[str, Any] = {}
 FAST: dict[str, Any] = {}
-FAST_CASES = ["scale/FedAvg, 20 of 100 nodes", "scale/FedSlice, 20 of 100 nodes"]
+FAST_CASES = ["scale/FedAvg, 20 of 100 nodes, *", "scale/FedSlice, 20 of 100 nodes, *"]
 
 
 def plan(options: Options, lines: list[Line]) -> Iterator[Trial]:
-    yield from scale.plan()
-    yield from models.plan()
+    yield from scale.plan(options)
+    yield from models.plan(options)
+    yield from simulators.plan(options)
     yield from apps.plan()
 
 

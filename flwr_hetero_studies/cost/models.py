@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import FedAvg, Strategy
 
 from flwr_hetero import keys
 from flwr_hetero.compression import wire
@@ -33,9 +33,9 @@ from flwr_hetero.strategy import (
     Recorded,
     TiFL,
 )
-from flwr_hetero_studies.core.plan import Data, Trial
+from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.record import Case
-from flwr_hetero_studies.cost.scale import EchoFleet, Meter, TimedGrid, fedavg
+from flwr_hetero_studies.cost.scale import EchoFleet, Meter, TimedGrid
 
 ROUNDS = {"FedBuff": 6}
 """By strategy: its rounds, 3 unless given. A server update of FedBuff has half of the nodes."""
@@ -44,6 +44,10 @@ SIZES = ((1, 8), (10, 8), (100, 8), (300, 4))
 """Millions of parameters, and nodes in training."""
 LARGEST_SHARE, NUM_OTHERS = 4, 48
 """A quarter of the parameters is in one array, as in an embedding; the rest in equal ones."""
+
+
+def fedavg() -> FedAvg:
+    return FedAvg(fraction_evaluate=0.0)
 
 
 STRATEGIES: dict[str, Callable[[int, str], Strategy]] = {
@@ -58,7 +62,7 @@ STRATEGIES: dict[str, Callable[[int, str], Strategy]] = {
 }
 
 
-def plan() -> Iterator[Trial]:
+def plan(options: Options) -> Iterator[Trial]:
     for millions, nodes in SIZES:
         for strategy in STRATEGIES:
             case = {"experiment": "models", "name": f"{strategy}, {millions} million parameters"}

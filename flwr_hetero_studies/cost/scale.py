@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import product
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,9 +17,11 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Strategy
 
 from flwr_hetero import keys
+from flwr_hetero._flwr import NodeInfo, set_message_id
 from flwr_hetero.fleet import LocalGrid, named_fleet
 from flwr_hetero.mod import hetero
 from flwr_hetero.sampler import OrderedSampler
@@ -33,16 +35,15 @@ from flwr_hetero.strategy import (
     TiFL,
 )
 from flwr_hetero_studies.core.emulate import ENDLESS, Enough
-from flwr_hetero_studies.core.plan import Data, Trial
+from flwr_hetero_studies.core.plan import Data, Options, Trial
 from flwr_hetero_studies.core.quiet import only_errors
 from flwr_hetero_studies.core.record import Case
 
 DIM = 20
 UNITS = 4
 SIZES = (100, 1_000, 10_000, 100_000)
-USUAL = 20
 TRAINING = (100, 1_000)
-"""Nodes that train at the same time, in most runs and in others."""
+"""Nodes that train at the same time, beside the 20 of most runs."""
 WIDE = 10_000
 """Nodes of the fleets in which more than 20 train at the same time."""
 LEAST_REPLIES = 1_000
@@ -54,8 +55,8 @@ PHASE: dict[str, Any] = {"profiling": "phase", "sync_rounds": 1, "warmup_rounds"
 class AllFirst(FedAvg):
     """FedAvg whose first round has all nodes, so that all are known after it."""
 
-    def __init__(self, share: float) -> None:
-        super().__init__(fraction_train=share, fraction_evaluate=0.0)
+    def __init__(self, share: float, evaluates: bool) -> None:
+        super().__init__(fraction_train=share, fraction_evaluate=float(evaluates))
         self.share = share
 
     def configure_train(self, server_round: int, *rest: Any) -> Iterable[Message]:
@@ -64,31 +65,43 @@ class AllFirst(FedAvg):
         return super().configure_train(server_round, *rest)
 
 
-def fedavg() -> FedAvg:
-    return FedAvg(fraction_evaluate=0.0)
+class Size(NamedTuple):
+    """A fleet, and how many of its nodes train at the same time."""
+
+    nodes: int
+    training: int
+    evaluates: bool
+    """Whether all nodes evaluate each model."""
+
+    def fedavg(self) -> FedAvg:
+        return AllFirst(self.training / self.nodes, self.evaluates)
+
+    def plain(self) -> FedAvg:
+        return FedAvg(fraction_evaluate=float(self.evaluates))
 
 
-STRATEGIES: dict[str, Callable[[AllFirst, int, Path], Strategy]] = {
-    "FedAvg": lambda all_first, training, folder: all_first,
-    "FedSlice": lambda all_first, training, folder: FedSlice(fedavg(), concurrency=training),
-    "FedBuff": lambda all_first, training, folder: FedBuff(
-        fedavg(), buffer_size=5, concurrency=training
-    ),
-    "TiFL": lambda all_first, training, folder: TiFL(fedavg(), training, **PHASE),
-    "BiasedLocalSGD": lambda all_first, training, folder: BiasedLocalSGD(all_first, fast_steps=8),
-    "CDGraB": lambda all_first, training, folder: CDGraB(all_first, sketch_size=16),
-    "Compressed": lambda all_first, training, folder: Compressed(all_first),
-    "Recorded": lambda all_first, training, folder: Recorded(all_first, run_dir=folder / "run"),
+STRATEGIES: dict[str, Callable[[Size, Path], Strategy]] = {
+    "FedAvg": lambda size, folder: size.fedavg(),
+    "FedSlice": lambda size, folder: FedSlice(size.plain(), concurrency=size.training),
+    "FedBuff": lambda size, folder: FedBuff(size.plain(), buffer_size=5, concurrency=size.training),
+    "TiFL": lambda size, folder: TiFL(size.plain(), size.training, **PHASE),
+    "BiasedLocalSGD": lambda size, folder: BiasedLocalSGD(size.fedavg(), fast_steps=8),
+    "CDGraB": lambda size, folder: CDGraB(size.fedavg(), sketch_size=16),
+    "Compressed": lambda size, folder: Compressed(size.fedavg()),
+    "Recorded": lambda size, folder: Recorded(size.fedavg(), run_dir=folder / "run"),
 }
-"""Each gets FedAvg with all nodes in the first round, and how many nodes train at a time."""
 ASYNCHRONOUS = ("FedSlice", "FedBuff")
 
 
-def plan() -> Iterator[Trial]:
-    fleets = [(nodes, USUAL) for nodes in SIZES] + [(WIDE, training) for training in TRAINING]
-    for (nodes, training), strategy in product(fleets, STRATEGIES):
-        case = {"experiment": "scale", "name": f"{strategy}, {training} of {nodes} nodes"}
-        case |= {"strategy": strategy, "nodes": nodes, "training": training}
+def plan(options: Options) -> Iterator[Trial]:
+    fleets = [("emulated", name, nodes, 20) for name in STRATEGIES for nodes in SIZES]
+    fleets += [("emulated", name, WIDE, training) for name in STRATEGIES for training in TRAINING]
+    some = ("FedAvg", "FedSlice", "FedBuff", "BiasedLocalSGD")
+    fleets += [("real", name, nodes, 20) for name in some for nodes in SIZES[:3]]
+    fleets += [("all evaluate", name, nodes, 20) for name in some for nodes in SIZES[:2]]
+    for kind, strategy, nodes, training in fleets:
+        case = {"experiment": "scale", "name": f"{strategy}, {training} of {nodes} nodes, {kind}"}
+        case |= {"kind": kind, "strategy": strategy, "nodes": nodes, "training": training}
         yield Trial(case, alone=True)
 
 
@@ -100,6 +113,7 @@ class EchoFleet:
         self.app = ClientApp(mods=[hetero])
         self.app.train()(self.train)
         self.app.train("profile")(self.report)
+        self.app.evaluate()(self.report)
 
     @staticmethod
     def first() -> ArrayRecord:
@@ -184,6 +198,58 @@ class TimedGrid(LocalGrid):
             return super().wait_for_next(*args, **options)
 
 
+class ReadyGrid(Grid):
+    """Real nodes, as far as a strategy can see, which reply at once."""
+
+    def __init__(self, app: ClientApp, num_nodes: int, meter: Meter) -> None:
+        self.app = app
+        self.meter = meter
+        self.nodes = {1_000 + i: NodeInfo(node_id=1_000 + i, name=str(i)) for i in range(num_nodes)}
+        self.local = LocalGrid(app, named_fleet("paper-5", 1))
+        self.replies: dict[str, Message] = {}
+        self.numbers = count()
+
+    @property
+    def run(self) -> Any:
+        return self.local.run
+
+    def set_run(self, run: Any) -> None:
+        self.local.set_run(run)
+
+    def create_message(self, *args: Any, **options: Any) -> Message:
+        return self.local.create_message(*args, **options)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.nodes)
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        return list(self.nodes.values())
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        listed = list(messages)
+        self.meter.replies += len(listed)
+        with self.meter.apart():
+            return [self._answer(message) for message in listed]
+
+    def _answer(self, message: Message) -> str:
+        message_id = f"{next(self.numbers)}"
+        set_message_id(message, message_id)
+        node_id = message.metadata.dst_node_id
+        config = {keys.PARTITION_ID: node_id - 1_000}
+        context = Context(1, node_id, config, RecordDict(), {})
+        self.replies[message_id] = self.app(message, context)
+        return message_id
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        with self.meter.apart():
+            return [self.replies.pop(i) for i in message_ids if i in self.replies]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        return self.pull_messages(self.push_messages(messages))
+
+
 class Mark(NamedTuple):
     """What was spent until the end of a round."""
 
@@ -195,27 +261,27 @@ class Mark(NamedTuple):
 def run(case: Case, data: Data) -> dict[str, Any]:
     """Run a fleet until all nodes are known, and then for some rounds."""
     random.seed(0)
-    training = case["training"]
+    size = Size(case["nodes"], case["training"], case["kind"] == "all evaluate")
     meter = Meter()
     nodes = EchoFleet()
-    grid = TimedGrid(nodes.app, case["nodes"], meter)
+    made = ReadyGrid if case["kind"] == "real" else TimedGrid
+    grid: Grid = made(nodes.app, size.nodes, meter)
     marks: list[Mark] = []
 
     def is_over(first: Mark, last: Mark) -> bool:
-        enough = last.replies - first.replies >= max(LEAST_REPLIES, 2 * training)
+        enough = last.replies - first.replies >= max(LEAST_REPLIES, 2 * size.training)
         return enough and last.round - first.round >= LEAST_ROUNDS
 
     def note(number: int, arrays: ArrayRecord) -> None:
         mark = Mark(number, meter.server_s, meter.replies)
         is_asynchronous = case["strategy"] in ASYNCHRONOUS
-        if number >= 1 and (mark.replies >= case["nodes"] or not is_asynchronous):
+        if number >= 1 and (mark.replies >= size.nodes or not is_asynchronous):
             marks.append(mark)
             if is_over(marks[0], mark):
                 raise Enough
 
     with tempfile.TemporaryDirectory() as folder, only_errors():
-        all_first = AllFirst(training / case["nodes"])
-        strategy = STRATEGIES[case["strategy"]](all_first, training, Path(folder))
+        strategy = STRATEGIES[case["strategy"]](size, Path(folder))
         begun_s = meter.server_s
         with suppress(Enough):
             strategy.start(grid, nodes.first(), ENDLESS, evaluate_fn=note)

@@ -1,9 +1,9 @@
-"""Runs of ``apps/fleet`` on real nodes that are slowed down, and their lines of the record."""
+"""A run of ``apps/fleet`` on a real fleet, and its line of the record."""
 
 import os
 import signal
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
 from math import inf
 from pathlib import Path
 from statistics import median
@@ -16,28 +16,12 @@ from safetensors.numpy import load_file
 from flwr_hetero.fleet import DeviceProfile, RealFleet
 from flwr_hetero.report.history import MODEL, PARTS
 from flwr_hetero_studies import tasks
+from flwr_hetero_studies.core.apps import APPS, app_modules
 from flwr_hetero_studies.core.curves import Columns, columns, rounded, time_to
-from flwr_hetero_studies.core.plan import DIGITS, Data, NotHereError
-from flwr_hetero_studies.core.record import Case
 from flwr_hetero_studies.faults.fleet_run import FleetRun, History
 from flwr_hetero_studies.race.network import accuracies
+from flwr_hetero_studies.real.workloads import SPEEDS
 
-APP = Path(__file__).parents[2] / "apps" / "fleet"
-SPEEDS = (1.0, 0.63, 0.4, 0.25, 0.16, 0.1)
-"""Speeds of the SuperNodes, in about equal ratios."""
-BASE = "FedAvg"
-METHODS: dict[str, dict[str, Any]] = {
-    BASE: {"engine": "rounds", "steps": "epochs"},
-    "FedSlice": {},
-    "TiFL": {"engine": "rounds", "selection": "tifl", "steps": "epochs",
-             "num-tiers": 3, "clients-per-round": 2},
-}  # fmt: skip
-"""What each sets in the run-config of ``apps/fleet``. All nodes are in flight, except in TiFL."""
-CLASSES = {"partition": "classes", "classes-per-node": 5}
-"""Each of six nodes has five of ten classes, and all have the same number of examples."""
-ENDLESS = 100_000
-LATE = 1.2
-"""The other methods end after so many times FedAvg's seconds."""
 LESS = 0.01
 """The target is FedAvg's end minus this."""
 EARLY = 2
@@ -47,118 +31,63 @@ LONGEST_S = 2 * 3600.0
 Found = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class RealTask:
-    """First rows of a folder in ``--data``, a model, and FedAvg's learning rate and rounds.
-
-    ``cpu``: the share of a core that the quickest node has.
-    """
-
-    folder: str
-    train: int
-    test: int
-    model: str
-    rate: float
-    rounds: int
-    cpu: float
-
-    def dataset(self, data: Data) -> str:
-        # Digits need no folder, and show whether everything works.
-        if data.source == DIGITS:
-            return DIGITS
-        folder = Path(data.source).expanduser() / self.folder
-        if not folder.is_dir():
-            raise NotHereError(f"--data {data.source}: there is no folder {self.folder} in it")
-        return Data(str(folder), data.scratch).first(self.train, self.test)
-
-    def run_config(self, method: str, dataset: str, seed: int, rounds: int) -> dict[str, Any]:
-        """Return the run-config of ``apps/fleet``; only FedAvg has a fixed number of rounds."""
-        model = "auto" if dataset == DIGITS else self.model
-        config = {"dataset": dataset, "model": model, "learning-rate": self.rate, "seed": seed}
-        config |= {"num-server-rounds": rounds if method == BASE else ENDLESS, "fleet": "real"}
-        return config | CLASSES | METHODS[method]
-
-
-LARGE = "flwr_hetero_studies.real.network:large_cnn"
-WORKLOADS = {
-    "light": RealTask("fashion_mnist", 12_000, 1000, "cnn", 0.1, 30, cpu=0.6),
-    # Two threads of one core are slower if both are busy, and nodes that compute all the time need
-    # both: with a share of 0.6, the quickest node was 4.7 instead of 10 times as fast as the last.
-    "heavy": RealTask("cifar10", 20_000, 1000, LARGE, 0.025, 4, cpu=0.4),
-}
-
-
 def race(
-    case: Case,
-    seed: int,
-    data: Data,
-    folder: Path,
-    target: float | None = None,
-    budget_s: float = inf,
+    folder: Path, profiles: Sequence[DeviceProfile], cpu: float, warm: bool, config: dict[str, Any]
 ) -> Found:
     """Run the app on a fleet of its own; return the metrics and the curve of its line."""
-    workload = WORKLOADS[case["experiment"]]
-    config = workload.run_config(case["name"], workload.dataset(data), seed, case["rounds"])
-    if target is not None:
-        config |= {"target-accuracy": target, "time-budget-s": budget_s}
     load = round(os.getloadavg()[0], 2)
-    end_fleet_on_sigterm()
+    # If this process is terminated, it still ends its fleet.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     fleet = RealFleet(folder / "fleet")
-    fleet.up([DeviceProfile(speed) for speed in SPEEDS], cpu=workload.cpu)
+    fleet.up(profiles, cpu=cpu, warm=warm)
     try:
-        run = FleetRun(fleet, folder / "run", APP, **config).start()
+        run = FleetRun(fleet, folder / "run", APPS / "fleet", **config).start()
         history = run.finish(LONGEST_S)
     finally:
         fleet.down()
     last = history[-1] if history else {"round": -1}
     if last["round"] < config["num-server-rounds"] and "stopped" not in last:
         raise RuntimeError(f"the run did not come to its end:\n{run.tail()}")
-    found = found_in(history, target)
+    found = found_in(history, config.get("target-accuracy"))
     ends = ended(load_file(folder / "run" / MODEL), config)
     return found | {"metrics": found["metrics"] | ends | {"load": load}}
 
 
-def end_fleet_on_sigterm() -> None:
-    """Let a process that is terminated still end its fleet."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-
-
 def ended(model: dict[str, Any], config: dict[str, Any]) -> Found:
     """Return a model's accuracy, and that with classes weighted as the slowest node holds them."""
-    settings = tasks.Settings.shared_part(config)
+    _, task = app_modules("fleet", "fleet_app")
+    settings = task.FleetSettings.from_run_config(config)
     test = tasks.load_test(settings.dataset, settings.task)
     count = len(SPEEDS)
     slowest = tasks.load_partition(settings.dataset, count - 1, count, **settings.partitioning)
-    state = {name: torch.from_numpy(array) for name, array in model.items()}
-    network = tasks.model_from(state, settings.model, *settings.shape).eval()
+    network = tasks.model_from(
+        {name: torch.from_numpy(array) for name, array in model.items()},
+        settings.model, *settings.shape,
+    )  # fmt: skip
     with torch.inference_mode():
-        logits = network(test.inputs).numpy()
+        logits = network.eval()(test.inputs).numpy()
     end, end_slow = accuracies(logits, test.targets.numpy(), slowest.targets.numpy())
     return {"end": round(end, 4), "end_slow": round(end_slow, 4)}
 
 
 def found_in(history: History, target: float | None) -> Found:
     """Return the metrics and the curve of a run; without a target the run itself sets it."""
-    curve = curve_of(history)
-    metrics = counts_of(history) | {"nodes": messages_of(history)}
+    curve = curve_of([(line, line["wall_s"]) for line in history])
+    failures = sum(len(line["failures"]) for line in history)
+    replies = sum(len(line["selected"]) for line in history) - failures
+    metrics: Found = {"replies": replies, "failures": failures, "nodes": messages_of(history)}
     return {"metrics": metrics | reached(curve, target), "curve": curve}
 
 
-def counts_of(history: History) -> Found:
-    failures = sum(len(line["failures"]) for line in history)
-    replies = sum(len(line["selected"]) for line in history) - failures
-    return {"replies": replies, "failures": failures}
-
-
-def curve_of(history: History) -> Columns:
+def curve_of(lines: Sequence[tuple[dict[str, Any], float]]) -> Columns:
     """Return a point for each measured model: seconds, accuracy, and bytes both ways so far."""
     points = []
     sent = 0
-    for line in history:
+    for line, seconds in lines:
         sent += line["bytes_down"] + line["bytes_up"]
         if line["global"]:
             accuracy = line["global"]["accuracy"]
-            points.append({"seconds": line["wall_s"], "accuracy": accuracy, "bytes": sent})
+            points.append({"seconds": seconds, "accuracy": accuracy, "bytes": sent})
     return rounded(columns(points), 3)
 
 

@@ -1,6 +1,7 @@
 """The race on twenty real nodes that imitate devices of unequal speed by waiting."""
 
 import os
+import signal
 import sys
 import tomllib
 from collections.abc import Sequence
@@ -22,18 +23,8 @@ from flwr_hetero_studies.core.emulate import Enough, Moment, drive
 from flwr_hetero_studies.core.plan import Data
 from flwr_hetero_studies.faults.fleet_run import FleetRun, History
 from flwr_hetero_studies.race.node import NUMPY, Learning, deal
-from flwr_hetero_studies.real.race import (
-    BASE,
-    ENDLESS,
-    LATE,
-    LESS,
-    LONGEST_S,
-    Found,
-    counts_of,
-    curve_of,
-    end_fleet_on_sigterm,
-    reached,
-)
+from flwr_hetero_studies.real.race import LESS, LONGEST_S, Found, curve_of, reached
+from flwr_hetero_studies.real.workloads import BASE, ENDLESS
 
 WAITING, EMULATED = "waiting", "waiting, emulated"
 """The names of the experiments. A trial has all methods."""
@@ -51,6 +42,8 @@ DRAWS = 10
 MODEL_MB = 0.32
 LAST = 5
 """The target is the median of so many of FedAvg's last measurements, less a point."""
+LATE = 1.2
+"""The other methods end after so many times FedAvg's seconds."""
 ROWS = (6000, 0, 1000)
 """Images to train on, to tune with, and to test on."""
 ALLOWED = {BASE: 1, "FedSlice": 3}
@@ -63,7 +56,8 @@ ADVISED = {"FedSlice": "FedSlice, few in flight", "TiFL": "TiFL"}
 def run(data: Data, seed: int, rounds: int, folder: Path) -> Found:
     """Run all methods on one fleet of warm nodes; ask for advice by the first run's history."""
     load = round(os.getloadavg()[0], 2)
-    end_fleet_on_sigterm()
+    # If this process is terminated, it still ends its fleet.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     learning = Learning(dataset_of(data), NUMPY, "dirichlet", NODES, ROWS, seed)
     write_data(learning, folder)
     fleet = RealFleet(folder / "fleet")
@@ -157,13 +151,15 @@ def limits_of(found: dict[str, Found]) -> dict[str, Any]:
 
 def found_in(history: History, found: dict[str, Found]) -> Found:
     """Return what a run took to the target, which the first run, FedAvg's, sets."""
-    curve = curve_of(history)
+    curve = curve_of([(line, line["wall_s"]) for line in history])
     if BASE in found:
         target = found[BASE]["target"]
     else:
         target = round(median(curve["accuracy"][-LAST:]) - LESS, 3)
-    more = {"bytes": curve["bytes"][-1], "curve": curve}
-    return reached(curve, target) | counts_of(history) | more
+    failures = sum(len(line["failures"]) for line in history)
+    replies = sum(len(line["selected"]) for line in history) - failures
+    counts = {"replies": replies, "failures": failures, "bytes": curve["bytes"][-1]}
+    return reached(curve, target) | counts | {"curve": curve}
 
 
 def emulate(config: dict[str, Any], devices: list[DeviceProfile]) -> History:

@@ -11,7 +11,6 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from flwr_hetero.exchange.nodes import settled_nodes
 from flwr_hetero.report import RunDirectory
 from flwr_hetero.strategy import FedBuff, FedSlice, RandomSelection, Recorded, TiFL
-from flwr_hetero_studies.race.network import forward, network_of, record_of
 from waiting_app import task
 
 NODES = 20
@@ -34,15 +33,15 @@ def make_strategy(method: str, at_work: int, seed: int) -> Strategy:
 
 def first_arrays(config: dict[str, Any]) -> ArrayRecord:
     pixels = task.load(config["data"], "test").inputs.shape[1]
-    return record_of(task.first_model(pixels, CLASSES, config["seed"]))
+    return task.as_record(task.first_model(pixels, CLASSES, config["seed"]))
 
 
 def central_evaluate(folder: str) -> Any:
     test = task.load(folder, "test")
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-        _, logits = forward(network_of(arrays), test.inputs)
-        return MetricRecord({"accuracy": float((logits.argmax(axis=1) == test.labels).mean())})
+        _, probs = task.forward(task.as_model(arrays), test.inputs)
+        return MetricRecord({"accuracy": float((probs.argmax(axis=1) == test.labels).mean())})
 
     return evaluate
 
