@@ -57,7 +57,7 @@ def steps(
             inputs, targets = share.take(indices)
             losses = share.task.losses(model(inputs), targets)
             (losses * torch.from_numpy(weights).to(losses)).mean().backward()  # type: ignore[no-untyped-call]
-            means.append(float(losses.mean()))
+            means.append(float(losses.detach().mean()))
             # This also holds for NaN.
             if not means[-1] < DIVERGED:
                 yield inf

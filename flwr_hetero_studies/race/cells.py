@@ -183,7 +183,7 @@ PACKED: dict[tuple[str, int], tuple[str, ...]] = {
 
 
 def rounds_in(cell: str, options: Options) -> int:
-    return round(CELLS[cell].length * options.settings["rounds"])
+    return int(round(CELLS[cell].length * options.settings["rounds"]))
 
 
 def case_of(kind: str, cell: str, at_work: int, name: str, options: Options, **more: Any) -> Case:
