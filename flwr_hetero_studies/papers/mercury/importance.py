@@ -1,4 +1,4 @@
-"""Figures 2 to 4, and the proof of section 4.4: what importance is and what it changes."""
+"""Figures 2 to 4 and 6, and the proof of section 4.4: what importance is and what it changes."""
 
 from dataclasses import replace
 from math import sqrt
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch.nn.functional import cross_entropy
 
 from flwr_hetero.mercury import algorithm
-from flwr_hetero_studies.core.criteria import PAIRS, about, fact, falls, made, within
+from flwr_hetero_studies.core.criteria import PAIRS, about, at_scale, fact, falls, made, within
 from flwr_hetero_studies.core.curves import Vector
 from flwr_hetero_studies.core.experiment import Finding
 from flwr_hetero_studies.core.plan import Options
@@ -149,6 +149,36 @@ def gradient_norms(training: Training, samples: NDArray[np.int64]) -> Vector:
 
 def ranks(values: Vector) -> Vector:
     return np.argsort(np.argsort(values)) / (len(values) - 1)
+
+
+CHANGES = {(1, 0.05): 0.5, (1, 0.1): 0.7, (10, 0.1): 0.65}
+"""Iterations and change of rank, and the part of the samples that the paper has below it."""
+
+
+def figure_6(options: Options) -> Finding:
+    keys = [(step, below) for step in (1, 10) for below in (0.05, 0.1)]
+    every = []
+    for seed in options.seeds_or(range(PAIRS)):
+        training, samples = trained(options, MOMENTS[1], seed)
+        moves: dict[int, list[Vector]] = {1: [], 10: []}
+        for _ in range(10):
+            first = ranks(training.all_losses(samples))
+            for step in range(1, 11):
+                training.advance()
+                if step in moves:
+                    moves[step].append(np.abs(ranks(training.all_losses(samples)) - first))
+        every.append([np.mean([(m < below).mean() for m in moves[step]]) for step, below in keys])
+    rows = []
+    claims = []
+    # ten iterations are a fortieth of an epoch of CIFAR-10, a fifth of one of the digits
+    for (step, below), shares in zip(keys, np.transpose(every), strict=True):
+        paper = CHANGES.get((step, below))
+        rows.append((step, f"{below:.0%}", f"{shares.mean():.0%}", f"{paper:.0%}" if paper else ""))
+        if paper:
+            text = f"Samples that change less than {below:.0%} in rank in {step} iterations"
+            claims.append(at_scale(about(text, paper, shares), not options.fast))
+    head = ("iterations", "change of rank below", "samples", "paper")
+    return Finding(head, rows, claims)
 
 
 SIZES = (4, 10, 6, 20, 8)

@@ -1,5 +1,6 @@
-"""The experiments of TiFL that need no trained model: Equation 3 and Table 2."""
+"""The experiments of TiFL that need no trained model: its times, and Tables 1 and 2."""
 
+import time
 from math import comb
 from typing import Any
 
@@ -9,22 +10,67 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
 from flwr_hetero import keys
+from flwr_hetero.client.batch_sampler import UniformSampler
 from flwr_hetero.fleet import LocalGrid
 from flwr_hetero.server.loop import Run
 from flwr_hetero.strategy import TiFL, Wrapper
-from flwr_hetero.tifl.algorithm import VANILLA
+from flwr_hetero.tifl.algorithm import VANILLA, policy_probs
 from flwr_hetero.tifl.tiers import paper_estimate
 from flwr_hetero_studies.core.criteria import PAIRS, fact, made, within
 from flwr_hetero_studies.core.curves import Vector
 from flwr_hetero_studies.core.experiment import Finding
 from flwr_hetero_studies.core.plan import Options
-from flwr_hetero_studies.papers.tifl.runs import CIFAR_CPUS, Plan
+from flwr_hetero_studies.papers.tifl.runs import CIFAR_CPUS, MODELS, PAPER, Plan
+from flwr_hetero_studies.tasks import data_shape, load_partition, make_model
+from flwr_hetero_studies.tasks import train as train_steps
 
+TABLE_1 = {"slow": (0.0, 0.0, 0.0, 0.0, 1.0), "uniform": (0.2,) * 5,
+           "random": (0.7, 0.1, 0.1, 0.05, 0.05), "fast": (1.0, 0.0, 0.0, 0.0, 0.0),
+           "fast1": (*[0.225] * 4, 0.1), "fast2": (*[0.2375] * 4, 0.05),
+           "fast3": (*[0.25] * 4, 0.0)}  # fmt: skip
+"""Probabilities of the tiers as printed, so that a slip in the package is seen."""
 TABLE_2 = {"slow": (46242, 44977, 2.76), "uniform": (12693, 12643, 0.4),
            "random": (5143, 5053, 1.8), "fast": (1837, 1750, 5.01)}  # fmt: skip
 """Seconds estimated, seconds taken, and MAPE in percent."""
 DELAYED_S = 5.0
 """Between a round with a node of 0.1 CPU, which takes 10 s, and one without, 2 s at most."""
+STUDY_CPUS = (4.0, 2.0, 1.0, 1 / 3, 1 / 5)
+"""CPU shares of the paper's case study (section 3.3)."""
+
+
+def figure_1a(options: Options) -> Finding:
+    amounts = options.pick((100, 200, 500, 1000), (500, 1000, 2000, 5000))
+    dataset = options.dataset("images")
+    examples = load_partition(dataset, 0, 1)
+    shape = data_shape(dataset)
+    model = make_model(options.pick("cnn", f"{MODELS}:cifar_cnn"), *shape)
+    taken = []
+    for amount in (amounts[0], *amounts):  # the first is for the warm-up
+        part = type(examples)(examples.inputs[:amount], examples.targets[:amount])
+        sampler = UniformSampler(amount, int(PAPER["batch-size"]))
+        start_s = time.process_time()
+        train_steps(model, part, sampler, num_steps=len(sampler), lr=0.001)
+        taken.append(time.process_time() - start_s)
+    ratio = taken[-1] / taken[1]
+    more = amounts[-1] / amounts[0]
+    text = f"{more:g} times the data take near-linearly more time (factor of 0.8 to 1.25 of linear)"
+    # as many batches as data, one after another
+    claim = made(text, f"{more:g}x", f"{ratio:.1f}x", 0.8 <= ratio / more <= 1.25)
+    # CPU shares are emulated, as in the fleet
+    rows = [
+        (amount, *(f"{one_s / cpu:.3f}" for cpu in STUDY_CPUS))
+        for amount, one_s in zip(amounts, taken[1:], strict=True)
+    ]
+    return Finding(("examples", *(f"{cpu:.2g} CPU, s" for cpu in STUDY_CPUS)), rows, [claim])
+
+
+def table_1(options: Options) -> Finding:
+    ours = {policy: tuple(policy_probs(policy, 5).tolist()) for policy in TABLE_1}
+    rows = [(p, *(f"{v:g}" for v in ours[p]), ", ".join(map(str, x))) for p, x in TABLE_1.items()]
+    equal = sum(ours[policy] == printed for policy, printed in TABLE_1.items())
+    text = "every policy has the probabilities of the table"
+    claim = made(text, "7 policies", f"{equal} equal", equal == len(TABLE_1))
+    return Finding(("policy", *(f"tier {j}" for j in range(1, 6)), "paper"), rows, [claim])
 
 
 def table_2(options: Options) -> Finding:
