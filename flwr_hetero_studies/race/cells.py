@@ -183,7 +183,8 @@ PACKED: dict[tuple[str, int], tuple[str, ...]] = {
 
 
 def rounds_in(cell: str, options: Options) -> int:
-    return int(round(CELLS[cell].length * options.settings["rounds"]))
+    rounds: float = CELLS[cell].length * options.settings["rounds"]
+    return round(rounds)
 
 
 def case_of(kind: str, cell: str, at_work: int, name: str, options: Options, **more: Any) -> Case:
