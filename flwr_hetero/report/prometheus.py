@@ -4,24 +4,32 @@ import logging
 import os
 from collections import Counter
 from functools import partial
-from pathlib import Path
+from importlib.util import find_spec
 from typing import Any
 
+from flwr_hetero.errors import install_hint
+
+# Environment variable with host and port of the endpoint.
 ADDRESS = "FLWR_HETERO_METRICS"
-"""Environment variable with host and port of the endpoint."""
 DEFAULT_ADDRESS = "127.0.0.1:9464"
+# The log warns of a node that has failed so often in a row, and again after so many failures.
 FAILURES = 3
-"""Rounds in a row in which a node has failed when the log has a warning."""
-REPEAT_ROUNDS = 20
-"""Rounds after which the warning is repeated if the node still fails."""
+REPEAT = 20
 
 logger = logging.getLogger("flwr")
+
+
+def check_installed() -> None:
+    """Refuse to serve figures without the client of Prometheus."""
+    if find_spec("prometheus_client") is None:
+        hint = install_hint("prometheus")
+        raise ModuleNotFoundError(f"prometheus: prometheus_client is not installed: {hint}")
 
 
 class Endpoint:
     """Serve the figures of the rounds of this process at ``http://ADDRESS/metrics``."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
         import prometheus_client as prometheus
 
         # With a registry of its own, another run in this process counts from zero.
@@ -36,8 +44,7 @@ class Endpoint:
         self._seconds = gauge("message_seconds", "Seconds of the last message", ["node"])
         host, _, port = os.environ.get(ADDRESS, DEFAULT_ADDRESS).rpartition(":")
         self._server, _ = prometheus.start_http_server(int(port), host, registry)
-        text = "Metrics of %s for Prometheus: http://%s:%d/metrics"
-        logger.info(text, folder, host, self._server.server_port)
+        logger.info("For Prometheus: http://%s:%d/metrics", host, self._server.server_port)
 
     def log(self, record: dict[str, Any]) -> None:
         """Add the figures of a round."""
@@ -63,19 +70,15 @@ class FailingNodes:
 
     def __init__(self) -> None:
         self._failures: Counter[str] = Counter()
-        self._warned: dict[str, int] = {}
 
     def look(self, record: dict[str, Any]) -> None:
-        """Count the failures of a round, and warn where it is time."""
+        """Count the failures of a round, and warn of nodes that have failed often."""
         for node in record["weights"]:
-            self._failures.pop(node, None)
-            self._warned.pop(node, None)
+            del self._failures[node]
         # A node that fails to train and to evaluate has failed once in this round.
         reasons = {failure["node"]: failure["reason"] for failure in record["failures"]}
         for node, reason in reasons.items():
             self._failures[node] += 1
-            is_due = record["round"] >= self._warned.get(node, -REPEAT_ROUNDS) + REPEAT_ROUNDS
-            if self._failures[node] >= FAILURES and is_due:
-                self._warned[node] = record["round"]
+            if self._failures[node] % REPEAT == FAILURES:
                 text = "%s has failed in %d rounds in a row, most recently because: %s"
                 logger.warning(text, node, self._failures[node], reason)

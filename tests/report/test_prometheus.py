@@ -8,7 +8,7 @@ from flwr.serverapp.strategy import FedAvg
 from toy import toy_app, toy_arrays
 
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
-from flwr_hetero.report.prometheus import ADDRESS, REPEAT_ROUNDS, FailingNodes
+from flwr_hetero.report.prometheus import ADDRESS, REPEAT, FailingNodes
 from flwr_hetero.strategy import Recorded, TiFL
 
 
@@ -34,7 +34,7 @@ def test_endpoint_has_the_figures_of_each_round(tmp_path, monkeypatch, caplog):
                 pages.append((url, urlopen(url, timeout=10).read().decode()))
 
     strategy = Reader(clients_per_round=2, num_tiers=1)
-    recorded = Recorded(strategy, run_dir=tmp_path / "run", trackers=["prometheus"])
+    recorded = Recorded(strategy, run_dir=tmp_path / "run", prometheus=True)
     grid = LocalGrid(
         toy_app(), [DeviceProfile()] * 2, faults=[Fault(1, "errs", 2, 2, message_type="train")]
     )
@@ -53,13 +53,26 @@ def test_endpoint_has_the_figures_of_each_round(tmp_path, monkeypatch, caplog):
         urlopen(url, timeout=10)
 
 
+def test_endpoint_is_no_condition_of_a_run(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("flwr_hetero.report.page.write_report", lambda path: path)
+    pytest.importorskip("prometheus_client")
+    monkeypatch.setenv(ADDRESS, "127.0.0.1:x")
+    recorded = Recorded(FedAvg(), run_dir=tmp_path / "run", prometheus=True)
+    recorded.start(LocalGrid(toy_app(), [DeviceProfile()] * 2), toy_arrays(), 1)
+    assert "There is no endpoint for Prometheus" in caplog.text
+    monkeypatch.setattr("flwr_hetero.report.prometheus.find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match=r"is not installed: .*\[prometheus\]"):
+        Recorded(run_dir=tmp_path / "other", prometheus=True)
+    assert not (tmp_path / "other").exists()
+
+
 def test_node_that_keeps_failing_is_named(caplog):
     nodes = FailingNodes()
-    for number in range(1, 6 + REPEAT_ROUNDS):
+    for number in range(1, 6 + REPEAT):
         nodes.look(record_of(number, ["a"], ["b"]))
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
     assert "b has failed in 3 rounds in a row, most recently because: reason 3" in caplog.text
-    assert f"b has failed in {3 + REPEAT_ROUNDS} rounds in a row" in caplog.text
+    assert f"b has failed in {3 + REPEAT} rounds in a row" in caplog.text
     # A good reply ends the row; two failures are not yet worth a warning.
     caplog.clear()
     for number in (31, 32):

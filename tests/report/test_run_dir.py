@@ -22,13 +22,19 @@ def run(tmp_path):
 
 
 def test_config_is_written_without_secrets(tmp_path):
-    settings = {"seed": np.int64(3), "learning-rate": np.float32(0.5), "num_tiers": 5}
-    hidden = dict.fromkeys(("hub-token", "HF-TOKEN", "db.password"), "(hidden)")
-    run = RunDirectory(tmp_path / "a" / "run", settings | dict.fromkeys(hidden, "s3cret"))
+    names = ("hub-token", "HF-TOKEN", "db.password", "apiKey", "aws-access-key-id", "mlflow-pwd")
+    settings = {"seed": np.int64(3), "learning-rate": np.float32(0.5), "max_tokens": 5}
+    settings |= {"author": "me", "nested": [{"key": "s3cret"}], "hf-auth": ""}
+    settings |= {"url": "https://me:s3cret@host:80/a?n=3"} | dict.fromkeys(names, "s3cret")
+    run = RunDirectory(tmp_path / "a" / "run", settings)
     run.close()
-    again = RunDirectory(run.path, settings | dict.fromkeys(hidden, "s3cret"))  # no round blocks it
+    again = RunDirectory(run.path, settings)  # no round blocks it
     config = json.loads((again.path / "config.json").read_text())
-    assert config["settings"] == {"seed": 3, "learning-rate": 0.5, "num-tiers": 5, **hidden}
+    assert config["settings"] == {
+        **{"seed": 3, "learning-rate": 0.5, "max-tokens": 5, "author": "me", "hf-auth": ""},
+        **{"nested": [{"key": "(hidden)"}], "url": "https://(hidden)@host:80/a?n=3"},
+        **dict.fromkeys(names, "(hidden)"),
+    }
     assert {"flwr", "torch", "flwr-hetero"} <= set(config["versions"])
     assert (config["python"][:2], config["started"][-6:]) == ("3.", "+00:00")
     assert config["resumed"] == []
@@ -60,7 +66,7 @@ def test_round_is_plain_json_and_synced(run, monkeypatch):
     history = read_history(run.path)
     assert len(history.rounds) == 2
     assert history.notes == ()
-    assert history.rounds[1]["failures"] == [{"node": "a?b?c?d", "reason": "x"}]
+    assert history.rounds[1]["failures"] == [failure]
     for number in (None, -1, 1.5, True, "1"):
         with pytest.raises(ValueError, match="round must be a whole number of at least 0"):
             run.append_round({"round": number})

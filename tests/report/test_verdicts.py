@@ -166,11 +166,11 @@ def test_headline_tile_table_and_compare_agree(make_run, rising, seed):
     paths = [make_run(name, rising(2.0, random_values(rng))) for name in ("base", "other")]
     runs = read_runs(paths)
     comparison = compare(runs)
-    [table] = [t for t in comparison_data(comparison)["tables"] if t["title"] == "Runs"]
-    place = table["head"].index("final accuracy")
-    for run, row, group in zip(runs, table["rows"], figures(comparison)["groups"], strict=True):
+    [table] = [t for t in comparison_data(comparison)["tables"] if t.title == "Runs"]
+    place = table.head.index("final accuracy")
+    for run, row, group in zip(runs, table.rows, figures(comparison)["groups"], strict=True):
         data = run_data(run.path)
-        end = data["facts"][0]["value"]
+        _, end, _ = data["facts"][0]
         assert data["sentences"][0].startswith(f"Final accuracy: {end}")
-        assert row[place][0] == f"{100 * group['runs'][0]['end']:.1f} %" == end
+        assert row[place] == f"{100 * group['runs'][0]['end']:.1f} %" == end
         assert end in comparison.sentences[0]

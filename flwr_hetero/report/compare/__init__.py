@@ -1,7 +1,7 @@
 """Several runs on one page: grouped by their settings, judged, and labelled by what differs."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -85,15 +85,13 @@ class Comparison(NamedTuple):
     """
 
 
-def read_runs(
-    directories: Sequence[str | Path], track: Callable[[list[Path]], Iterable[Path]] = iter
-) -> list[Recording]:
-    """Read run directories; ``track`` may show how many of their paths are done."""
+def read_runs(directories: Sequence[str | Path]) -> list[Recording]:
+    """Read run directories."""
     paths = [Path(directory).expanduser().resolve() for directory in directories]
     if len(set(paths)) < len(paths):
         raise invalid("DIR", [*map(str, directories)], "differ from each other")
     runs = []
-    for path in track(paths):
+    for path in paths:
         history = read_history(path)
         if not history.rounds:
             raise invalid("DIR", str(path), "hold at least one round")
