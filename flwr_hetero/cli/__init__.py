@@ -35,7 +35,7 @@ def _run(words: list[str]) -> int:
         return _fail(str(error))
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
-        extra = "report" if package in ("jinja2", "plotly") else "all"
+        extra = "report" if package in ("jinja2", "plotly", "safetensors") else "all"
         return _fail(f"{package} is not installed: {install_hint(extra)}")
 
 

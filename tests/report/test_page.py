@@ -72,7 +72,7 @@ def test_page_says_what_happened(evil_run):
     assert titles == ["Tiers", "Nodes", "Failures", "Settings", "Versions"]
     assert "<h1>run&lt;b&gt;</h1>" in page
     names = {metric["key"] for metric in data["curves"]["metrics"]}
-    assert {"tifl/credits", "tifl/tier_accuracy"} <= names
+    assert {"tifl/credits", "tifl/tier_probs"} <= names
     lines = data["sentences"][0].split("\n")
     assert len(lines) == 3
     assert all(f">{escape(line)}</p>" in page for line in lines)
