@@ -4,9 +4,11 @@ Tried with flwr 1.42.0 (``tests/test_flwr.py``). With a new version, this file i
 """
 
 import logging
+import re
 import sys
 import time
-from collections.abc import Iterator, Mapping
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from importlib import import_module
@@ -17,6 +19,7 @@ from typing import Any, NamedTuple
 import flwr
 from flwr.app import ArrayRecord, Error, Message, Metadata, RecordDict
 from flwr.clientapp.typing import ClientAppCallable as ClientAppCallable
+from flwr.common.config import flatten_dict, parse_config_args
 from flwr.common.constant import SType
 from flwr.common.logger import log as log
 from flwr.proto.node_pb2 import NodeInfo as NodeInfo
@@ -275,3 +278,29 @@ def quiet_strategies(most: int = logging.INFO) -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(lower)
+
+
+def app_tables(app: Path) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return the components of an app, and its run-config with the values it has by default."""
+    path = app / "pyproject.toml"
+    if not path.is_file():
+        raise invalid("app", str(app), "be a folder with a pyproject.toml")
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
+        return tables["components"], flatten_dict(tables.get("config", {}))
+    except (KeyError, tomllib.TOMLDecodeError) as error:
+        raise invalid("app", str(app), f"be a Flower app ({path}: {error!r})") from error
+
+
+def parse_run_config(given: Sequence[str]) -> dict[str, Any]:
+    """Read ``--run-config`` as Flower does, and refuse words that it would pass over."""
+    for text in given:
+        rest = re.sub(r"(\S+?)=('[^']*'|\"[^\"]*\"|\S+)", "", text).strip()
+        if rest and not text.endswith(".toml"):
+            raise invalid("--run-config", rest, "be of key=value without blanks around =")
+    try:
+        return parse_config_args(list(given))
+    # The command line library may raise anything.
+    except Exception as error:
+        hint = "texts need quotes, as in \"policy='vanilla' num-tiers=3\""
+        raise invalid("--run-config", " ".join(given), "be of key=value in TOML", hint) from error

@@ -188,7 +188,7 @@ LIGHT = [
     ("import flwr_hetero.tifl.algorithm", f"{HEAVY} rich flwr pyarrow"),
     *(
         (f"shown([{words}'--help'])", f"{HEAVY} rich flwr pyarrow")
-        for words in ("", "'compare', ", "'fleet', 'up', ")
+        for words in ("", "'watch', ", "'compare', ", "'fleet', 'up', ")
     ),
     ("import flwr_hetero.report", f"{HEAVY} rich"),
     ("import flwr_hetero.mod, flwr_hetero.strategy", HEAVY),

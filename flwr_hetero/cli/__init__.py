@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from importlib.metadata import entry_points
 
 from flwr_hetero import __version__
-from flwr_hetero.cli import fleet, runs
+from flwr_hetero.cli import apps, fleet, runs
 from flwr_hetero.cli.parsing import ExactParser, end_of_help
-from flwr_hetero.errors import install_hint
 
 # Entry points by which other packages add commands.
 COMMANDS = "flwr_hetero.commands"
@@ -35,8 +34,7 @@ def _run(words: list[str]) -> int:
         return _fail(str(error))
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
-        extra = "report" if package in ("jinja2", "plotly", "safetensors") else "all"
-        return _fail(f"{package} is not installed: {install_hint(extra)}")
+        return _fail(f"{package} is not installed: {apps.hint_for(package)}")
 
 
 def _fail(reason: str) -> int:
@@ -45,12 +43,12 @@ def _fail(reason: str) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    text = "Federated learning on devices of unequal speed: compare runs, and run real fleets."
+    text = "Federated learning on devices of unequal speed: run apps, watch and compare runs."
     end = end_of_help("compare /tmp/fedavg /tmp/fedslice")
     parser = ExactParser(prog="flwr-hetero", description=text, epilog=end)
     parser.add_argument("--version", action="version", version=f"flwr-hetero {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for module in (runs, fleet):
+    for module in (apps, runs, fleet):
         module.add(commands)
     for entry in sorted(entry_points(group=COMMANDS), key=lambda entry: entry.name):
         entry.load()(commands)

@@ -1,25 +1,33 @@
-"""Commands on run directories: ``report`` and ``compare``."""
+"""Commands on run directories: ``report``, ``watch`` and ``compare``."""
 
 import argparse
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 from flwr_hetero.cli.parsing import add_command, end_of_help
 from flwr_hetero.errors import invalid
 from flwr_hetero.files import replace
+from flwr_hetero.report.history import HISTORY, LOCK, MODEL, REPORT, read_history
 
 # Names of the clocks on the command line and in the history.
 CLOCKS = {"virtual": "virtual_s", "wall": "wall_s", "round": "round"}
+# Seconds between two looks at a running run, and after which a browser loads its page again.
+REFRESH_S = 5
+KILLED = "The run was killed: its process is gone. resume=true continues from its checkpoint."
 
 
 def add(commands: Any) -> None:
     """Add the commands to the command line."""
     folder = "run directory (output-dir)"
     end = end_of_help("report /tmp/fedavg /tmp/fedslice")
-    text = "rebuild report.html of runs, also of those that are going on"
-    report = add_command(commands, "report", _report, text, end)
+    report = add_command(commands, "report", _report, "rebuild report.html of runs", end)
     report.add_argument("directories", nargs="+", metavar="DIR", help=folder)
+
+    text = "rebuild report.html after each round while a run is going on"
+    watch = add_command(commands, "watch", _watch, text, end_of_help("watch /tmp/fedslice"))
+    watch.add_argument("directory", type=Path, metavar="DIR", help=folder)
 
     text = "compare runs and write a page; runs that differ only in the seed are grouped"
     example = "compare /tmp/fedavg /tmp/fedslice --target 85"
@@ -51,6 +59,47 @@ def _report(options: argparse.Namespace) -> None:
 
     for directory in options.directories:
         print(write_report(directory))
+
+
+def _watch(options: argparse.Namespace) -> None:
+    from flwr_hetero.report.page import run_data, write_page
+
+    folder = options.directory.expanduser().absolute()
+    # Refuse a folder without a run before announcing its page.
+    read_history(folder)
+    print(f"{(folder / REPORT).as_uri()}  (stops with the run, or with Ctrl-C)", flush=True)
+    drawn = None
+    try:
+        while _is_locked(folder / LOCK):
+            began_s = time.process_time()
+            written = (folder / HISTORY).stat().st_mtime_ns
+            if written != drawn:
+                drawn = written
+                write_page(run_data(folder) | {"refresh": REFRESH_S}, folder / REPORT)
+            # The page of a long run takes a while: use at most a tenth of a processor for it.
+            time.sleep(max(REFRESH_S, 9 * (time.process_time() - began_s)))
+    except KeyboardInterrupt:
+        return
+    # The last page is not to be loaded again.
+    write_page(run_data(folder), folder / REPORT)
+    # A run saves its model at its end. There may be an older model, of the run that it continues.
+    model = folder / MODEL
+    has_ended = model.exists() and model.stat().st_mtime >= (folder / HISTORY).stat().st_mtime
+    print(f"The run has ended: {folder}" if has_ended else KILLED, flush=True)
+
+
+def _is_locked(path: Path) -> bool:
+    """Return whether a run's process is alive: it holds the lock until it ends."""
+    from filelock import FileLock, Timeout
+
+    # FileLock would make the file.
+    if not path.exists():
+        return False
+    try:
+        with FileLock(path, timeout=0):
+            return False
+    except Timeout:
+        return True
 
 
 def _compare(options: argparse.Namespace) -> None:

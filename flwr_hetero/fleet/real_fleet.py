@@ -187,7 +187,7 @@ class RealFleet:
         num_tiers = min(5, count if count < 6 else count // 2)
         clients = min(3, count // num_tiers)
         config = f"fleet='real' num-tiers={num_tiers} clients-per-round={clients}"
-        command = f"flwr run apps/tifl {processes.CONNECTION} --stream"
+        command = f"flwr-hetero run apps/tifl {processes.CONNECTION}"
         return f'{variables} {command} --run-config "{config}"'
 
     def online(self) -> set[str]:

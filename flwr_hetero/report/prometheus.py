@@ -4,10 +4,8 @@ import logging
 import os
 from collections import Counter
 from functools import partial
-from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
-
-from flwr_hetero.errors import install_hint
 
 # Environment variable with host and port of the endpoint.
 ADDRESS = "FLWR_HETERO_METRICS"
@@ -19,17 +17,10 @@ REPEAT = 20
 logger = logging.getLogger("flwr")
 
 
-def check_installed() -> None:
-    """Refuse to serve figures without the client of Prometheus."""
-    if find_spec("prometheus_client") is None:
-        hint = install_hint("prometheus")
-        raise ModuleNotFoundError(f"prometheus: prometheus_client is not installed: {hint}")
-
-
 class Endpoint:
     """Serve the figures of the rounds of this process at ``http://ADDRESS/metrics``."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
         import prometheus_client as prometheus
 
         # With a registry of its own, another run in this process counts from zero.
@@ -44,7 +35,8 @@ class Endpoint:
         self._seconds = gauge("message_seconds", "Seconds of the last message", ["node"])
         host, _, port = os.environ.get(ADDRESS, DEFAULT_ADDRESS).rpartition(":")
         self._server, _ = prometheus.start_http_server(int(port), host, registry)
-        logger.info("For Prometheus: http://%s:%d/metrics", host, self._server.server_port)
+        text = "Metrics of %s for Prometheus: http://%s:%d/metrics"
+        logger.info(text, folder, host, self._server.server_port)
 
     def log(self, record: dict[str, Any]) -> None:
         """Add the figures of a round."""

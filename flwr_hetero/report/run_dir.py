@@ -31,10 +31,16 @@ PACKAGES = ("flwr-hetero", "flwr", "numpy", "torch")
 # A resume waits so many seconds for the previous run, which may still be making its report.
 ENDING_S = 30.0
 HIDDEN = "(hidden)"
-# The value of a setting is hidden if its name matches: hub-token, HF_TOKEN, db.password, apiKey.
-SECRET = re.compile(
-    r"passw|passphrase|secret|credential|(api|access)[-_]?(key|token)|(key|token|auth|pwd)$",
-    re.IGNORECASE,
+# A setting is hidden if its name matches this, even if it is a number.
+PASSWORD = re.compile(
+    r"passw|passphrase|passcode|secret|credential|(api|access|private)[-_]?(key|token)"
+)
+# A setting is hidden if its name matches this, unless it is a number, such as max-new-tokens.
+KEY = re.compile(r"(token|(\b|_)(key|auth|authorization|cookie|pass|pwd))s?$")
+# Keys of records, metrics and columns, and symbols of texts, are shown: loss-key, pad-token.
+HARMLESS = re.compile(
+    r"(record|public|loss|acc|accuracy|metrics?|by|label|target|column|feature|image|text|"
+    r"sort|group|partition|pad|bos|eos|unk|mask|sep|cls|stop)[-_.](key|token)s?$"
 )
 # "user:password@" in an address.
 LOGIN = re.compile(r"(\w://)[^/?#\s]+@")
@@ -204,7 +210,10 @@ class RunDirectory:
 
 def masked(value: Any, name: str = "") -> Any:
     """Hide what may be a secret in a plain value: a setting by its name, a login in an address."""
-    if SECRET.search(name) and value not in ("", None):
+    # wandbKey is wandb-key.
+    name = re.sub("([a-z])([A-Z])", r"\1-\2", name).lower()
+    is_key = KEY.search(name) and not HARMLESS.search(name) and not isinstance(value, int | float)
+    if value not in ("", None) and (is_key or PASSWORD.search(name)):
         return HIDDEN
     if isinstance(value, dict):
         return {key: masked(item, key) for key, item in value.items()}

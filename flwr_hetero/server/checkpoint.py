@@ -5,7 +5,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from logging import INFO, WARNING
 from pathlib import Path
@@ -22,7 +22,8 @@ from flwr_hetero.errors import check_count, check_number, clean, invalid
 from flwr_hetero.exchange.nodes import online_nodes
 from flwr_hetero.exchange.votes import Votes
 from flwr_hetero.files import GrowingFile, drafted
-from flwr_hetero.report.prometheus import Endpoint, FailingNodes, check_installed
+from flwr_hetero.report.prometheus import FailingNodes
+from flwr_hetero.report.trackers import Trackers, check_trackers
 from flwr_hetero.server.loop import Run
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import UnsavedState, entries_below, three_numbers
@@ -313,8 +314,9 @@ class Recorded(Wrapper):
         Absolute path, or for instance ``flwr_hetero.report.RunDirectory("/data/first", config)``.
     resume : bool
         Whether to continue from the last readable checkpoint in the directory.
-    prometheus : bool
-        Whether to serve the figures of each round for Prometheus during the run.
+    trackers : sequence of str
+        Other places for the figures of each round: "tensorboard", "mlflow", "wandb",
+        "prometheus".
     """
 
     name: ClassVar[str] = "recorded"
@@ -327,10 +329,9 @@ class Recorded(Wrapper):
         *,
         run_dir: Any,
         resume: bool = False,
-        prometheus: bool = False,
+        trackers: Sequence[str] = (),
     ) -> None:
-        if prometheus:
-            check_installed()
+        self.trackers = check_trackers(trackers)
         super().__init__(strategy)
         if isinstance(run_dir, str | Path):
             from flwr_hetero.report.run_dir import RunDirectory
@@ -342,9 +343,8 @@ class Recorded(Wrapper):
             raise invalid("resume", resume, "be the same for Recorded and for its RunDirectory")
         self.run_dir = run_dir
         self.resume = resume
-        self.prometheus = prometheus
         self._begun = False
-        self._endpoint: Endpoint | None = None
+        self._trackers = Trackers()
         self._failing_nodes = FailingNodes()
         self.checkpoints: Checkpoints | None = None
 
@@ -356,19 +356,13 @@ class Recorded(Wrapper):
             self.checkpoints.load(run)
             self.run_dir.cut_after(run.round)
             log(INFO, "Resumed after round %d", run.round)
-        if self.prometheus:
-            try:
-                self._endpoint = Endpoint()
-            # The training is worth more than its figures.
-            except (OSError, ValueError) as error:
-                log(WARNING, "There is no endpoint for Prometheus: %s", error)
+        self._trackers.open(self.trackers, self.run_dir.checkpoint_dir)
         self._begun = True
 
     def on_round_end(self, run: Run, record: dict[str, Any]) -> None:
         """Write the line of the round and the checkpoint."""
         self.run_dir.append_round(record)
-        if self._endpoint:
-            self._endpoint.log(record)
+        self._trackers.log(record)
         self._failing_nodes.look(record)
         if self.checkpoints:
             self.checkpoints.save_if_due(run)
@@ -380,8 +374,7 @@ class Recorded(Wrapper):
                 self.run_dir.save_model({k: view_array(v) for k, v in run.arrays.items()})
                 log(INFO, "Run directory: %s", self.run_dir.finish())
         finally:
-            if self._endpoint:
-                self._endpoint.close()
+            self._trackers.close()
             self.run_dir.close()
             if signal.getsignal(signal.SIGTERM) is _end:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -106,7 +106,7 @@ def run_app(
     random.seed(settings.seed)
     if settings.target_accuracy or settings.time_budget_s:
         strategy = StopEarly(strategy, settings)
-    recorded = Recorded(strategy, run_dir=run_dir, resume=resume, prometheus=settings.prometheus)
+    recorded = Recorded(strategy, run_dir=run_dir, resume=resume, trackers=settings.tracker_names)
     recorded.start(grid, arrays, last, train_config=train_config, evaluate_fn=evaluate_fn)
     log(INFO, "Results: %s", run_dir.path / "report.html")
     return run_dir.path

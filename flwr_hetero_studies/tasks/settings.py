@@ -13,6 +13,7 @@ from typing import Any, Self
 from flwr_hetero._flwr import quiet_strategies
 from flwr_hetero.client.device import REAL, named_fleet
 from flwr_hetero.errors import check_choice, check_count, check_key, check_number, invalid
+from flwr_hetero.report.trackers import TRACKERS
 from flwr_hetero_studies.tasks.data import data_shape
 from flwr_hetero_studies.tasks.kinds import AUTO, Outputs, check_task
 from flwr_hetero_studies.tasks.models import check_model
@@ -64,7 +65,7 @@ class Settings:
     evaluate_every: int = 1
     target_accuracy: float = 0.0
     time_budget_s: float = 0.0
-    prometheus: bool = False
+    trackers: str = ""
 
     def __post_init__(self) -> None:
         for name in ("num_server_rounds", "local_epochs", "batch_size", "evaluate_every"):
@@ -73,6 +74,8 @@ class Settings:
             check_number(key_of(name), getattr(self, name), bounds)
         check_optimizer(self.optimizer, self.momentum)
         check_device(self.device)
+        for name in self.tracker_names:
+            check_choice("trackers", name, TRACKERS, "join several with +")
         self.check_choice("lr_schedule", SCHEDULES)
         if self.lr_schedule == COSINE and self.lr_decay != 1:
             raise invalid("lr-decay", self.lr_decay, f"be 1 with lr-schedule={COSINE!r}")
@@ -128,6 +131,10 @@ class Settings:
 
     def check_choice(self, name: str, known: Collection[str]) -> None:
         check_choice(key_of(name), getattr(self, name), known)
+
+    @property
+    def tracker_names(self) -> list[str]:
+        return self.trackers.split("+") if self.trackers else []
 
     def lr_in(self, server_round: int) -> float:
         # Profiling comes before round 1 and takes its rate.

@@ -106,6 +106,7 @@ def check(system, folder):
     assert b"\r" not in (folder / "history.jsonl").read_bytes()
     assert (folder / "report.html").stat().st_size
     assert main(["report", str(folder)]) == 0
+    assert main(["doctor"]) == 0
     assert main(["fleet", "certificates", str(folder / "keys"), "--host", "a.example"]) == 0
     assert main(["fleet", "up", "--dir", str(folder / "fleet")]) == 2
     fleet = RealFleet(folder / "fleet")

@@ -73,7 +73,7 @@ def test_run_line_can_be_typed(tmp_path, monkeypatch, num_nodes, tiers, clients)
     FleetFile(port=1, nodes=nodes).save(fleet.folder)
     assert shlex.split(fleet.run_line()) == [
         *(f"FLWR_HOME={fleet.folder}/home", "no_proxy=example.org,127.0.0.1,localhost"),
-        *("flwr", "run", "apps/tifl", "fleet", "--stream", "--run-config"),
+        *("flwr-hetero", "run", "apps/tifl", "fleet", "--run-config"),
         f"fleet='real' num-tiers={tiers} clients-per-round={clients}",
     ]
 

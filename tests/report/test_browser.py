@@ -3,13 +3,15 @@
 Needs Chromium and its driver (Debian: ``chromium chromium-driver``).
 """
 
+import json
 import shutil
 
 import pytest
 
 from flwr_hetero.report.compare import compare, read_runs
 from flwr_hetero.report.compare.page import write_page
-from flwr_hetero.report.page import write_report
+from flwr_hetero.report.page import run_data, write_report
+from flwr_hetero.report.page import write_page as page_of
 
 selenium = pytest.importorskip("selenium", reason="selenium is not installed")
 from selenium import webdriver  # noqa: E402
@@ -105,3 +107,13 @@ def test_reader_chooses_what_is_drawn(browser, comparison_page):
     assert len(find(".plot:first-of-type .xtick")) != ticks
     find(".legendtoggle")[0].click()
     WebDriverWait(browser, WAIT_S).until(lambda _: len(find(".scatterlayer .js-line")) == 2)
+
+
+def test_page_is_read_again(browser, make_run, rounds_of):
+    folder = make_run("live", rounds_of(6))
+    page = page_of(run_data(folder) | {"refresh": 1}, folder / "report.html")
+    look(browser, page.as_uri())
+    (folder / "history.jsonl").write_text("".join(json.dumps(x) + "\n" for x in rounds_of(20)))
+    write_report(folder)
+    shown = "return [...document.querySelectorAll('.facts .value')].map((x) => x.textContent)"
+    WebDriverWait(browser, WAIT_S).until(lambda d: "20" in d.execute_script(shown))

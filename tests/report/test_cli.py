@@ -1,9 +1,14 @@
 import json
+import os
 import sys
+from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
-from flwr_hetero.cli import main
+from flwr_hetero.cli import main, runs
+
+APP = Path(__file__).parents[2] / "apps" / "tifl"
 
 
 @pytest.fixture
@@ -32,6 +37,7 @@ def test_report_and_compare_say_where(two_runs, capsys, tmp_path):
     [
         ("report {}", "run directory must hold a history.jsonl"),
         ("report {}/none", "run directory must exist"),
+        ("watch {}", "run directory must hold a history.jsonl"),
         ("compare {}/slow --out a.png", "--out must end in .html, got 'a.png'"),
         ("compare {}/slow --out {}/no/a.html", "No such file or directory"),
         ("fleet status --dir {}/none", "dir must hold a fleet"),
@@ -40,17 +46,59 @@ def test_report_and_compare_say_where(two_runs, capsys, tmp_path):
         ("fleet up --dir {}/new --fleet warp", "fleet must be a known name"),
         ("fleet up --dir {}/new --cpu 2", "cpu must be a number in"),
         ("fleet certificates {}/keys --node a/b", "node must be a plain file name"),
+        ("run APP -c num_tiers=3", "did you mean 'num-tiers'"),
+        ("run APP --nodes 0", "--nodes must be a whole number of at least 1, got 0"),
     ],
 )
 @pytest.mark.usefixtures("two_runs")
 def test_errors_are_one_line(arguments, words, capsys, tmp_path):
-    typed = [word.replace("{}", str(tmp_path)) for word in arguments.split()]
+    typed = [
+        word.replace("{}", str(tmp_path)).replace("APP", str(APP)) for word in arguments.split()
+    ]
     assert main(typed) == 2
     output = capsys.readouterr()
     assert output.err.startswith("flwr-hetero: error: ")
     assert output.err.count("\n") == 1
     assert words.replace("{}", str(tmp_path)) in output.err
     assert typed[0] == "fleet" or output.out == ""
+
+
+def test_page_follows_the_run(make_run, rounds_of, monkeypatch, capsys):
+    folder = make_run("run", rounds_of(5))
+    pages = []
+    lock = FileLock(folder / ".lock", thread_local=False)
+
+    def sleep(seconds):
+        pages.append((folder / "report.html").read_text())
+        if len(pages) == 1:
+            with (folder / "history.jsonl").open("a") as file:
+                file.write(json.dumps(rounds_of(6)[-1]) + "\n")
+        if len(pages) == 3:
+            lock.release()
+
+    monkeypatch.setattr(runs.time, "sleep", sleep)
+    lock.acquire()
+    assert main(["watch", str(folder)]) == 0
+    first, second, same = pages
+    assert all('http-equiv="refresh"' in page for page in pages)
+    assert first != second == same
+    assert 'http-equiv="refresh"' not in (folder / "report.html").read_text()
+    assert capsys.readouterr().out.startswith(f"file://{folder}/report.html ")
+
+
+@pytest.mark.parametrize(
+    ("model_after_s", "words"),
+    [(1, "The run has ended: "), (-1, runs.KILLED), (None, runs.KILLED)],
+    ids=["ended", "killed, with the model of the run before", "killed"],
+)
+def test_watch_says_how_the_run_ended(model_after_s, words, make_run, rounds_of, capsys):
+    folder = make_run("run", rounds_of(5))
+    if model_after_s is not None:
+        written_s = (folder / "history.jsonl").stat().st_mtime
+        (folder / "model.safetensors").touch()
+        os.utime(folder / "model.safetensors", 2 * (written_s + model_after_s,))
+    assert main(["watch", str(folder)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith(words)
 
 
 def test_bare_command_shows_the_commands(capsys):
@@ -75,5 +123,5 @@ def test_missing_extra_is_named(monkeypatch, capsys, tmp_path):
         monkeypatch.delitem(sys.modules, name)
     assert main(["report", str(tmp_path)]) == 2
     error = capsys.readouterr().err
-    assert "plotly is not installed: in a checkout" in error
+    assert "plotly is not installed: pip install plotly, or in a checkout" in error
     assert "pip install -e '.[report]'" in error

@@ -34,7 +34,7 @@ def test_endpoint_has_the_figures_of_each_round(tmp_path, monkeypatch, caplog):
                 pages.append((url, urlopen(url, timeout=10).read().decode()))
 
     strategy = Reader(clients_per_round=2, num_tiers=1)
-    recorded = Recorded(strategy, run_dir=tmp_path / "run", prometheus=True)
+    recorded = Recorded(strategy, run_dir=tmp_path / "run", trackers=["prometheus"])
     grid = LocalGrid(
         toy_app(), [DeviceProfile()] * 2, faults=[Fault(1, "errs", 2, 2, message_type="train")]
     )
@@ -51,19 +51,6 @@ def test_endpoint_has_the_figures_of_each_round(tmp_path, monkeypatch, caplog):
     assert figures['bytes_total{direction="up"}'] > 0
     with pytest.raises(OSError, match="refused"):
         urlopen(url, timeout=10)
-
-
-def test_endpoint_is_no_condition_of_a_run(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("flwr_hetero.report.page.write_report", lambda path: path)
-    pytest.importorskip("prometheus_client")
-    monkeypatch.setenv(ADDRESS, "127.0.0.1:x")
-    recorded = Recorded(FedAvg(), run_dir=tmp_path / "run", prometheus=True)
-    recorded.start(LocalGrid(toy_app(), [DeviceProfile()] * 2), toy_arrays(), 1)
-    assert "There is no endpoint for Prometheus" in caplog.text
-    monkeypatch.setattr("flwr_hetero.report.prometheus.find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match=r"is not installed: .*\[prometheus\]"):
-        Recorded(run_dir=tmp_path / "other", prometheus=True)
-    assert not (tmp_path / "other").exists()
 
 
 def test_node_that_keeps_failing_is_named(caplog):

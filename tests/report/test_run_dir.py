@@ -22,22 +22,49 @@ def run(tmp_path):
 
 
 def test_config_is_written_without_secrets(tmp_path):
-    names = ("hub-token", "HF-TOKEN", "db.password", "apiKey", "aws-access-key-id", "mlflow-pwd")
-    settings = {"seed": np.int64(3), "learning-rate": np.float32(0.5), "max_tokens": 5}
-    settings |= {"author": "me", "nested": [{"key": "s3cret"}], "hf-auth": ""}
-    settings |= {"url": "https://me:s3cret@host:80/a?n=3"} | dict.fromkeys(names, "s3cret")
+    settings = {"seed": np.int64(3), "learning-rate": np.float32(0.5), "num_tiers": 5}
+    settings |= {"nested": [{"hub_token": "s3cret"}], "url": "https://me:s3cret@host:80/a?n=3"}
     run = RunDirectory(tmp_path / "a" / "run", settings)
     run.close()
     again = RunDirectory(run.path, settings)  # no round blocks it
     config = json.loads((again.path / "config.json").read_text())
     assert config["settings"] == {
-        **{"seed": 3, "learning-rate": 0.5, "max-tokens": 5, "author": "me", "hf-auth": ""},
-        **{"nested": [{"key": "(hidden)"}], "url": "https://(hidden)@host:80/a?n=3"},
-        **dict.fromkeys(names, "(hidden)"),
+        **{"seed": 3, "learning-rate": 0.5, "num-tiers": 5},
+        **{"nested": [{"hub_token": "(hidden)"}], "url": "https://(hidden)@host:80/a?n=3"},
     }
     assert {"flwr", "torch", "flwr-hetero"} <= set(config["versions"])
     assert (config["python"][:2], config["started"][-6:]) == ("3.", "+00:00")
     assert config["resumed"] == []
+
+
+SECRETS = (
+    "access-key access_token private-key passphrase wandb-key wandbKey WANDB_KEY hf-auth HF_TOKEN "
+    "apiKey db.password dbpasswd api-tokens AWS_SECRET_ACCESS_KEY aws-access-key-id key keys auth "
+    "Authorization session_cookie mlflow-pwd user_pass hubtoken license-key"
+)
+HARMLESS = (
+    "loss-key train_loss_key lossKey weighted-by-key weighted_by_key arrayrecord-key "
+    "configrecord_key public-key pad-token eos_token key-frame author passes compass bypass "
+    "tokenizer token-length monkey keyboard turkey"
+)
+
+
+@pytest.mark.parametrize(
+    ("names", "value", "is_hidden"),
+    [
+        (SECRETS, "s3cret", True),
+        (SECRETS, ["s3cret"], True),
+        ("password api-key", 1234, True),
+        (HARMLESS, "train-loss", False),
+        ("max-new-tokens max_tokens num-tokens token key", 512, False),
+        (SECRETS, "", False),
+        (SECRETS, None, False),
+    ],
+)
+def test_names_of_secrets_hide_values(names, value, is_hidden):
+    settings = dict.fromkeys(names.split(), value)
+    shown = dict.fromkeys(settings, run_dir.HIDDEN) if is_hidden else settings
+    assert run_dir.masked(settings) == shown
 
 
 # Values as given, and as they are read from JSON.

@@ -23,7 +23,7 @@ GIVEN = {
     "BiasedLocalSGD": {"fast_steps": 6, "budget": "deadline", "deadline_s": 3.0},
     "FedBuff": {"concurrency": 5, "buffer_size": 4, "weighting": "examples", "seed": 5},
     "FedSlice": {"concurrency": 5, "slice_steps": 6, "window": 8, "keep_optimizer": False},
-    "Recorded": {"run_dir": FOLDER, "prometheus": False},
+    "Recorded": {"run_dir": FOLDER, "trackers": []},
     "TiFL": {"clients_per_round": 3, "num_tiers": 2, "policy": "fast1", "credits": [4, 5]},
 }
 """Settings other than the default ones."""

@@ -25,7 +25,7 @@ def test_all_keys_arrive():
         **{"learning-rate": 0.5, "lr-schedule": "cosine", "lr-decay": 1, "optimizer": "rmsprop"},
         **{"momentum": 0.5, "weight-decay": 1, "proximal-mu": 2, "amp": True, "device": "cpu"},
         **{"evaluate-every": 3, "target-accuracy": 1, "time-budget-s": 60},
-        **{"prometheus": True, "fleet": "uniform"},
+        **{"trackers": "mlflow+wandb", "fleet": "uniform"},
     }
     settings = Settings.from_run_config(run_config)
     assert {name.replace("_", "-"): value for name, value in vars(settings).items()} == run_config
@@ -49,6 +49,7 @@ def test_all_keys_arrive():
         ({"lr-decay": 0.9, "lr-schedule": "cosine"}, "lr-decay must be 1 with lr-s"),
         ({"optimizer": "adamw", "momentum": 0.9}, "momentum must be 0 with adamw"),
         ({"device": "tpu9"}, "device must be auto, cpu, cuda"),
+        ({"trackers": "wandb,mlflow"}, "trackers must be one of .* join several with"),
         ({"output-dir": "runs/1"}, "output-dir must be absolute .* got 'runs/1'"),
     ],
 )
