@@ -32,8 +32,10 @@ PACKAGES = ("flwr-hetero", "flwr", "numpy", "torch")
 ENDING_S = 30.0
 HIDDEN = "(hidden)"
 # The value of a setting is hidden if its name matches: hub-token, HF_TOKEN, db.password, apiKey.
+# The names of Flower's own arguments do not: weighted_by_key, arrayrecord_key, train_loss_key.
 SECRET = re.compile(
-    r"passw|passphrase|secret|credential|(api|access)[-_]?(key|token)|(key|token|auth|pwd)$",
+    r"passw|passphrase|secret|credential|(api|access)[-_]?(key|token)|(token|auth|pwd)$"
+    r"|(?<!by[-_])(?<!record[-_])(?<!loss[-_])key$",
     re.IGNORECASE,
 )
 # "user:password@" in an address.

@@ -24,14 +24,20 @@ def run(tmp_path):
 def test_config_is_written_without_secrets(tmp_path):
     names = ("hub-token", "HF-TOKEN", "db.password", "apiKey", "aws-access-key-id", "mlflow-pwd")
     settings = {"seed": np.int64(3), "learning-rate": np.float32(0.5), "max_tokens": 5}
-    settings |= {"author": "me", "nested": [{"key": "s3cret"}], "hf-auth": ""}
+    settings |= {"weighted_by_key": "me", "nested": [{"key": "s3cret"}], "hf-auth": ""}
     settings |= {"url": "https://me:s3cret@host:80/a?n=3"} | dict.fromkeys(names, "s3cret")
     run = RunDirectory(tmp_path / "a" / "run", settings)
     run.close()
     again = RunDirectory(run.path, settings)  # no round blocks it
     config = json.loads((again.path / "config.json").read_text())
     assert config["settings"] == {
-        **{"seed": 3, "learning-rate": 0.5, "max-tokens": 5, "author": "me", "hf-auth": ""},
+        **{
+            "seed": 3,
+            "learning-rate": 0.5,
+            "max-tokens": 5,
+            "weighted-by-key": "me",
+            "hf-auth": "",
+        },
         **{"nested": [{"key": "(hidden)"}], "url": "https://(hidden)@host:80/a?n=3"},
         **dict.fromkeys(names, "(hidden)"),
     }
