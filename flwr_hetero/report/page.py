@@ -94,7 +94,6 @@ def run_data(directory: str | Path) -> dict[str, Any]:
     if simulated is not None:
         data["mark"] = "simulated nodes" if simulated else "real nodes"
     metric = history.main_metric()
-    judge = None
     target = None
     clock = history.clock[0]
     lines = ["No trained model was evaluated.", HOW_TO_EVALUATE]
@@ -110,7 +109,7 @@ def run_data(directory: str | Path) -> dict[str, Any]:
     price = f"{size(history.traffic.sum())} sent and received, {duration(history.busy_s.sum())}"
     data["sentences"] = ["\n".join([*lines, f"Price of the run: {price} of device time."])]
     return data | {
-        "facts": facts(history, settings, judge),
+        "facts": facts(history, settings),
         "curves": curve_data([Line(folder.name, BLUE, [history])], metric, clock, target),
         "tables": tables_of(history) + data["tables"],
     }
@@ -146,14 +145,9 @@ def _outcome(judge: verdict.Judge, result: verdict.Result, history: History) -> 
     return f"{text} The run ended early: {stopped}." if stopped else text
 
 
-def facts(
-    history: History, settings: Mapping[str, Any], judge: verdict.Judge | None
-) -> list[tuple[str, str, str]]:
+def facts(history: History, settings: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Return label, value and note of each figure at the top of the page of a run."""
     tiles = []
-    if judge:
-        final = figure(judge.metric, verdict.settled_value(history, judge.metric))
-        tiles.append((f"Final {words(judge.metric)}", final, ""))
     fairness = last_fairness(history)
     if fairness:
         label = f"{heading(fairness.metric)} on the worst tenth of the nodes"

@@ -12,6 +12,11 @@ from flwr_hetero.report.prometheus import ADDRESS, REPEAT, FailingNodes
 from flwr_hetero.strategy import Recorded, TiFL
 
 
+@pytest.fixture(autouse=True)
+def no_report(monkeypatch):
+    monkeypatch.setattr("flwr_hetero.report.page.write_report", lambda path: path)
+
+
 def record_of(number, replied=(), failed=()):
     failures = [{"node": node, "reason": f"reason {number}"} for node in failed]
     return {"round": number, "weights": dict.fromkeys(replied, 0.5), "failures": failures}
@@ -19,7 +24,6 @@ def record_of(number, replied=(), failed=()):
 
 def test_endpoint_has_the_figures_of_each_round(tmp_path, monkeypatch, caplog):
     pytest.importorskip("prometheus_client")
-    monkeypatch.setattr("flwr_hetero.report.page.write_report", lambda path: path)
     monkeypatch.setenv(ADDRESS, "127.0.0.1:0")
     caplog.set_level("INFO", "flwr")
     pages = []
@@ -69,8 +73,7 @@ def test_node_that_keeps_failing_is_named(caplog):
     assert not caplog.records
 
 
-def test_a_run_warns_of_a_failing_node(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("flwr_hetero.report.page.write_report", lambda path: path)
+def test_a_run_warns_of_a_failing_node(tmp_path, caplog):
     recorded = Recorded(FedAvg(), run_dir=tmp_path / "run")
     grid = LocalGrid(toy_app(), [DeviceProfile()] * 2, faults=[Fault(1, "errs")])
     recorded.start(grid, toy_arrays(), 4)

@@ -187,7 +187,8 @@ def _shapes(folder: Path) -> dict[str, Any]:
 
     try:
         with safe_open(folder / MODEL, "np") as file:
-            return {name: file.get_slice(name).get_shape() for name in file.keys()}
+            names = file.keys()
+            return {name: file.get_slice(name).get_shape() for name in names}
     except (OSError, SafetensorError):
         return {}
 
