@@ -61,13 +61,6 @@ def test_progress_is_shown_on_a_terminal_only(is_terminal, monkeypatch, capsys):
     assert ("Reading" in output.err) == is_terminal
 
 
-@pytest.mark.parametrize("command", [["fleet", "up"], ["run", "apps/tifl"]])
-def test_abbreviated_option_is_refused(command, capsys):
-    with pytest.raises(SystemExit):
-        cli.main([*command, "--node", "5"])
-    assert "unrecognized arguments: --node 5" in capsys.readouterr().err
-
-
 def test_interrupt_is_one_line(monkeypatch, capsys):
     def interrupt(options):
         raise KeyboardInterrupt
