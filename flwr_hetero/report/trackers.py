@@ -34,7 +34,7 @@ class Trackers:
     """Send rounds to trackers; one that fails is dropped and never ends the run."""
 
     def __init__(self) -> None:
-        self._open: dict[str, Tracker] = {}
+        self._open: dict[str, Tracker | Endpoint] = {}
 
     def open(self, names: Sequence[str], checkpoint_dir: Path) -> None:
         """Begin or continue a run in each tracker; the run directory is the folder above."""
@@ -119,7 +119,7 @@ def mlflow(folder: Path) -> Tracker:
     else:
         tags = {"run-directory": str(folder)}
         run_id = client.create_run(experiment_id, run_name=folder.name, tags=tags).info.run_id
-        for key, value in _settings(folder).items():
+        for key, value in read_config(folder).get("settings", {}).items():
             client.log_param(run_id, key, value)
 
     def log(record: dict[str, Any]) -> None:
@@ -143,24 +143,18 @@ def wandb(folder: Path) -> Tracker:
         id=sha256(str(folder).encode()).hexdigest()[:16],
         resume="allow",
         dir=str(folder),
-        config=_settings(folder),
+        config=read_config(folder).get("settings"),
         mode=mode,
         settings=client.Settings(silent=True),
     )
     return Tracker(lambda record: run.log(figures_of(record), step=record["round"]), run.finish)
 
 
-def prometheus(folder: Path) -> Tracker:
-    """Serve the figures at ``FLWR_HETERO_METRICS``, else at 127.0.0.1:9464, for Prometheus."""
-    endpoint = Endpoint(folder)
-    return Tracker(endpoint.log, endpoint.close)
-
-
-def _settings(folder: Path) -> dict[str, Any]:
-    """Return a run's settings, without secrets, from its directory."""
-    return dict(read_config(folder).get("settings", {}))
-
-
-TRACKERS = {"tensorboard": tensorboard, "mlflow": mlflow, "wandb": wandb, "prometheus": prometheus}
+TRACKERS: dict[str, Callable[[Path], Tracker | Endpoint]] = {
+    "tensorboard": tensorboard,
+    "mlflow": mlflow,
+    "wandb": wandb,
+    "prometheus": Endpoint,
+}
 # Trackers whose module has another name; each has an extra of its own.
 MODULES = {"prometheus": "prometheus_client"}

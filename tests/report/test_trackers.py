@@ -81,7 +81,7 @@ def test_tracker_that_fails_does_not_end_the_run(run, monkeypatch, caplog):
     # The name is that of a module that is installed, as check_trackers() demands.
     monkeypatch.setitem(trackers.TRACKERS, "json", lambda folder: trackers.Tracker(log, close))
     assert len(run("json", 3)) == 4
-    assert [call.args[0] for call in log.call_args_list] == [0, 1]
+    assert [call.args[0]["round"] for call in log.call_args_list] == [0, 1]
     close.assert_not_called()
     assert "json failed and gets no more rounds of this run: OSError: disk full" in caplog.text
 
