@@ -7,13 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+# Environment variable with host and port of the endpoint.
 ADDRESS = "FLWR_HETERO_METRICS"
-"""Environment variable with host and port of the endpoint."""
 DEFAULT_ADDRESS = "127.0.0.1:9464"
+# The log warns of a node that has failed so often in a row, and again after so many failures.
 FAILURES = 3
-"""Rounds in a row in which a node has failed when the log has a warning."""
-REPEAT_ROUNDS = 20
-"""Rounds after which the warning is repeated if the node still fails."""
+REPEAT = 20
 
 logger = logging.getLogger("flwr")
 
@@ -63,19 +62,15 @@ class FailingNodes:
 
     def __init__(self) -> None:
         self._failures: Counter[str] = Counter()
-        self._warned: dict[str, int] = {}
 
     def look(self, record: dict[str, Any]) -> None:
-        """Count the failures of a round, and warn where it is time."""
+        """Count the failures of a round, and warn of nodes that have failed often."""
         for node in record["weights"]:
-            self._failures.pop(node, None)
-            self._warned.pop(node, None)
+            del self._failures[node]
         # A node that fails to train and to evaluate has failed once in this round.
         reasons = {failure["node"]: failure["reason"] for failure in record["failures"]}
         for node, reason in reasons.items():
             self._failures[node] += 1
-            is_due = record["round"] >= self._warned.get(node, -REPEAT_ROUNDS) + REPEAT_ROUNDS
-            if self._failures[node] >= FAILURES and is_due:
-                self._warned[node] = record["round"]
+            if self._failures[node] % REPEAT == FAILURES:
                 text = "%s has failed in %d rounds in a row, most recently because: %s"
                 logger.warning(text, node, self._failures[node], reason)
