@@ -3,6 +3,7 @@
 from flwr.app import ConfigRecord
 
 from flwr_hetero import keys
+from flwr_hetero._flwr import unavailable
 from flwr_hetero.exchange import queue
 
 TICK_S = 0.1
@@ -19,14 +20,16 @@ class Time:
 
     def sleep(self, seconds):
         self.now_s += max(0.0, seconds)
+        assert self.now_s < 1e6, "the run has stalled"
 
 
 class InMemoryGrid:
     """Let the nodes of a LocalGrid share workers; its devices' times are those of the workers.
 
-    Without ``workers`` the devices are emulated: replies come at once. ``handover_s``: what a
-    worker spends between two messages; ``answered``: instruction, worker and seconds of each;
-    ``at_once``: messages in flight after each sending.
+    Without ``workers`` the devices are emulated: replies come at once, in any order. What was
+    collected is gone: to ask for it again is answered by an error. ``handover_s``: what a worker
+    spends between two messages; ``answered``: instruction, worker and seconds of each; ``at_once``:
+    messages in flight after each sending.
     """
 
     def __init__(self, grid, workers, monkeypatch, handover_s=0.0):
@@ -35,6 +38,8 @@ class InMemoryGrid:
         self.clock = Time()
         self.free_at_s = [0.0] * workers
         self.replies = {}
+        self.collected = set()
+        self.asked_again = []
         self.answered = []
         self.at_once = []
         monkeypatch.setattr(queue, "time", self.clock)
@@ -78,6 +83,10 @@ class InMemoryGrid:
         return took_s
 
     def pull_messages(self, message_ids):
-        now_s = self.clock.now_s
-        there = sorted((self.replies[i][0], i) for i in {*message_ids} & self.replies.keys())
-        return [self.replies.pop(i)[1] for at_s, i in there if at_s <= now_s]
+        ids = {*message_ids}
+        again = ids & self.collected
+        there = sorted((self.replies[i][0], i) for i in ids & self.replies.keys())
+        here = [i for at_s, i in there if at_s <= self.clock.now_s]
+        self.collected.update(here)
+        self.asked_again += again
+        return [self.replies.pop(i)[1] for i in here] + [unavailable(i) for i in again]

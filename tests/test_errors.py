@@ -11,7 +11,7 @@ from flwr_hetero.records import read_number
 
 HUGE = [10**400, -(10**400), 10**5000]
 NUMBERS = {
-    "rate_correction": lambda value: ours.FedBuff(rate_correction=value),
+    "rate_correction": lambda value: ours.FedSlice(rate_correction=value),
     "staleness": lambda value: ours.FedBuff(staleness=value),
     "compute": lambda value: DeviceProfile(value),
     "policy": lambda value: ours.TiFL(policy=[value, 0, 0, 0, 0]),

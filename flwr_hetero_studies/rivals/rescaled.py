@@ -7,7 +7,7 @@ from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero.asynchronous.algorithm import Shares
 from flwr_hetero.asynchronous.engine import Update
-from flwr_hetero.asynchronous.rates import MeansOfNodes, RateCorrection
+from flwr_hetero.asynchronous.strategy import MeansOfNodes, RateCorrection
 from flwr_hetero.state_dict import StateDict
 from flwr_hetero_studies.rivals.asgd import LocalASGD
 

@@ -110,20 +110,6 @@ def test_extremes(bits):
             encode(np.array([0.0] * 64 + [bad]), bits)
 
 
-@given(bits=st.sampled_from(BITS), count=COUNTS, data=st.binary(max_size=900), fits=st.booleans())
-@settings(max_examples=100)
-def test_strange_bytes_are_numbers_or_a_value_error(bits, count, data, fits):
-    size = encoded_size(count, bits)
-    data = (data * size)[:size] if fits and data else data
-    try:
-        decoded = decode(data, count, bits)
-    except ValueError:
-        return
-    assert len(data) == size
-    assert decoded.shape == (count,)
-    assert np.isfinite(decoded).all()
-
-
 @pytest.mark.parametrize("bits", BITS)
 def test_bad_scales_and_codes_are_refused(bits):
     good = encode(np.ones(70), bits)

@@ -206,7 +206,7 @@ def test_a_resumed_run_is_the_same_without_feedback(tmp_path):
     ("wrapper", "module", "said"),
     [
         (Compressed, "compression.strategy", "no error feedback. It would be 0.0 GB"),
-        (FedSlice, "slices.steps", "optimizers start over in each message"),
+        (FedSlice, "slices.rule", "optimizers start over in each message"),
     ],
 )
 def test_the_server_says_what_a_node_cannot_keep(monkeypatch, caplog, wrapper, module, said):
