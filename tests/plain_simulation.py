@@ -51,10 +51,12 @@ class InMemoryGrid:
 
     def push_messages(self, messages):
         messages = list(messages)
+        if self.free_at_s:
+            self.hidden.virtual_time_s = self.clock.now_s
         ids = list(self.hidden.push_messages(messages))
         there_s = (self.clock.now_s // TICK_S + 1) * TICK_S
         for message, message_id in zip(messages, ids, strict=True):
-            reply = self.hidden.pending.pop(message_id).reply
+            arrival_s, reply, _ = self.hidden.pending.pop(message_id)
             if not self.free_at_s:
                 self.replies[message_id] = 0.0, reply
                 continue
@@ -63,8 +65,10 @@ class InMemoryGrid:
             took_s = self._stamp(reply, worker)
             if took_s:
                 reply.content[keys.TIMING][keys.HANDOVER_TIME] = self.handover_s
-            self.free_at_s[worker] = begin_s + took_s
-            self.replies[message_id] = begin_s + took_s, reply
+            # What has no content is the answer to a node that hangs, or raises.
+            end_s = begin_s + took_s if reply.has_content() else max(begin_s, arrival_s)
+            self.free_at_s[worker] = end_s
+            self.replies[message_id] = end_s, reply
             self.answered.append((message, worker, took_s))
         self.at_once.append(len(self.replies))
         return ids

@@ -310,10 +310,8 @@ class FedBuff(Rule):
         size = self.size_of(num_nodes)
         if self.node_limit is None:
             return algorithm.full_buffer(waiting, size)
-        # Only the first update of each node is taken.
-        first = {update.pending.node_id: update for update in reversed(waiting)}
-        ready = [update for update in waiting if first[update.pending.node_id] is update]
-        return algorithm.full_buffer(ready, max(1, min(size, most_at_once(num_nodes))))
+        size = max(1, min(size, most_at_once(num_nodes)))
+        return algorithm.full_buffer(first_of_each_node(waiting), size)
 
     def size_of(self, nodes: int) -> int:
         """Return K for a number of nodes."""
@@ -369,6 +367,14 @@ class FedBuff(Rule):
         """Continue from ``state_dict``."""
         super().load_state_dict(state)
         self.rates.load_str(str(state["rates"]))
+
+
+def first_of_each_node(waiting: Sequence[Update]) -> list[Update]:
+    """Return the first update of each node, in the order in which they came."""
+    first: dict[int, Update] = {}
+    for update in waiting:
+        first.setdefault(update.pending.node_id, update)
+    return list(first.values())
 
 
 def most_at_once(nodes: int) -> int:

@@ -511,18 +511,17 @@ class NodeSpeeds:
 
     def quick_round_s(self, num_steps: int, *, with_link: bool = True) -> float:
         """Return the seconds that a quick node needs; a few cannot set it."""
-        return self.figure(
-            "quick round", lambda: self._quick_round_s(num_steps, with_link), (num_steps, with_link)
-        )
 
-    def _quick_round_s(self, num_steps: int, with_link: bool) -> float:
-        link_s = self.link_s if with_link else dict.fromkeys(self.link_s, 0.0)
-        rounds_s = sorted(link_s[n] + num_steps * self.step_s[n] for n in self.step_s)
-        if not rounds_s:
-            return inf
-        quick_s = rounds_s[max(1, int(QUICK_SHARE * len(rounds_s))) if len(rounds_s) > 3 else 0]
-        # It is at least half of what the quickest third needs, so that fewer nodes cannot set it.
-        return max(quick_s, _third(rounds_s) / 2)
+        def compute() -> float:
+            link_s = self.link_s if with_link else dict.fromkeys(self.link_s, 0.0)
+            rounds_s = sorted(link_s[n] + num_steps * self.step_s[n] for n in self.step_s)
+            if not rounds_s:
+                return inf
+            place = max(1, int(QUICK_SHARE * len(rounds_s))) if len(rounds_s) > 3 else 0
+            # At least half of what the quickest third needs, so that fewer nodes cannot set it.
+            return max(rounds_s[place], _third(rounds_s) / 2)
+
+        return self.figure("quick round", compute, (num_steps, with_link))
 
 
 def smoothed(old: float | None, new: float) -> float:

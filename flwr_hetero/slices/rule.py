@@ -19,7 +19,12 @@ from flwr_hetero import keys
 from flwr_hetero._flwr import is_private, log, updates_needed
 from flwr_hetero.asynchronous.algorithm import Shares
 from flwr_hetero.asynchronous.engine import Update
-from flwr_hetero.asynchronous.strategy import Conditions, FedBuff, RateCorrection
+from flwr_hetero.asynchronous.strategy import (
+    Conditions,
+    FedBuff,
+    RateCorrection,
+    first_of_each_node,
+)
 from flwr_hetero.biased_local_sgd.strategy import MeasuredSteps
 from flwr_hetero.client.carried import MOST_BYTES
 from flwr_hetero.errors import check_number
@@ -223,7 +228,7 @@ class SliceRule(FedBuff):
         if others_come and self.fleet.clock.virtual_s < until_s:
             self._wake_s = until_s
             return []
-        return list({update.pending.node_id: update for update in reversed(waiting)}.values())
+        return first_of_each_node(waiting)
 
     @property
     def wake_s(self) -> float:

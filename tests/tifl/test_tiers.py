@@ -112,23 +112,6 @@ def test_paper_estimate_on_table_2(policy, seconds):
     assert paper_estimate(latency, policy_probs(policy, 5), 500) == pytest.approx(seconds)
 
 
-def make_tiers():
-    """Three tiers of three nodes, and a dropout."""
-    latency = {f"node-{i}": float(i + 1) for i in range(9)}
-    tier = {name: i // 3 for i, name in enumerate(latency)}
-    return Tiers(latency | {"node-9": 99.0}, tier, [3.5, 6.5], [2.0, 5.0, 8.0])
-
-
-def test_late_joiner_is_placed_by_the_boundaries():
-    tiers = make_tiers()
-    placed = [tiers.add(f"node-{20 + i}", s) for i, s in enumerate((0.1, 3.5, 3.6, 50))]
-    assert placed == [0, 0, 1, 2]
-    assert tiers.members[2] == ["node-6", "node-7", "node-8", "node-23"]
-    assert tiers.latency["node-22"] == 3.6
-    assert tiers.moved(make_tiers())
-    assert not make_tiers().moved(make_tiers())
-
-
 def test_accuracy_is_weighted_by_examples(caplog):
     reported = {
         "node-0": MetricRecord({"acc": 0.5, "n": 30}),
@@ -136,11 +119,13 @@ def test_accuracy_is_weighted_by_examples(caplog):
         "node-8": MetricRecord({"acc": 0.2, "n": 10}),
         "node-9": MetricRecord({"acc": 1.0, "n": 10}),  # a dropout
     }
-    accuracy = make_tiers().accuracy(reported, "n")
+    tier = {f"node-{i}": i // 3 for i in range(9)}
+    tiers = Tiers({}, tier, [3.5, 6.5], [2.0, 5.0, 8.0])
+    accuracy = tiers.accuracy(reported, "n")
     np.testing.assert_allclose(accuracy, [0.6, np.nan, 0.2])
     assert caplog.text == ""
     unknown = {"node-0": MetricRecord({"f1": 0.5, "n": 30})}
-    assert np.isnan(make_tiers().accuracy(unknown, "n")).all()
+    assert np.isnan(tiers.accuracy(unknown, "n")).all()
     assert "metrics ['f1', 'n'] has 'acc' or 'loss' in its name" in caplog.text
 
 

@@ -8,8 +8,8 @@ from toy import reply_with
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import be_server_task
-from flwr_hetero.compression import node, wire
-from flwr_hetero.compression.node import unpacking
+from flwr_hetero.compression import wire
+from flwr_hetero.compression.wire import unpacking
 
 START = np.linspace(-1, 1, 300).astype(np.float32).reshape(30, 10)
 MOVE = np.random.default_rng(1).normal(size=START.shape).astype(np.float32)
@@ -124,6 +124,6 @@ def test_without_the_servers_word_nothing_changes():
 def test_what_is_lost_is_not_kept_if_it_is_too_much(monkeypatch):
     context = new_context()
     ask(context)
-    monkeypatch.setattr(node, "MOST_BYTES", 4 * START.size - 1)
+    monkeypatch.setattr(wire, "MOST_BYTES", 4 * START.size - 1)
     assert packed_in(ask(context)) == ["x"]
     assert not context.state[keys.RESIDUAL]
