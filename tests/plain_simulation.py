@@ -3,6 +3,7 @@
 from flwr.app import ConfigRecord
 
 from flwr_hetero import keys
+from flwr_hetero._flwr import unavailable
 from flwr_hetero.exchange import queue
 
 TICK_S = 0.1
@@ -19,14 +20,16 @@ class Time:
 
     def sleep(self, seconds):
         self.now_s += max(0.0, seconds)
+        assert self.now_s < 1e6, "the run has stalled"
 
 
 class InMemoryGrid:
     """Let the nodes of a LocalGrid share workers; its devices' times are those of the workers.
 
-    Without ``workers`` the devices are emulated: replies come at once. ``handover_s``: what a
-    worker spends between two messages; ``answered``: instruction, worker and seconds of each;
-    ``at_once``: messages in flight after each sending.
+    Without ``workers`` the devices are emulated: replies come at once, in any order. What was
+    collected is gone: to ask for it again is answered by an error. ``handover_s``: what a worker
+    spends between two messages; ``answered``: instruction, worker and seconds of each; ``at_once``:
+    messages in flight after each sending.
     """
 
     def __init__(self, grid, workers, monkeypatch, handover_s=0.0):
@@ -35,6 +38,8 @@ class InMemoryGrid:
         self.clock = Time()
         self.free_at_s = [0.0] * workers
         self.replies = {}
+        self.collected = set()
+        self.asked_again = []
         self.answered = []
         self.at_once = []
         monkeypatch.setattr(queue, "time", self.clock)
@@ -46,10 +51,12 @@ class InMemoryGrid:
 
     def push_messages(self, messages):
         messages = list(messages)
+        if self.free_at_s:
+            self.hidden.virtual_time_s = self.clock.now_s
         ids = list(self.hidden.push_messages(messages))
         there_s = (self.clock.now_s // TICK_S + 1) * TICK_S
         for message, message_id in zip(messages, ids, strict=True):
-            reply = self.hidden.pending.pop(message_id).reply
+            arrival_s, reply, _ = self.hidden.pending.pop(message_id)
             if not self.free_at_s:
                 self.replies[message_id] = 0.0, reply
                 continue
@@ -58,8 +65,10 @@ class InMemoryGrid:
             took_s = self._stamp(reply, worker)
             if took_s:
                 reply.content[keys.TIMING][keys.HANDOVER_TIME] = self.handover_s
-            self.free_at_s[worker] = begin_s + took_s
-            self.replies[message_id] = begin_s + took_s, reply
+            # What has no content is the answer to a node that hangs, or raises.
+            end_s = begin_s + took_s if reply.has_content() else max(begin_s, arrival_s)
+            self.free_at_s[worker] = end_s
+            self.replies[message_id] = end_s, reply
             self.answered.append((message, worker, took_s))
         self.at_once.append(len(self.replies))
         return ids
@@ -78,6 +87,10 @@ class InMemoryGrid:
         return took_s
 
     def pull_messages(self, message_ids):
-        now_s = self.clock.now_s
-        there = sorted((self.replies[i][0], i) for i in {*message_ids} & self.replies.keys())
-        return [self.replies.pop(i)[1] for at_s, i in there if at_s <= now_s]
+        ids = {*message_ids}
+        again = ids & self.collected
+        there = sorted((self.replies[i][0], i) for i in ids & self.replies.keys())
+        here = [i for at_s, i in there if at_s <= self.clock.now_s]
+        self.collected.update(here)
+        self.asked_again += again
+        return [self.replies.pop(i)[1] for i in here] + [unavailable(i) for i in again]

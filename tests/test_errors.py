@@ -10,7 +10,7 @@ from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.records import read_number
 
 NUMBERS = {
-    "rate_correction": lambda value: ours.FedBuff(rate_correction=value),
+    "rate_correction": lambda value: ours.FedSlice(rate_correction=value),
     "compute": lambda value: DeviceProfile(value),
     "policy": lambda value: ours.TiFL(policy=[value, 0, 0, 0, 0]),
     "clients_per_round": lambda value: ours.TiFL(clients_per_round=value),

@@ -4,7 +4,7 @@ Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation", AIST
 Algorithm 1, for a model w of version t::
 
     1: start nodes, drawn uniformly from the idle ones            draw_nodes
-    2: on the update d_i of a node that started at version t_i:   engine.Engine.update
+    2: on the update d_i of a node that started at version t_i:   engine.update
     3:     s <- t - t_i                                           staleness_weights
     4:     buffer <- buffer + a(s) d_i                            staleness_weights
     5:     start another idle node                                draw_nodes

@@ -1,8 +1,13 @@
-"""Strategies without rounds: their common base class, and FedBuff."""
+"""Strategies without rounds: their common base class, FedBuff, and how often nodes reply."""
 
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
 from logging import WARNING
 from math import inf
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from flwr.app import Message
@@ -11,15 +16,15 @@ from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero._flwr import log, trains_trees
 from flwr_hetero.asynchronous import algorithm
-from flwr_hetero.asynchronous.algorithm import Shares
+from flwr_hetero.asynchronous.algorithm import NODE_LIMIT, Floats, Shares
 from flwr_hetero.asynchronous.engine import AsynchronousRounds, Update
-from flwr_hetero.asynchronous.rates import Conditions, RateCorrection
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 from flwr_hetero.exchange.aggregate import with_update
 from flwr_hetero.exchange.context import Exchange
 from flwr_hetero.exchange.nodes import GridView, online_nodes
+from flwr_hetero.figures import Figure
 from flwr_hetero.records import arrays_in
-from flwr_hetero.server.composition import check_enough_updates, check_unscaled
+from flwr_hetero.server.composition import check_enough_updates, check_unscaled, name_of
 from flwr_hetero.server.loop import Rounds, Run
 from flwr_hetero.server.selection import Selection
 from flwr_hetero.state_dict import StateDict, rng_from_str, rng_to_str
@@ -34,6 +39,20 @@ CANDIDATES_FOR_EACH = 20
 """The same for each node that is to be drawn, if these are more."""
 KNOWN = 3
 """Replies after which a node's rate is known: the first replies depend on the start of the run."""
+MEMORY = 10
+"""Replies over which a node's means are taken."""
+USUAL_IDLE = 0.25
+"""Quantile of all nodes' idle times that counts as usual."""
+PRIOR = 5
+"""Number of a node's own idle times that the usual one stands for."""
+IDLE_MEMORY = 20
+"""Idle times over which their mean is taken."""
+IDLE_OUTLIER = 3.0
+"""Largest idle time that counts, in mean intervals between two replies."""
+OUTLIER = 10.0
+"""Largest interval between two replies that counts, in mean intervals."""
+SHORTEST_S = 1e-3
+"""Smallest interval between two replies that counts, in seconds."""
 
 
 class Rule(Selection):
@@ -49,7 +68,7 @@ class Rule(Selection):
     evaluates_each_round = False
     # Largest share of one node in all updates, in even shares. None: no limit, and a server update
     # may have several updates of a node.
-    node_limit: float | None = algorithm.NODE_LIMIT
+    node_limit: float | None = NODE_LIMIT
 
     def __init__(
         self, strategy: Strategy | None = None, *, concurrency: int | None = None, seed: int = 0
@@ -75,7 +94,6 @@ class Rule(Selection):
         self.engine: AsynchronousRounds | None = None
         self._factors: dict[str, float] | None = None
         self._info: dict[str, Any] = {}
-        self._warned_clipped = False
 
     # --- the rule: override these ----------------------------------------------
 
@@ -126,10 +144,6 @@ class Rule(Selection):
             return reply
         return with_update(reply, start, context.arrays, scale)
 
-    def knows_rates(self, updates: list[Update]) -> bool:
-        """Return whether the nodes of updates have replied often enough to know their rates."""
-        return True
-
     def ends_round(self) -> bool:
         """Return whether the latest server update is the last one of its round."""
         return True
@@ -160,12 +174,6 @@ class Rule(Selection):
         run.arrays = engine.newest
         return engine
 
-    @property
-    def shares_workers(self) -> bool:
-        """Whether messages wait for free workers, as in a simulation of no emulated devices."""
-        queue = self.fleet.queue
-        return queue is not None and queue.shares_workers
-
     def begin(self, due: list[Update], version: int) -> None:
         """Prepare a server update of the model of a version."""
         self.updates = {update.pending.message_id: update for update in due}
@@ -187,11 +195,6 @@ class Rule(Selection):
         ids = [reply.metadata.reply_to_message_id for reply in replies]
         updates = [self.updates[message_id] for message_id in ids]
         shares = self.weigh(updates, super().weights(context, replies))
-        if shares.clipped_share and not self._warned_clipped and self.knows_rates(updates):
-            self._warned_clipped = True
-            text = "%s clipped %.0f %% of an update's weight. A node that replies far less often "
-            text += "than the others is weighted up, at most twofold (see clipped_share)"
-            log(WARNING, text, self.called or type(self).__name__, 100 * shares.clipped_share)
         # Alg. 1, l. 4 and 7: the wrapped strategy's mean of w + a(s) d_i is w + sum / K
         scales = (shares.step * shares.scales).tolist()
         factors = shares.factors
@@ -258,10 +261,8 @@ class FedBuff(Rule):
     weighting : {"fair", "sqrt", "examples", "equal"}
         ``fair``: the weight of the wrapped strategy (by examples), times the node's mean seconds
         between two replies. ``sqrt``: the root of that. ``examples``: the weight of the wrapped
-        strategy. ``equal``: the paper's.
-    rate_correction : float, optional
-        Power in [0, 1] by which differences in reporting rates are undone, instead of the power of
-        ``weighting``. No update then counts more than twice what a tenth of the nodes reach.
+        strategy. ``equal``: the paper's. No weight of the first two is more than twice what a tenth
+        of the nodes reach.
     seed : int
         Seed of the draw of nodes.
 
@@ -288,25 +289,20 @@ class FedBuff(Rule):
         buffer_size: int | None = None,
         staleness: str | float = "sqrt",
         weighting: str = "fair",
-        rate_correction: float | None = None,
         seed: int = 0,
     ) -> None:
         if buffer_size is not None:
             check_count("buffer_size", buffer_size, 1)
         self.staleness = staleness
         self.exponent = algorithm.staleness_exponent(staleness)
-        powers = POWERS[check_choice("weighting", weighting, tuple(POWERS))]
-        if rate_correction is not None:
-            powers = powers[0], check_number("rate_correction", rate_correction, "[0, 1]")
+        self.weighting = check_choice("weighting", weighting, tuple(POWERS))
         super().__init__(strategy, concurrency=concurrency, seed=seed)
         check_enough_updates(self.leaf, buffer_size, "buffer_size")
-        self.rates = RateCorrection(powers)
-        if self.rates.undoes_rate:
-            name = "weighting" if rate_correction is None else "rate_correction"
-            check_unscaled(self, name, weighting if rate_correction is None else rate_correction)
         self.buffer_size = buffer_size
-        self.weighting = weighting
-        self.rate_correction = rate_correction
+        self.rates = RateCorrection(POWERS[weighting])
+        if self.rates.undoes_rate:
+            check_unscaled(self, "weighting", weighting)
+        self._warned_clipped = False
 
     def due(self, waiting: list[Update], in_flight: int) -> list[Update]:
         """Return the first K updates as soon as there are K."""
@@ -314,12 +310,8 @@ class FedBuff(Rule):
         size = self.size_of(num_nodes)
         if self.node_limit is None:
             return algorithm.full_buffer(waiting, size)
-        # Only the first update of each node is taken.
-        first = {update.pending.node_id: update for update in reversed(waiting)}
-        ready = [update for update in waiting if first[update.pending.node_id] is update]
-        return algorithm.full_buffer(
-            ready, max(1, min(size, most_at_once(in_flight + self.resting)))
-        )
+        size = max(1, min(size, most_at_once(num_nodes)))
+        return algorithm.full_buffer(first_of_each_node(waiting), size)
 
     def size_of(self, nodes: int) -> int:
         """Return K for a number of nodes."""
@@ -354,18 +346,18 @@ class FedBuff(Rule):
         for node, weight, update, discount in replies:
             sent_s = update.pending.sent_s
             self.rates.learn(node, weight, sent_s, update.arrived_s, discount, loads=loads)
-        return self.rates.weigh(nodes, weights, discounts, self.conditions())
+        shares = self.rates.weigh(nodes, weights, discounts, self.conditions())
+        known = all(self.rates.means[node].count >= KNOWN for node in nodes)
+        if shares.clipped_share and known and not self._warned_clipped:
+            self._warned_clipped = True
+            text = "%s clipped %.0f %% of an update's weight. A node that replies far less often "
+            text += "than the others is weighted up, at most twofold (see clipped_share)"
+            log(WARNING, text, name_of(self), 100 * shares.clipped_share)
+        return shares
 
     def conditions(self) -> Conditions:
         """Return what is known of the nodes beside their replies."""
         return Conditions(1 / self.turns.cost if self.turns.cost else None)
-
-    def knows_rates(self, updates: list[Update]) -> bool:
-        """Return whether the nodes of updates have replied often enough to know their rates."""
-        nodes = [self.identity(update.pending.node_id) for update in updates]
-        return all(
-            self.rates.means[node].count >= KNOWN for node in nodes if node in self.rates.means
-        )
 
     def state_dict(self) -> StateDict:
         """Return the state of the generator, and the statistics of the nodes' replies."""
@@ -377,6 +369,250 @@ class FedBuff(Rule):
         self.rates.load_str(str(state["rates"]))
 
 
+def first_of_each_node(waiting: Sequence[Update]) -> list[Update]:
+    """Return the first update of each node, in the order in which they came."""
+    first: dict[int, Update] = {}
+    for update in waiting:
+        first.setdefault(update.pending.node_id, update)
+    return list(first.values())
+
+
 def most_at_once(nodes: int) -> int:
     """Return the largest number of nodes in a server update: of five or more, all but one."""
     return min(nodes, max(4, nodes - 1))
+
+
+# --- how often each node replies, and weights that undo it: not in the paper -------------------
+
+
+class Conditions(NamedTuple):
+    """What is known of the nodes beside their replies."""
+
+    largest_share: float | None = None
+    """Largest share of one node in all replies; None: there is no limit."""
+    in_turn: bool = False
+    """Whether nodes are asked in turn, so that all reply equally often, whatever a reply takes."""
+    bounds_lengths: bool = True
+    """Whether updates that are far longer than most count less."""
+    remembers: bool = True
+    """Whether it counts how far updates have moved the model before.
+
+    While few nodes are known, a bad one may be most of them."""
+
+
+@dataclass
+class ReplyMeans:
+    """Running means of a node's last replies, and of more idle times."""
+
+    weight: float = 0.0
+    age_s: float = 0.0
+    discount: float = 1.0
+    count: int = 0
+    idle_s: float = 0.0
+    starts: int = 0
+
+    def add(self, weight: float, age_s: float, idle_s: float | None, discount: float) -> None:
+        """Add a reply."""
+        self.count = min(self.count + 1, MEMORY)
+        # After an absence, a time counts as ten usual ones at most.
+        longest_s = OUTLIER * self.age_s if self.count > 1 else inf
+        age_s = min(max(age_s, SHORTEST_S), longest_s)
+        self.weight += (weight - self.weight) / self.count
+        self.age_s += (age_s - self.age_s) / self.count
+        self.discount += (discount - self.discount) / self.count
+        if idle_s is not None:
+            self.starts += 1
+            longest_s = IDLE_OUTLIER * (self.age_s + self.idle_s) if self.starts > MEMORY else inf
+            self.idle_s += (min(idle_s, longest_s) - self.idle_s) / min(self.starts, IDLE_MEMORY)
+
+
+class MeansOfNodes(NamedTuple):
+    """The running means of several nodes; each of shape (num_nodes,).
+
+    >>> MeansOfNodes.of([ReplyMeans(age_s=5.0)]).intervals_s(usual_idle_s=1.0)
+    array([6.])
+    """
+
+    weight: Floats
+    age_s: Floats
+    discount: Floats
+    idle_s: Floats
+    starts: Floats
+
+    @classmethod
+    def of(cls, means: Collection[ReplyMeans]) -> MeansOfNodes:
+        """Put the means of some nodes into arrays."""
+        rows = [(m.weight, m.age_s, m.discount, m.idle_s, m.starts) for m in means]
+        return cls(*np.array(rows, np.float64).T)
+
+    def intervals_s(self, usual_idle_s: float) -> Floats:
+        """Return the times from reply to reply; a node without any reply rests the usual time."""
+        # Idle nodes are drawn uniformly, so that a few of a node's own idle times are only noise.
+        rested_s = PRIOR * usual_idle_s + self.starts * self.idle_s
+        return self.age_s + rested_s / (PRIOR + self.starts)
+
+
+class AllReplies(NamedTuple):
+    """What is usual of the replies of all nodes."""
+
+    idle_s: float
+    """The idle time of a node with few replies."""
+    in_turn: bool
+    """Whether all nodes reply equally often."""
+    largest_rate: float
+    """The most replies of one node in a second."""
+    discount: float = 1.0
+    """The mean discount of stale updates."""
+    most: float = inf
+    """The largest weight of an update."""
+    weight: float = 1.0
+    """The mean weight of a reply."""
+    usual: float = 0.0
+    """By how much most replies move the model."""
+    longest: float = inf
+    """The most by which most replies have ever moved it; infinity: any length counts in full."""
+    bounded_weight: float = 1.0
+    """The mean weight of a reply where long updates count less."""
+
+    def intervals_s(self, means: MeansOfNodes) -> Floats:
+        """Return the mean times between the replies of some nodes; shape (num_nodes,)."""
+        if self.in_turn:
+            return np.ones(len(means.age_s))
+        intervals_s = means.intervals_s(self.idle_s)
+        if self.largest_rate < inf:
+            return np.asarray(1 / np.minimum(1 / intervals_s, self.largest_rate))
+        return intervals_s
+
+    def bounds(self, lengths: Sequence[float]) -> Floats:
+        """Return the largest weights of updates of these lengths; shape (len(lengths),)."""
+        by_length = algorithm.weights_by_length(lengths, self.usual, self.longest)
+        return np.minimum(self.most, by_length)
+
+
+class RateCorrection:
+    r"""Weights :math:`p_i^a \, r_i^{-b}`, which undo how often each node replies.
+
+    Powers are (a, b), p a node's weight, r its rate.
+
+    >>> RateCorrection((1.0, 0.0)).undoes_rate
+    False
+    """
+
+    def __init__(self, powers: tuple[float, float]) -> None:
+        self.powers = powers
+        self.undoes_rate = powers[1] > 0
+        # By node: the means of its replies, the time of the last one, and its update's length.
+        self.means: dict[str, ReplyMeans] = {}
+        self.last_reply_s: dict[str, float] = {}
+        self.lengths: dict[str, float] = {}
+        # The most by which most replies have moved the model, in weights of a mean reply.
+        self.usual = 0.0
+        # The longest time of a reply that was not the first one of its node.
+        self._longest_s = 0.0
+        self._num_replies = 0
+        self._of_all = Figure[AllReplies]()
+
+    def learn(
+        self,
+        node: str,
+        weight: float,
+        sent_s: float,
+        arrived_s: float,
+        discount: float,
+        *,
+        loads: bool = False,
+    ) -> None:
+        """Learn from a reply how long its node trained and rested, and what it counts.
+
+        ``loads``: the first reply of a node contains the time in which it loads the app.
+        """
+        before_s = self.last_reply_s.get(node)
+        idle_s = None if before_s is None else max(0.0, sent_s - before_s)
+        self.last_reply_s[node] = arrived_s
+        means = self.means.setdefault(node, ReplyMeans())
+        age_s = arrived_s - sent_s
+        if means.count:
+            self._longest_s = max(self._longest_s, age_s)
+        elif loads and self._longest_s:
+            # A slow node loads the app for minutes, and its first update would weigh too much.
+            age_s = min(age_s, self._longest_s)
+        if loads and means.count == 1:
+            # The time of the first reply no longer counts.
+            means.age_s = max(age_s, SHORTEST_S)
+        means.add(weight, age_s, idle_s, discount)
+        self._num_replies += 1
+
+    def weigh(
+        self,
+        nodes: Sequence[str],
+        weights: Sequence[float],
+        discounts: Floats,
+        conditions: Conditions,
+    ) -> Shares:
+        """Weigh updates of these nodes, which it has seen."""
+        of_all = self._of_all.of(
+            lambda: self._look_at_all(conditions),
+            self._num_replies,
+            len(self.means),
+            key=(conditions, bool(self.lengths)),
+        )
+        means = MeansOfNodes.of([self.means[node] for node in nodes])
+        if self.undoes_rate:
+            # Only what is staler than usual for its node is weighed down, or slow ones count less.
+            discounts = np.asarray(of_all.discount * discounts / means.discount)
+        weight_power, interval_power = self.powers
+        intervals_s = of_all.intervals_s(means)
+        raw = np.power(weights, weight_power) * np.power(intervals_s, interval_power)
+        _, _, clipped_share = algorithm.update_weights(raw, of_all.weight, of_all.most)
+        bounds = of_all.bounds([self.lengths.get(node, 0.0) for node in nodes])
+        counted, step, cut_share = algorithm.update_weights(raw, of_all.bounded_weight, bounds)
+        factors = counted / np.where(weights, weights, 1.0)
+        bounded_share = cut_share - clipped_share
+        return Shares(discounts, step, factors, clipped_share, bounded_share, of_all.discount)
+
+    def _look_at_all(self, conditions: Conditions) -> AllReplies:
+        """Return what is usual of the replies of all nodes."""
+        means = MeansOfNodes.of(self.means.values())
+        # Fast nodes rest longer than others, which tells nothing of a node with few replies.
+        idle_s = means.idle_s[means.starts > 0]
+        usual_idle_s = float(np.quantile(idle_s, USUAL_IDLE)) if len(idle_s) else 0.0
+        largest_rate = inf
+        if conditions.largest_share is not None and not conditions.in_turn:
+            # A node that has just begun may seem faster than it can be.
+            share = max(conditions.largest_share, NODE_LIMIT / len(self.means))
+            largest_rate = algorithm.largest_rate(1 / means.intervals_s(usual_idle_s), share)
+        of_all = AllReplies(usual_idle_s, conditions.in_turn, largest_rate)
+        weight_power, interval_power = self.powers
+        intervals_s = of_all.intervals_s(means)
+        rates = 1 / intervals_s
+        weights = means.weight**weight_power * intervals_s**interval_power
+        most = algorithm.largest_weight(weights) if self.undoes_rate else inf
+        of_all = of_all._replace(
+            discount=float(np.average(means.discount, weights=rates)),
+            most=most,
+            weight=algorithm.mean_weight(weights, rates, most),
+        )
+        lengths = [self.lengths.get(node, 0.0) for node in self.means]
+        if self.undoes_rate and self.lengths and conditions.bounds_lengths:
+            # One step of a slow node counts for many, and would move the model at random.
+            usual = algorithm.usual_contribution(weights, lengths, rates)
+            # Intervals may become much shorter after a slow start, and all weights with them.
+            unit = of_all.weight or 1.0
+            if conditions.remembers:
+                self.usual = max(self.usual, usual / unit)
+            of_all = of_all._replace(usual=usual, longest=self.usual * unit)
+        bounded_weight = algorithm.mean_weight(weights, rates, of_all.bounds(lengths))
+        return of_all._replace(bounded_weight=bounded_weight)
+
+    def to_str(self) -> str:
+        """Write what it knows as JSON."""
+        means = {node: asdict(each) for node, each in self.means.items()}
+        return json.dumps([means, self.last_reply_s, self.lengths, self.usual, self._longest_s])
+
+    def load_str(self, text: str) -> None:
+        """Take up what :meth:`to_str` wrote."""
+        means, self.last_reply_s, self.lengths, self.usual, *longest_s = json.loads(text)
+        # Earlier versions did not save it.
+        self._longest_s = max(longest_s, default=0.0)
+        self.means = {node: ReplyMeans(**each) for node, each in means.items()}
+        self._num_replies += len(means) + 1

@@ -18,7 +18,7 @@ Algorithm 1, for N samples, P_F fast nodes that take tau_F steps a round, and P_
     15:     average the models by steps, Eq. (4)            strategy.BiasedLocalSGD.weights
 
 gamma is measured unless it is given: algorithm.fast_class, of the step times in
-node_speeds.NodeSpeeds. In the paper all nodes share one data set (shared_data.py); without
+strategy.NodeSpeeds. In the paper all nodes share one data set (shared_data.py); without
 that each node runs lines 3 to 6 on its own samples (sampler.py), and nothing about a sample
 leaves it.
 """

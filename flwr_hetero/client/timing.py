@@ -18,7 +18,7 @@ from flwr_hetero.client import warn_once
 from flwr_hetero.client.device import FORWARD_SHARE
 from flwr_hetero.client.samplers import save_state
 from flwr_hetero.client.session import CURRENT, TORCH_WATCH, Session
-from flwr_hetero.compression.node import unpacking
+from flwr_hetero.compression.wire import unpacking
 from flwr_hetero.records import configs_in, read_number
 
 

@@ -6,10 +6,10 @@ r"""FedSlice on NumPy arrays, for server model w of version t, average a, n node
     1: node i takes tau_i steps from (w_t + a) / 2, that fit a slice  slice_steps, TOWARDS
     2: its update d_i waits in a buffer                               asynchronous.engine
     3: when K = max(2, n // 4) wait:                                  buffer_size
-       of alike nodes also all that come within one more slice        strategy.SliceRule.due
+       of alike nodes also all that come within one more slice        rule.SliceRule.due
     4:     w <- w + b sum_i (v_i / mean v) a(s_i) d_i / K             FedBuff; b: largest_step
     5:     a <- a + p_t (w - a)                                       new_part
-    6: a round is over when the nodes trained as much as in FedAvg    strategy.SliceRule
+    6: a round is over when the nodes trained as much as in FedAvg    rule.SliceRule
     7: late in the run tau_i become equal, and so do chances          ending, equal_steps
 """
 
@@ -212,7 +212,7 @@ def spread_of(steps: ArrayLike) -> float:
     (1.0, 2.246)
     """
     known = np.asarray(steps, np.float64)
-    return float(np.quantile(known, QUICK) / known.mean()) if known.size else 1.0
+    return quick_steps(known) / float(known.mean()) if known.size else 1.0
 
 
 def largest_step(spread: float, num_updates: int, in_flight: int, momentum: float = 0.0) -> float:
@@ -240,24 +240,18 @@ class UsualJob(NamedTuple):
 
 
 def believed_jobs(
-    passes: ArrayLike,
-    steps: ArrayLike,
-    examples: ArrayLike,
-    *,
-    early: bool = False,
-    usual: UsualJob | None = None,
+    passes: ArrayLike, steps: ArrayLike, examples: ArrayLike, usual: UsualJob
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Cut what nodes say of their jobs to what most say: one node must not set a round's length.
 
-    passes, steps, examples: (num_nodes,), of a node's job in FedAvg, infinite steps where unknown;
-    early: most of the few that are known may lie; usual: of all nodes, None: of these -> the same,
-    with as many steps as give a believable number of examples in each.
+    passes, steps, examples: (num_nodes,), of a node's job in FedAvg, infinite steps where unknown
+    -> the same, with as many steps as give a believable number of examples in each.
 
-    >>> [x.tolist() for x in believed_jobs([1, 1, 1, 9], [4, 4, 4, 1], [32, 32, 32, 288])]
-    [[1.0, 1.0, 1.0, 2.0], [4.0, 4.0, 4.0, 4.0], [32.0, 32.0, 32.0, 64.0]]
+    >>> usual = UsualJob(passes=1.0, batch=8.0)
+    >>> [x.tolist() for x in believed_jobs([1, 9], [4, 1], [32, 288], usual)]
+    [[1.0, 2.0], [4.0, 4.0], [32.0, 64.0]]
     """
     said, whole, size = (np.asarray(each, np.float64) for each in (passes, steps, examples))
-    usual = usual or usual_job(passes, steps, examples, early=early)
     counted = np.minimum(said, MOST_PASSES * usual.passes)
     size = np.where(counted < said, size * counted / said, size)
     batches = size / whole
@@ -270,7 +264,7 @@ def believed_jobs(
 def usual_job(
     passes: ArrayLike, steps: ArrayLike, examples: ArrayLike, *, early: bool = False
 ) -> UsualJob:
-    """Return what is usual of the jobs of all nodes, as :func:`believed_jobs` needs it.
+    """Return what is usual of all nodes' jobs; early: most of the few that are known may lie.
 
     >>> usual_job([1, 1, 1, 9], [4, 4, 4, 1], [32, 32, 32, 288])
     UsualJob(passes=1.0, batch=8.0)

@@ -1,52 +1,55 @@
-"""How FedSlice draws nodes, makes server updates and ends rounds."""
+"""FedSlice's rule: which nodes are asked for how many steps, what replies count, ends of rounds."""
+
+from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Set
-from logging import INFO
-from math import inf
-from statistics import median
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence, Set
+from logging import INFO, WARNING
+from math import inf, nan
+from statistics import median, median_low
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
-from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedYogi
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedYogi, Strategy
+from numpy.typing import NDArray
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import is_private, log, updates_needed
 from flwr_hetero.asynchronous.algorithm import Shares
 from flwr_hetero.asynchronous.engine import Update
-from flwr_hetero.asynchronous.rates import Conditions
-from flwr_hetero.asynchronous.strategy import FedBuff
+from flwr_hetero.asynchronous.strategy import (
+    Conditions,
+    FedBuff,
+    RateCorrection,
+    first_of_each_node,
+)
+from flwr_hetero.biased_local_sgd.strategy import MeasuredSteps
+from flwr_hetero.client.carried import MOST_BYTES
+from flwr_hetero.errors import check_number
 from flwr_hetero.exchange.aggregate import replaced, with_update
-from flwr_hetero.exchange.context import Exchange
+from flwr_hetero.exchange.context import Exchange, Messages
 from flwr_hetero.exchange.queue import on_clock
-from flwr_hetero.figures import Figure
-from flwr_hetero.records import arrays_in, configs_in, metrics_in, read_number
-from flwr_hetero.server.composition import check_enough_updates
+from flwr_hetero.records import (
+    arrays_in,
+    config_of,
+    configs_in,
+    metrics_in,
+    num_parameters,
+    read_number,
+)
+from flwr_hetero.server.composition import check_enough_updates, check_unscaled
 from flwr_hetero.server.loop import Run
 from flwr_hetero.server.wrapper import Wrapper
-from flwr_hetero.slices.algorithm import (
-    ALIKE,
-    ALIKE_SHARED,
-    ENDING_FROM,
-    FIXED_SHARE,
-    FIXED_SHARE_SHARED,
-    Ending,
-    UsualJob,
-    are_alike,
-    believed_jobs,
-    buffer_size,
-    draw_chances,
-    ending,
-    largest_step,
-    places_in_flight,
-    usual_job,
-)
-from flwr_hetero.slices.steps import SliceSteps, Stage, Usual
+from flwr_hetero.slices import algorithm
+from flwr_hetero.slices.algorithm import ALIKE_SHARED, FIXED_SHARE, Ending, UsualJob
 from flwr_hetero.state_dict import StateDict
 
 QUARTER = ", a server update has a quarter of these; FedBuff(buffer_size={}) needs fewer nodes"
 """Hint for a strategy such as Krum that gets too few updates."""
+EQUAL_ENOUGH = 0.5
+"""From how equal steps on optimizers no longer continue from slice to slice."""
 MOST_TRAIN = 0.75
 """If this part of the nodes trains at the same time, slices do not become equal in steps."""
 ALL_TRAIN = (
@@ -63,9 +66,14 @@ FIRST_PLACES = (os.cpu_count() or 1) + 1
 ADAPTIVE = (FedAdagrad, FedAdam, FedYogi)
 """Server optimisers of which the length of a step does not depend on that of the updates."""
 
+_Value = TypeVar("_Value")
+
 
 class SliceRule(FedBuff):
-    """FedBuff with small buffers, a bound on the server's step, and rounds of equal work."""
+    """FedBuff with small buffers, a bound on the server's step, and rounds of equal work.
+
+    Its methods stand in the order in which an update passes them.
+    """
 
     called = "FedSlice"
     unit = "round"
@@ -81,13 +89,11 @@ class SliceRule(FedBuff):
         total_rounds: int | None,
         seed: int,
     ) -> None:
-        super().__init__(
-            strategy,
-            concurrency=concurrency,
-            weighting="examples",
-            rate_correction=rate_correction,
-            seed=seed,
-        )
+        check_number("rate_correction", rate_correction, "[0, 1]")
+        super().__init__(strategy, concurrency=concurrency, weighting="examples", seed=seed)
+        if rate_correction:
+            check_unscaled(self, "rate_correction", rate_correction)
+        self.rates = RateCorrection((1.0, rate_correction))
         self.steps = strategy
         self.workers = Workers()
         # Nodes that train in a round, and messages in flight: fewer if nodes share workers.
@@ -104,24 +110,13 @@ class SliceRule(FedBuff):
         self.count = 0
         self.round_facts: dict[str, Any] = {}
         self.progress = Progress(total_rounds)
-        self._usual_jobs = Figure[tuple[UsualJob, float]]()
 
     def on_start(self, run: Run) -> None:
         """Learn the length of the run."""
         super().on_start(run)
         self.progress.begin(run)
 
-    def _ending(self) -> Ending:
-        """Return how equal slices are in steps by now; equally fast nodes need no change."""
-        is_even = self.shares_workers and self._are_similar()
-        if not self.progress.rounds or self.alike or is_even or self._is_private():
-            return Ending()
-        share = min(1.0, self._training / max(1, len(self._online())))
-        is_late = self.progress.done >= ENDING_FROM
-        # If nodes share workers, their speeds differ by chance.
-        if share >= MOST_TRAIN and is_late and not self.shares_workers:
-            self.progress.say_once(ALL_TRAIN)
-        return ending(self.progress.done, self.progress.rounds * share, share)
+    # --- l. 0: the nodes that are asked -----------------------------------------------------
 
     def next_nodes(self, idle: list[int], in_flight: int, waiting: list[Update]) -> list[int]:
         """Return the nodes that start now; the first replies tell the number of workers."""
@@ -144,17 +139,11 @@ class SliceRule(FedBuff):
         self._sent_s |= dict.fromkeys(chosen, self.fleet.clock.virtual_s)
         return chosen
 
-    def arrived(self, update: Update) -> None:
-        """Learn that a node is idle, and which worker of a simulation replied."""
-        self._sent_s.pop(update.pending.node_id, None)
-        if self.shares_workers:
-            self.workers.learn(update.reply, 2 * self._training)
-
     def room(self, num_idle: int, in_flight: int) -> int:
         """Return how many idle nodes may start, so that no message waits long for a worker."""
-        is_even = self.shares_workers and self._are_similar()
-        fixed_share = FIXED_SHARE_SHARED if is_even else FIXED_SHARE
-        usual = self.steps.usual_of_others() if is_even else Usual()
+        in_turn = self._in_turn
+        fixed_share = algorithm.FIXED_SHARE_SHARED if in_turn else FIXED_SHARE
+        usual = self.steps.usual_of_others() if in_turn else Usual()
         self.steps.stage = Stage(self._ending(), fixed_share, usual)
         room = super().room(num_idle, in_flight)
         return min(room, max(0, self.places(in_flight + room) - in_flight))
@@ -164,46 +153,63 @@ class SliceRule(FedBuff):
         is_limited = self.shares_workers and not self._is_private()
         return self.workers.places(in_flight) if is_limited else in_flight
 
-    def failed(self, node_id: int) -> None:
-        """Learn that a node that was to train has no reply that counts."""
-        self._sent_s.pop(node_id, None)
-        super().failed(node_id)
+    def draw(self, idle: list[int], room: int) -> list[int]:
+        """Draw nodes; if there are more than places, those with long slices seldom get one."""
+        if not 0 < room < len(idle):
+            return super().draw(idle, room)
+        if self._in_turn:
+            # As in FedAvg's rounds: a draw would leave some of the nodes out.
+            shuffled = [idle[i] for i in self.rng.permutation(len(idle))]
+            return sorted(shuffled, key=lambda node: self._last_turns.get(node, -1))[:room]
+        slices_s = self.steps.slices_s([self.identity(node) for node in idle])
+        equal = self.steps.stage.ending.equal
+        chances = algorithm.draw_chances(slices_s, self.steps.usual_slice_s(), equal)
+        # Keep the `room` nodes with the largest chance / uniform draw, so that a slow node is
+        # skipped if enough others are idle.
+        turns = (chances / self.rng.random(len(idle))).tolist()
+        least = min(1.0, sorted(turns)[-room])
+        idle = [node for node, turn in zip(idle, turns, strict=True) if turn >= least]
+        return super().draw(idle, room)
 
-    def _are_similar(self) -> bool:
-        return self.steps.are_similar(ALIKE_SHARED)
+    @property
+    def shares_workers(self) -> bool:
+        """Whether messages wait for free workers, as in a simulation of no emulated devices."""
+        queue = self.fleet.queue
+        return queue is not None and queue.shares_workers
+
+    @property
+    def _in_turn(self) -> bool:
+        """Whether nodes take turns: those that share workers, if they take about equally long."""
+        return self.shares_workers and self.steps.are_similar()
 
     def _are_alike(self, idle: list[int]) -> bool:
         """Return whether all nodes are asked, measured and about equally fast."""
         busy = () if self.fleet.queue is None else self.fleet.queue.busy
         step_s = self.steps.speeds.step_s
-        if len(idle) + len(busy) > (self.concurrency or inf):
+        if len(idle) + len(busy) > (self.concurrency or inf) or self._is_private():
             return False
         nodes = {self.identity(node) for node in {*idle, *busy}}
-        if not nodes <= step_s.keys():
-            return False
-        ratio = ALIKE_SHARED if self.shares_workers else ALIKE
-        return not self._is_private() and are_alike([step_s[node] for node in nodes], ratio)
+        ratio = ALIKE_SHARED if self.shares_workers else algorithm.ALIKE
+        return nodes <= step_s.keys() and algorithm.are_alike(
+            [step_s[node] for node in nodes], ratio
+        )
 
     def _is_private(self) -> bool:
         # The noise of differential privacy fits one number of updates, which is set in advance.
         return any(map(is_private, self.chain()))
 
-    def draw(self, idle: list[int], room: int) -> list[int]:
-        """Draw nodes; if there are more than places, those with long slices seldom get one."""
-        if self.shares_workers and 0 < room < len(idle) and self._are_similar():
-            # Nodes take turns as in FedAvg's rounds: a draw would leave some of them out.
-            shuffled = [idle[i] for i in self.rng.permutation(len(idle))]
-            return sorted(shuffled, key=lambda node: self._last_turns.get(node, -1))[:room]
-        if 0 < room < len(idle):
-            slices_s = self.steps.slices_s([self.identity(node) for node in idle])
-            equal = self.steps.stage.ending.equal
-            chances = draw_chances(slices_s, self.steps.usual_slice_s(), equal)
-            # l. 0: keep the `room` nodes with the largest chance / uniform draw, so that a slow
-            # node is skipped if enough others are idle.
-            turns = (chances / self.rng.random(len(idle))).tolist()
-            least = min(1.0, sorted(turns)[-room])
-            idle = [node for node, turn in zip(idle, turns, strict=True) if turn >= least]
-        return super().draw(idle, room)
+    # --- l. 2 and 3: when updates are added -------------------------------------------------
+
+    def arrived(self, update: Update) -> None:
+        """Learn that a node is idle, and which worker of a simulation replied."""
+        self._sent_s.pop(update.pending.node_id, None)
+        if self.shares_workers:
+            self.workers.learn(update.reply, 2 * self._training)
+
+    def failed(self, node_id: int) -> None:
+        """Learn that a node that was to train has no reply that counts."""
+        self._sent_s.pop(node_id, None)
+        super().failed(node_id)
 
     def due(self, waiting: list[Update], in_flight: int) -> list[Update]:
         """Return a buffer of updates, or all updates that equally fast nodes send together."""
@@ -216,33 +222,32 @@ class SliceRule(FedBuff):
             return found
         # l. 3: a node that got its instruction before the buffer was full will reply soon.
         full_s = found[-1].arrived_s
-        until_s = on_clock(full_s + self._usual_trip_s())
-        if (
-            self.fleet.clock.virtual_s < until_s
-            and min(self._sent_s.values(), default=inf) <= full_s
-        ):
+        trips_s = self.steps.slices_s(list(self.steps.speeds.step_s))
+        until_s = on_clock(full_s + float(np.median(trips_s)))
+        others_come = min(self._sent_s.values(), default=inf) <= full_s
+        if others_come and self.fleet.clock.virtual_s < until_s:
             self._wake_s = until_s
             return []
-        return list({update.pending.node_id: update for update in reversed(waiting)}.values())
+        return first_of_each_node(waiting)
 
     @property
     def wake_s(self) -> float:
         """Time on the fleet's clock until which the next reply is waited for at most."""
         return self._wake_s
 
-    def _usual_trip_s(self) -> float:
-        """Return the usual time of a message if nodes are equally fast, in seconds."""
-        return float(np.median(self.steps.slices_s(list(self.steps.speeds.step_s))))
-
     def default_size(self, in_flight: int) -> int:
         """Return the number of updates of a server update."""
         # l. 3; a strategy such as Krum needs more updates.
-        size = max(buffer_size(self.places(in_flight)), updates_needed(self.leaf))
-        return min(size, buffer_size(in_flight))
+        size = max(algorithm.buffer_size(self.places(in_flight)), updates_needed(self.leaf))
+        return min(size, algorithm.buffer_size(in_flight))
 
     def check_nodes(self, nodes: int) -> None:
         """Refuse too few nodes for a strategy such as Krum."""
-        check_enough_updates(self.leaf, nodes, "the number of nodes", buffer_size, QUARTER)
+        check_enough_updates(
+            self.leaf, nodes, "the number of nodes", algorithm.buffer_size, QUARTER
+        )
+
+    # --- l. 4: what updates count -----------------------------------------------------------
 
     def weigh(self, updates: list[Update], weights: list[float]) -> Shares:
         """Weigh as FedBuff does, and bound how far the model moves."""
@@ -250,8 +255,8 @@ class SliceRule(FedBuff):
         self.rates.lengths |= {node: norm for node, (norm, *_) in self.fleet.norms.items()}
         shares = super().weigh(updates, weights)
         in_flight = max(len(updates), self._places)
-        spread = self.steps.spread()
-        limit = largest_step(spread, len(updates), in_flight, server_momentum(self))
+        momentum = server_momentum(self)
+        limit = algorithm.largest_step(self.steps.spread(), len(updates), in_flight, momentum)
         # l. 7: longer slices allow a longer step, which becomes shorter towards the end.
         equal, step = self.steps.stage.ending
         limit *= step**equal
@@ -261,9 +266,9 @@ class SliceRule(FedBuff):
 
     def conditions(self) -> Conditions:
         """Return what is known of the nodes beside their replies."""
-        # Where even nodes share workers they are drawn in turn. The first replies took as long as
-        # the workers' start, which says nothing of how often a node replies.
-        in_turn = self.shares_workers and self._are_similar()
+        # The first replies of nodes that take turns took as long as the workers' start, which says
+        # nothing of how often a node replies.
+        in_turn = self._in_turn
         # l. 7: a few steps of great weight may be too long. Equal steps have equal weights.
         bounds_lengths = self.steps.stage.ending.equal < 1
         remembers = not self.fleet.is_early(len(self.rates.means), MessageType.TRAIN)
@@ -285,6 +290,8 @@ class SliceRule(FedBuff):
         with replaced(self.leaf, eta=eta):
             return super().aggregate_train(server_round, replies, context)
 
+    # --- l. 6 and 7: ends of rounds, and the end of the run ---------------------------------
+
     def ends_round(self) -> bool:
         """Return whether nodes have trained on as many examples as in a round of FedAvg."""
         usual, mean_examples = self._usual_of_jobs()
@@ -300,25 +307,16 @@ class SliceRule(FedBuff):
         self.round_facts = facts
         self.examples = max(0.0, self.examples - wanted)
         self.count = 0
-        self.progress.ends_round(min(1.0, self.examples / wanted) if wanted else 0.0)
+        self.progress.rounds_done += 1
+        self.progress.part = min(1.0, self.examples / wanted) if wanted else 0.0
         return True
-
-    def _online(self) -> Set[int]:
-        """Return the nodes that are online, as far as a run has looked."""
-        queue = self.fleet.queue
-        return frozenset() if queue is None else queue.online()
 
     def _usual_of_jobs(self) -> tuple[UsualJob, float]:
         """Return what most nodes report of their jobs in FedAvg, and the mean of their examples."""
-        jobs = self.steps.speeds.jobs
-        online = self._online()
-        early = self.fleet.is_early(len(jobs), MessageType.TRAIN)
-        return self._usual_jobs.of(
-            lambda: self._look_at_jobs(early),
-            self.steps.speeds.changes,
-            len(jobs),
-            key=(early, len(online)),
-        )
+        speeds = self.steps.speeds
+        early = self.fleet.is_early(len(speeds.jobs), MessageType.TRAIN)
+        key = (early, len(self._online()))
+        return speeds.figure("jobs", lambda: self._look_at_jobs(early), key)
 
     def _look_at_jobs(self, early: bool) -> tuple[UsualJob, float]:
         every = self.steps.speeds.jobs
@@ -328,13 +326,10 @@ class SliceRule(FedBuff):
         said = [job for name, job in every.items() if find(name) in online] or list(every.values())
         if not said:
             return UsualJob(1.0, 1.0), 0.0
-        passes = [job.passes for job in said]
-        steps = [job.steps for job in said]
-        usual = usual_job(passes, steps, [job.examples for job in said], early=early)
-        _, _, believed = believed_jobs(
-            passes, steps, [job.examples for job in said], early=early, usual=usual
-        )
-        known = [examples for examples in believed.tolist() if examples > 0]
+        passes, steps, examples, _ = zip(*said, strict=True)
+        usual = algorithm.usual_job(passes, steps, examples, early=early)
+        _, _, believed = algorithm.believed_jobs(passes, steps, examples, usual)
+        known = [count for count in believed.tolist() if count > 0]
         return usual, sum(known) / len(known) if known else 0.0
 
     def _examples_of(self, update: Update, usual: UsualJob) -> float:
@@ -346,16 +341,30 @@ class SliceRule(FedBuff):
         if said is None or not steps:
             return examples
         # Both are bounded: steps by the instruction, and jobs by what most nodes report.
-        columns = believed_jobs([said.passes], [said.steps], [said.examples], usual=usual)
+        columns = algorithm.believed_jobs([said.passes], [said.steps], [said.examples], usual)
         passes, job_steps, _ = (float(column[0]) for column in columns)
         return examples if job_steps == inf else examples * passes * (steps / job_steps)
 
+    def _ending(self) -> Ending:
+        """Return how equal slices are in steps by now; equally fast nodes need no change."""
+        if not self.progress.rounds or self.alike or self._in_turn or self._is_private():
+            return Ending()
+        done = self.progress.done
+        share = min(1.0, self._training / max(1, len(self._online())))
+        # If nodes share workers, their speeds differ by chance.
+        if share >= MOST_TRAIN and done >= algorithm.ENDING_FROM and not self.shares_workers:
+            self.progress.say_once(ALL_TRAIN)
+        return algorithm.ending(done, self.progress.rounds * share, share)
+
+    def _online(self) -> Set[int]:
+        """Return the nodes that are online, as far as a run has looked."""
+        queue = self.fleet.queue
+        return frozenset() if queue is None else queue.online()
+
     def state_dict(self) -> StateDict:
         """Return FedBuff's state, and the examples of this round."""
-        return super().state_dict() | {
-            "trained": self.examples,
-            "rounds": self.progress.rounds_done,
-        }
+        own: StateDict = {"trained": self.examples, "rounds": self.progress.rounds_done}
+        return super().state_dict() | own
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue from ``state_dict``."""
@@ -370,7 +379,136 @@ def server_momentum(strategy: Wrapper) -> float:
     return momentum
 
 
-# --- what it learns of workers and of the length of a run ----------------------------------------
+# --- l. 1: the steps of a slice ------------------------------------------------------------------
+
+
+class Usual(NamedTuple):
+    """What is expected of a node that has not answered yet; NaN and infinity: nothing."""
+
+    step_s: float = nan
+    fixed_s: float = nan
+    job_steps: float = inf
+
+
+class Stage(NamedTuple):
+    """What the steps of slices depend on beside the speeds of the nodes."""
+
+    ending: Ending = Ending()
+    """How far the run has gone over to equal steps."""
+    fixed_share: float = FIXED_SHARE
+    """Rho, the largest share of a message's fixed cost in a slice."""
+    usual: Usual = Usual()
+    """What is expected of nodes that have not answered yet."""
+
+
+class SliceSteps(MeasuredSteps):
+    """Steps that fit a slice, whatever a message costs."""
+
+    name: ClassVar[str] = "local_steps"
+    called = "FedSlice"
+
+    def __init__(self, strategy: Strategy | None, slice_steps: int, keep_optimizer: bool) -> None:
+        # A node counts by its steps: late in the run all take as many.
+        super().__init__(strategy, step_correction=0.0)
+        self.slice_steps = slice_steps
+        self.keep_optimizer = keep_optimizer
+        # SliceRule sets it before it draws nodes.
+        self.stage = Stage()
+
+    def on_start(self, run: Run) -> None:
+        """Say if the model is too large for nodes to keep the state of an optimizer."""
+        super().on_start(run)
+        adam_bytes = 8 * num_parameters(run.arrays)
+        if self.keep_optimizer and adam_bytes > MOST_BYTES and not run.continues:
+            text = "FedSlice: optimizers start over in each message where their state exceeds %.1f "
+            log(WARNING, text + "GB. Adam's has %.1f GB here", MOST_BYTES / 1e9, adam_bytes / 1e9)
+
+    def on_instructions(self, context: Exchange, messages: Messages, grid: Grid) -> Messages:
+        """Ask nodes for the steps of a slice, and to go on with their optimizers."""
+        for message in super().on_instructions(context, messages, grid):
+            # Momentum that is kept for as long as slices are then adds up.
+            is_kept = self.keep_optimizer and self.stage.ending.equal < EQUAL_ENOUGH
+            config_of(message)[keys.KEEP_OPTIMIZER] = is_kept
+        return messages
+
+    def num_steps(self, nodes: Sequence[str]) -> NDArray[np.int64]:
+        """Return the steps of each node's next slice; shape (len(nodes),)."""
+        steps = self._fitting_steps(nodes)
+        equal = self.stage.ending.equal
+        if not equal:
+            return steps
+        # l. 7: by the slices of all nodes that are known, and not of those alone
+        quick = self._figure(
+            "quick", lambda: algorithm.quick_steps(self._fitting_steps(self._known()))
+        )
+        return algorithm.equal_steps(steps, self._job_steps(nodes), quick, equal)
+
+    def _fitting_steps(self, nodes: Sequence[str]) -> NDArray[np.int64]:
+        """Return the steps that fit each node's slice of equal time."""
+        speeds = self.speeds
+        usual = self.stage.usual
+        known = speeds.step_s
+        # l. 1
+        return algorithm.slice_steps(
+            speeds.quick_round_s(self.slice_steps, with_link=False),
+            [known.get(node, usual.step_s) for node in nodes],
+            [speeds.fixed_s(node) if node in known else usual.fixed_s for node in nodes],
+            self._job_steps(nodes),
+            self.stage.fixed_share,
+        )
+
+    def _job_steps(self, nodes: Sequence[str]) -> list[float]:
+        jobs = self.speeds.jobs
+        usual = self.stage.usual.job_steps
+        return [jobs[node].steps if node in jobs else usual for node in nodes]
+
+    def slices_s(self, nodes: Sequence[str]) -> NDArray[np.float64]:
+        """Return the seconds of each node's slice with its message; NaN where unknown."""
+        steps_s = [self.speeds.step_s.get(node, nan) for node in nodes]
+        fixed_s = np.nan_to_num([self.speeds.fixed_s(node) for node in nodes])
+        return np.asarray(self.num_steps(nodes) * steps_s + fixed_s)
+
+    # --- figures of all nodes ---------------------------------------------------------------
+
+    def spread(self) -> float:
+        """Return how many steps of a slice a quick node takes, in means of all nodes."""
+        return self._figure("spread", lambda: algorithm.spread_of(self.num_steps(self._known())))
+
+    def usual_slice_s(self) -> float:
+        """Return the seconds of a short slice that is usual, with its message; 0 if unknown."""
+        return self._figure("slice", lambda: algorithm.usual_slice(self.slices_s(self._known())))
+
+    def are_similar(self) -> bool:
+        """Return whether nodes that share workers take about as long for a step."""
+        step_s = self.speeds.step_s
+        return self.speeds.figure(
+            "similar", lambda: algorithm.are_alike([*step_s.values()], ALIKE_SHARED)
+        )
+
+    def usual_of_others(self) -> Usual:
+        """Return what the nodes that have answered need, which others like them will need, too."""
+        return self.speeds.figure("others", self._look_at_others)
+
+    def _look_at_others(self) -> Usual:
+        speeds = self.speeds
+        if len(speeds.step_s) < 2:
+            return Usual()
+        fixed_s = [speeds.fixed_s(node) for node in speeds.step_s]
+        job_steps = [job.steps for job in speeds.jobs.values()]
+        step_s = median(speeds.step_s.values())
+        return Usual(step_s, float(np.median(fixed_s)), median_low(job_steps))
+
+    def _figure(self, name: str, compute: Callable[[], _Value]) -> _Value:
+        """Return a figure of all slices, which become equal little by little."""
+        equal, _ = self.stage.ending
+        key = (self.stage.fixed_share, self.stage.usual, round(equal, 2))
+        return self.speeds.figure(name, compute, key)
+
+    def _known(self) -> list[str]:
+        return list(self.speeds.step_s)
+
+
+# --- what the rule learns of workers and of the length of a run ----------------------------------
 
 
 class Workers:
@@ -398,7 +536,7 @@ class Workers:
         if not self._replies:
             return most
         job_s = median(seconds for _, seconds in self._replies)
-        wanted = places_in_flight(self.number, job_s)
+        wanted = algorithm.places_in_flight(self.number, job_s)
         # Until the first messages have come back, further workers may be busy with them.
         if len(self._replies) < FIRST_PLACES:
             wanted = max(wanted, FIRST_PLACES)
@@ -406,19 +544,14 @@ class Workers:
 
 
 class Progress:
-    """Rounds that are over, of those of all calls of ``start``.
-
-    >>> progress = Progress(total_rounds=4)
-    >>> progress.ends_round(part_of_next=0.5)
-    >>> progress.done
-    0.375
-    """
+    """Rounds that are over, of those of all calls of ``start``."""
 
     def __init__(self, total_rounds: int | None) -> None:
         self.total_rounds = total_rounds
         # None: unknown
         self.rounds: int | None = total_rounds
         self.rounds_done = 0
+        # The part of the present round that is over.
         self.part = 0.0
         self._said = set[str]()
 
@@ -436,11 +569,6 @@ class Progress:
         if text not in self._said:
             self._said.add(text)
             log(INFO, text)
-
-    def ends_round(self, part_of_next: float) -> None:
-        """Learn that a round is over, and how much of the next one was trained with it."""
-        self.rounds_done += 1
-        self.part = part_of_next
 
     @property
     def done(self) -> float:

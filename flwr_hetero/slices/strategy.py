@@ -19,8 +19,7 @@ from flwr_hetero.server.composition import check_enough_updates, name_of
 from flwr_hetero.server.loop import Run
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.slices.algorithm import TOWARDS, buffer_size, new_part
-from flwr_hetero.slices.rule import ADAPTIVE, QUARTER, SliceRule, server_momentum
-from flwr_hetero.slices.steps import SliceSteps
+from flwr_hetero.slices.rule import ADAPTIVE, QUARTER, SliceRule, SliceSteps, server_momentum
 from flwr_hetero.state_dict import StateDict, entries_below
 
 ARRAYS = "arrays/"
@@ -193,8 +192,9 @@ class ModelAverage(Wrapper):
             wide = new.astype(np.promote_types(new.dtype, np.float32), copy=False)
             self.average[name] = mixed(self.average.get(name, wide), wide, part)
 
-    def averaged(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Return the average, or these arrays before the first one."""
+    def evaluated_model(self, arrays: ArrayRecord) -> ArrayRecord:
+        """Return the average, or the newest model before there is one."""
+        arrays = super().evaluated_model(arrays)
         averaged = arrays.copy()
         for name, average in self.average.items():
             averaged[name] = array_of(np.asarray(average, arrays[name].dtype))
@@ -210,10 +210,6 @@ class ModelAverage(Wrapper):
             new = keep_dtypes(arrays, context.arrays)
             self.add({name: new[name] for name in new if name not in context.left_out})
         return arrays, metrics
-
-    def evaluated_model(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Return the average."""
-        return self.averaged(super().evaluated_model(arrays))
 
     def on_start(self, run: Run) -> None:
         """Begin a new average in a run that begins."""
@@ -252,15 +248,10 @@ class RecentAverage(ModelAverage):
         # The number of models since slices began to become equal.
         self.num_late = 0
 
-    def on_start(self, run: Run) -> None:
-        """Begin a new average in a run that begins."""
-        super().on_start(run)
-        if run.round < 0 and not run.continues:
-            self.num_late = 0
-
     def add(self, model: Mapping[str, Array]) -> None:
         """Add what nodes return of a model to the average, which grows towards the end."""
-        self.num_late += self.rule.steps.stage.ending.equal > 0
+        before = self.num_late if self.count else 0
+        self.num_late = before + (self.rule.steps.stage.ending.equal > 0)
         super().add(model)
 
     def on_instructions(self, context: Exchange, messages: Messages, grid: Grid) -> Messages:

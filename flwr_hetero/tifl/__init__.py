@@ -19,5 +19,5 @@ in the paper, by error and latency:
     20    w <- sum_c w_c s_c / sum_c s_c                      the wrapped strategy
     22    A^r_t <- Eval(w, TestData_t) for each tier t        tiers.Tiers.accuracy
 
-``latencies`` times the nodes, ``tiers`` groups them; ``paper_estimate`` there is section 4.5.
+``tiers`` times the nodes and groups them; ``paper_estimate`` there is section 4.5.
 """

@@ -22,11 +22,10 @@ from flwr_hetero.server.selection import Outcome, Selection
 from flwr_hetero.state_dict import StateDict, check_state, rng_from_str, rng_to_str
 from flwr_hetero.tifl import algorithm
 from flwr_hetero.tifl.algorithm import ADAPTIVE, ALGORITHM_2, PACED, VANILLA, Draw, Floats
-from flwr_hetero.tifl.latencies import STATE as TIMES_STATE
-from flwr_hetero.tifl.latencies import Latencies
-from flwr_hetero.tifl.tiers import T_MAX, Tiers
+from flwr_hetero.tifl.tiers import STATE as TIMES_STATE
+from flwr_hetero.tifl.tiers import T_MAX, Latencies, Tiers
 
-TIERS = ("latency", "tier", "boundaries", "seconds", "slowest_s")
+TIERS = ("latency", "tier", "boundaries", "seconds")
 HELD = ("tiers", "state", "due", "evaluated", "actual_s")
 STATE = {**dict.fromkeys((*HELD, "rng"), str), **TIMES_STATE}
 
@@ -205,8 +204,15 @@ class TiFL(Selection):
                 evaluated = None
             self.due = np.minimum(self.due + state.probs, algorithm.MOST_DUE)
             weights = np.maximum(self.due, 0.0)
-        how = (self.tiers.members, self._available(self._online), self.clients_per_round, self.rng)
-        self.draw, self.state = algorithm.select(state, evaluated, *how, weights)
+        self.draw, self.state = algorithm.select(
+            state,
+            evaluated,
+            self.tiers.members,
+            self._available(self._online),
+            self.clients_per_round,
+            self.rng,
+            weights,
+        )
         if self.draw.tier is not None:
             trained = np.arange(len(self.due)) == self.draw.tier
             self.due = np.maximum(self.due - trained, -algorithm.MOST_DUE)
@@ -319,7 +325,8 @@ class TiFL(Selection):
         """Continue from ``state_dict``; nodes are recognised by their identity."""
         check_state(state, STATE, "TiFL")
         held = {name: json.loads(str(state[name])) for name in HELD}
-        self.tiers = Tiers(**held["tiers"])
+        # Earlier versions have saved more.
+        self.tiers = Tiers(**{name: held["tiers"][name] for name in TIERS})
         self.actual_s = held["actual_s"]
         rows = {n: np.array(row) if n != "tier" else row for n, row in held["state"].items()}
         self.state = algorithm.TierState(**rows)  # type: ignore[arg-type]

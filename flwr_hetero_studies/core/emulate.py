@@ -39,7 +39,7 @@ class Moment(NamedTuple):
     def averaged(self) -> ArrayRecord:
         """The strategy's average of models if it has one, else the newest model."""
         part = next((w for w in self.watch.wrappers() if isinstance(w, ModelAverage)), None)
-        return self.arrays if part is None else part.averaged(self.arrays)
+        return self.arrays if part is None else part.evaluated_model(self.arrays)
 
 
 Note = Callable[[Moment], None]

@@ -13,8 +13,7 @@ from flwr_hetero import keys
 from flwr_hetero.arrays import step_between, view_array
 from flwr_hetero.asynchronous.algorithm import Shares, staleness_exponent, staleness_weights
 from flwr_hetero.asynchronous.engine import Update
-from flwr_hetero.asynchronous.rates import MeansOfNodes, RateCorrection
-from flwr_hetero.asynchronous.strategy import Rule
+from flwr_hetero.asynchronous.strategy import MeansOfNodes, RateCorrection, Rule
 from flwr_hetero.errors import check_count, check_number
 from flwr_hetero.exchange.aggregate import with_update
 from flwr_hetero.exchange.context import Exchange

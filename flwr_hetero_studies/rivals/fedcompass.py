@@ -14,7 +14,7 @@ from flwr_hetero import keys
 from flwr_hetero.asynchronous.algorithm import Shares, staleness_weights
 from flwr_hetero.asynchronous.engine import Update
 from flwr_hetero.asynchronous.strategy import Rule
-from flwr_hetero.biased_local_sgd.node_speeds import assigned_steps
+from flwr_hetero.biased_local_sgd.strategy import assigned_steps
 from flwr_hetero.errors import check_count
 from flwr_hetero.exchange.context import Exchange
 from flwr_hetero.exchange.queue import on_clock

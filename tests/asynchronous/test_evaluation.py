@@ -4,7 +4,7 @@ import pytest
 from quadratics import Watched, fedavg, models, start
 from recording import History
 
-from flwr_hetero.asynchronous.evaluations import EVALUATION_SHARE
+from flwr_hetero.asynchronous.engine import EVALUATION_SHARE
 from flwr_hetero.fleet import Fault
 from flwr_hetero.strategy import FedBuff, Wrapper
 

@@ -4,11 +4,10 @@ from math import inf
 
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
+from plain_simulation import InMemoryGrid
 from quadratics import STEPS, app, fedavg, models, start
 from recording import History
 
-from flwr_hetero import keys
-from flwr_hetero._flwr import unavailable
 from flwr_hetero.exchange import queue as queues
 from flwr_hetero.exchange.queue import Clock, Costs, MessageQueue
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
@@ -18,63 +17,6 @@ from flwr_hetero_studies.rivals import FedAsync, FedAT, FedCompass
 
 GOALS = [0.0, 1.0, 2.0, 3.0, 4.0]
 SPEEDS = [0.31, 1.0, 0.7, 2.3, 0.53]
-
-
-class InMemoryGrid:
-    """As Flower's simulation: replies come at once, in any order, with their emulated times.
-
-    What was collected is gone: to ask for it again is answered by an error. With a clock the
-    devices are not emulated: replies come in its time and say nothing of theirs.
-    """
-
-    def __init__(self, grid, clock=None):
-        self.hidden = grid
-        self.clock = clock
-        self.collected = set()
-        self.asked_again = []
-
-    def __getattr__(self, name):
-        if name == "virtual_time_s":
-            raise AttributeError(name)
-        return getattr(self.hidden, name)
-
-    def push_messages(self, messages):
-        if self.clock:
-            self.hidden.virtual_time_s = self.clock.monotonic()
-        return self.hidden.push_messages(messages)
-
-    def pull_messages(self, message_ids):
-        ids = set(message_ids)
-        again = ids & self.collected
-        began_s = self.hidden.virtual_time_s
-        self.hidden.virtual_time_s = self.clock.monotonic() if self.clock else 1e9
-        replies = self.hidden._collect(ids)
-        self.hidden.virtual_time_s = began_s
-        self.collected |= {reply.metadata.reply_to_message_id for reply in replies}
-        self.asked_again += again
-        for reply in replies if self.clock else []:
-            reply.content.pop(keys.TIMING, None)
-        return [*reversed(replies), *map(unavailable, again)]
-
-
-class Time:
-    """A clock that goes on only when somebody sleeps."""
-
-    now_s = 0.0
-
-    def monotonic(self):
-        return self.now_s
-
-    def sleep(self, seconds):
-        self.now_s += seconds
-        assert self.now_s < 1e6, "the run has stalled"
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    clock = Time()
-    monkeypatch.setattr(queues, "time", clock)
-    return clock
 
 
 def fleet():
@@ -90,9 +32,9 @@ def history(grid, updates, **settings):
 
 
 @pytest.mark.parametrize("settings", [{}, {"concurrency": 2}, {"weighting": "equal"}])
-def test_a_simulation_with_emulated_devices_equals_a_local_grid(settings):
+def test_a_simulation_with_emulated_devices_equals_a_local_grid(settings, monkeypatch):
     lines, found, _ = history(fleet(), 25, **settings)
-    again, same, _ = history(InMemoryGrid(fleet()), 25, **settings)
+    again, same, _ = history(InMemoryGrid(fleet(), 0, monkeypatch), 25, **settings)
     assert same == pytest.approx(found)
     for one, other in zip(lines, again, strict=True):
         assert other[0] == pytest.approx(one[0])
@@ -102,21 +44,21 @@ def test_a_simulation_with_emulated_devices_equals_a_local_grid(settings):
 
 
 @pytest.mark.parametrize("kind", [FedBuff, FedAsync, FedAT, FedCompass])
-def test_devices_that_are_not_emulated(kind, clock):
-    grid = InMemoryGrid(fleet(), clock)
+def test_devices_that_are_not_emulated(kind, monkeypatch):
+    grid = InMemoryGrid(fleet(), 5, monkeypatch)
     strategy = History(kind(fedavg(fraction_evaluate=1.0)))
     found, _ = models(strategy, grid, 20)
     assert grid.asked_again == []
     records = strategy.records[1:]
     assert [record["round"] for record in records] == [*range(1, 21)]
     assert not any(record["failures"] for record in records)
-    assert records[-1]["virtual_s"] == pytest.approx(clock.now_s)
+    assert records[-1]["virtual_s"] == pytest.approx(grid.clock.now_s)
     assert abs(found[-1] - 2.0) < abs(found[0] - 2.0)
 
 
-def test_a_wait_ends_in_time_where_a_node_hangs(clock):
+def test_a_wait_ends_in_time_where_a_node_hangs(monkeypatch):
     devices = [DeviceProfile(1.0, seconds_per_example=speed) for speed in (1.0, 1e4)]
-    grid = InMemoryGrid(LocalGrid(app([0.0, 1.0], [100] * 2, 0.05), devices), clock)
+    grid = InMemoryGrid(LocalGrid(app([0.0, 1.0], [100] * 2, 0.05), devices), 2, monkeypatch)
     queue = MessageQueue(grid, Clock(), Costs())
     content = {"arrays": start(), "config": ConfigRecord()}
     queue.send([Message(RecordDict(content), node, "train") for node in (1000, 1001)], 70.0)
@@ -129,14 +71,13 @@ def test_a_wait_ends_in_time_where_a_node_hangs(clock):
     assert 70.0 <= queue.clock.virtual_s < 70.4
 
 
-def test_first_of_several_replies_counts(clock):
-
+def test_first_of_several_replies_counts(monkeypatch):
     class Twice(InMemoryGrid):
         def pull_messages(self, message_ids):
             replies = super().pull_messages(message_ids)
             return [*replies, *(Message(RecordDict(), metadata=r.metadata) for r in replies)]
 
-    queue = MessageQueue(Twice(fleet(), clock), Clock(), Costs())
+    queue = MessageQueue(Twice(fleet(), 5, monkeypatch), Clock(), Costs())
     content = {"arrays": start(), "config": ConfigRecord()}
     queue.send([Message(RecordDict(content), 1003, "train")], inf)
     ((job, reply),) = queue.next()
@@ -158,7 +99,7 @@ class LossyGrid(InMemoryGrid):
         ids = super().push_messages(messages)
         lost = [m.metadata.message_id for m in messages if m.metadata.dst_node_id == 1000]
         for message_id in lost:
-            del self.hidden.pending[message_id]
+            del self.replies[message_id]
         return ["" if message_id in lost else message_id for message_id in ids]
 
     def pull_messages(self, message_ids):
@@ -169,11 +110,11 @@ class LossyGrid(InMemoryGrid):
 
 @pytest.mark.parametrize("timeout", [100.0, None])
 @pytest.mark.parametrize("kind", [Wrapper, FedBuff])
-def test_messages_and_replies_that_are_lost_fail(kind, timeout, clock, monkeypatch):
+def test_messages_and_replies_that_are_lost_fail(kind, timeout, monkeypatch):
     monkeypatch.setattr(queues, "POLL_S", 5.0)
     strategy = History(kind(fedavg()))
     strategy.late_limit = None
-    models(strategy, LossyGrid(fleet(), clock), 12, timeout=timeout)
+    models(strategy, LossyGrid(fleet(), 5, monkeypatch), 12, timeout=timeout)
     first, *others = strategy.records[1:]
     assert len(others) == 11
     failed = [{failure["node"] for failure in record["failures"]} for record in (first, *others)]
@@ -185,7 +126,7 @@ def test_messages_and_replies_that_are_lost_fail(kind, timeout, clock, monkeypat
     assert others[-1]["virtual_s"] < 2 * limit_s + 400
 
 
-def test_run_ends_where_all_messages_are_lost(clock, monkeypatch):
+def test_run_ends_where_all_messages_are_lost(monkeypatch):
     monkeypatch.setattr(queues, "POLL_S", 600.0)
 
     class Deaf(LossyGrid):
@@ -195,4 +136,4 @@ def test_run_ends_where_all_messages_are_lost(clock, monkeypatch):
 
     for strategy in (Wrapper(fedavg()), FedBuff(fedavg())):
         with pytest.raises(NoProgressError):
-            models(strategy, Deaf(fleet(), clock), 6, timeout=None)
+            models(strategy, Deaf(fleet(), 5, monkeypatch), 6, timeout=None)

@@ -10,7 +10,7 @@ from steps_toy import steps_app, steps_arrays
 
 from flwr_hetero import keys
 from flwr_hetero import strategy as ours
-from flwr_hetero.biased_local_sgd.node_speeds import NodeSpeeds
+from flwr_hetero.biased_local_sgd.strategy import NodeSpeeds
 from flwr_hetero.fleet import DeviceProfile
 
 SLOWEST = 5

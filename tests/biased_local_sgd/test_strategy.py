@@ -110,18 +110,24 @@ def accounted():
 @pytest.mark.parametrize(
     ("settings", "argument"),
     [
+        ({"fast_steps": 0}, "fast_steps"),
+        ({"gamma": 1.1}, "gamma"),
+        ({"gamma": 0.5, "budget": "deadline"}, "gamma must be left out with"),
+        ({"budget": "best"}, "budget must be one of"),
+        ({"deadline_s": 3.0}, "deadline_s must be left out with"),
+        ({"budget": "deadline", "deadline_s": np.inf}, "deadline_s"),
+        ({"step_correction": -0.1}, "step_correction must be a number in"),
         ({"high_loss_fraction": 0.0}, "high_loss_fraction"),
         ({"share": 0.0}, "share"),
         ({"shared_samples": 0}, "shared_samples"),
         ({"shared_samples": 9, "batch_size": 0}, "batch_size"),
         ({"unified": True}, "unified must be left out without shared data"),
         ({"seed": -1}, "seed"),
-        ({"step_correction": 1.5}, "step_correction must be a number in"),
         ({"step_correction": 0.5, "weigh_by_steps": True}, "step_correction must be 0 or left"),
         ({"strategy": no_fedavg(), "weigh_by_steps": True}, "strategy must derive from FedAvg"),
         ({"strategy": accounted(), "weigh_by_steps": True}, "strategy must be without a privacy"),
     ],
 )
-def test_biased_local_sgd_refuses(settings, argument):
+def test_bad_settings_are_refused(settings, argument):
     with pytest.raises(ValueError, match=f"^{argument}"):
         BiasedLocalSGD(**settings)

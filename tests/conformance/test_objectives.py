@@ -72,7 +72,7 @@ def build(code):
 def _end_of_a_run(request, monkeypatch):
     """Let slices be equal in steps from the start where a row is about the end of a run."""
     if "concurrency=2" in request.node.name:
-        monkeypatch.setattr("flwr_hetero.slices.rule.ending", lambda *_: Ending(equal=1.0))
+        monkeypatch.setattr("flwr_hetero.slices.algorithm.ending", lambda *_: Ending(equal=1.0))
 
 
 @pytest.fixture(autouse=True)

@@ -33,8 +33,8 @@ def noisy_app(noise, minority, seed=7):
         goal = 1.0 if node >= NODES - minority else 0.0
         steps = int(message.content["config"].get("num-steps", JOB))
         x = float(message.content["arrays"]["x"].numpy()[0])
-        for _ in range(steps):
-            x -= RATE * (x - goal + noise * generators[node].normal())
+        for drawn in generators[node].normal(size=steps).tolist():
+            x -= RATE * (x - goal + noise * drawn)
         metrics = {"num-examples": JOB, "num-steps": steps, "examples-processed": steps}
         return reply_with(message, metrics, {"x": Array(np.array([x]))})
 

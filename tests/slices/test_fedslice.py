@@ -180,24 +180,6 @@ def test_every_round_has_one_line_one_evaluation_and_one_on_nodes():
         assert set(record["local_steps"]["num_steps"]) == set(record["fedbuff"]["nodes"])
 
 
-@pytest.mark.nightly
-def test_a_loop_of_single_rounds_takes_up_what_is_in_flight():
-    grid = Metered(TASK.app, named_fleet("paper-5", NODES), seed=1, run_config=CONFIG)
-    strategy = FedSlice(quiet())
-    arrays = TASK.first()
-    versions = []
-    for _ in range(6):
-        result = strategy.start(grid, arrays, 1, evaluate_fn=accuracy)
-        arrays = result.arrays
-        versions.append(strategy.rule.engine.version)
-    whole, _, other = run(FedSlice(quiet()), 6)
-    assert grid.virtual_time_s < 1.1 * whole.virtual_time_s
-    assert grid.examples == pytest.approx(whole.examples, rel=0.1)
-    assert versions == sorted(set(versions))
-    found, usual = (r.evaluate_metrics_serverapp for r in (result, other))
-    assert found[1]["accuracy"] == pytest.approx(usual[6]["accuracy"], abs=0.03)
-
-
 def test_a_loop_of_single_rounds_with_evaluation_takes_little_longer():
     """While the nodes evaluate, which takes as long as the slowest one trains, others train on."""
     grid = Metered(TASK.app, named_fleet("paper-5", NODES), seed=1, run_config=CONFIG)

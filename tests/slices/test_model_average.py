@@ -100,7 +100,7 @@ def test_models_far_apart_have_a_finite_average():
         newest = {"w": np.array([number], np.float16), "n": np.array([number])}
         newest = ArrayRecord({name: Array(new) for name, new in newest.items()})
         average.add(newest)
-    found = average.averaged(newest)
+    found = average.evaluated_model(newest)
     assert found["w"].dtype == "float16"
     assert found["w"].numpy()[0] == pytest.approx(20_000, rel=2e-3)
     assert found["n"].numpy()[0] == 60_000

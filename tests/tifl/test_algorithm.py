@@ -8,13 +8,11 @@ from flwr_hetero.tifl.algorithm import (
     TierState,
     carry_over,
     change_probs,
-    check_policy,
     draw_nodes,
     first_state,
     paced_credits,
     policy_probs,
     refund,
-    sampling_rates,
     select,
     steer,
     weigh_tiers,
@@ -59,20 +57,6 @@ def one_round(state, there=range(7), seed=0, accuracy=None):
 )
 def test_policy_probs_by_hand(policy, num_tiers, probs):
     np.testing.assert_allclose(policy_probs(policy, num_tiers), probs, atol=1e-15)
-
-
-@pytest.mark.parametrize(
-    ("policy", "num_tiers", "rule"),
-    [
-        ("quick", 5, "policy must be one of adaptive, .*'quick'"),
-        ([[0.5, 0.5]], 2, "policy must have num_tiers=2 entries"),
-        ([0.5, 0.4], 2, "policy must hold probabilities that sum to 1"),
-        ([NAN, 1.0], 2, "policy must hold probabilities"),
-    ],
-)
-def test_bad_policies_are_refused(policy, num_tiers, rule):
-    with pytest.raises(ValueError, match=rule):
-        check_policy(policy, num_tiers)
 
 
 @pytest.mark.parametrize(
@@ -188,11 +172,6 @@ def test_nodes_are_drawn_uniformly_whichever_are_away():
     drawn = [draw_nodes(names, 3, online(*range(0, 40, 4)), rng) for _ in range(2000)]
     counts = np.bincount(np.ravel(drawn), minlength=40)[::4] / 2000
     assert counts == pytest.approx([0.3] * 10, abs=0.052)  # five standard deviations
-
-
-def test_sampling_rates_by_hand():
-    rates = sampling_rates(np.array([0.5, 0.3, 0.2]), np.array([20, 10, 4]), 5)
-    np.testing.assert_allclose(rates, [0.125, 0.15, 0.2])  # all of 4 nodes
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from toy import reply_with
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import be_server_task
-from flwr_hetero.compression import node, wire
-from flwr_hetero.compression.node import unpacking
+from flwr_hetero.compression import wire
+from flwr_hetero.compression.wire import unpacking
 
 START = np.linspace(-1, 1, 300).astype(np.float32).reshape(30, 10)
 MOVE = np.random.default_rng(1).normal(size=START.shape).astype(np.float32)
@@ -76,32 +76,17 @@ def test_a_packed_model_is_what_the_app_starts_from():
     np.testing.assert_allclose(update_in(reply), 1.0, atol=1e-6)
 
 
-STATES = {
-    "none": None,
-    "another kind": ConfigRecord({"x": 1.0}),
-    "another array": ArrayRecord({"y": Array(MOVE)}),
-    "another shape": ArrayRecord({"x": Array(MOVE[:3])}),
-    "another shape than said": ArrayRecord(
-        {"x": Array("float32", START.shape, "numpy.ndarray", Array(MOVE[:7]).data)}
-    ),
-    "NaN": ArrayRecord({"x": Array(MOVE * np.float32("nan"))}),
-    "words": ArrayRecord({"x": Array(np.full(START.shape, "word"))}),
-    "no bytes": ArrayRecord({"x": Array("float32", START.shape, "numpy.ndarray", b"")}),
-    "strange": ArrayRecord({"x": Array("float32", START.shape, "numpy.ndarray", b"strange")}),
-    "cut": ArrayRecord(
-        {"x": Array("float32", START.shape, "numpy.ndarray", Array(MOVE).data[:300])}
-    ),
-    "packed": ArrayRecord({"x": wire.pack(Array(MOVE), MOVE, 4)}),
-}
+STATES = [
+    ArrayRecord({"y": Array(MOVE)}),
+    ArrayRecord({"x": Array(MOVE[:3])}),
+]
 
 
-@pytest.mark.parametrize("state", STATES)
-def test_a_lost_or_damaged_state_is_as_none(state):
+@pytest.mark.parametrize("state", STATES, ids=["another array", "another shape"])
+def test_what_another_model_has_lost_is_not_added(state):
     context = new_context()
-    expected = update_in(ask(new_context()))
-    if STATES[state] is not None:
-        context.state[keys.RESIDUAL] = STATES[state]
-    np.testing.assert_array_equal(update_in(ask(context)), expected)
+    context.state[keys.RESIDUAL] = state
+    np.testing.assert_array_equal(update_in(ask(context)), update_in(ask(new_context())))
     assert np.abs(context.state[keys.RESIDUAL]["x"].numpy()).max() <= STEP
 
 
@@ -139,6 +124,6 @@ def test_without_the_servers_word_nothing_changes():
 def test_what_is_lost_is_not_kept_if_it_is_too_much(monkeypatch):
     context = new_context()
     ask(context)
-    monkeypatch.setattr(node, "MOST_BYTES", 4 * START.size - 1)
+    monkeypatch.setattr(wire, "MOST_BYTES", 4 * START.size - 1)
     assert packed_in(ask(context)) == ["x"]
     assert not context.state[keys.RESIDUAL]
