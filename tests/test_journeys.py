@@ -23,9 +23,9 @@ ROUND = 4
 UPDATE = 10
 JOURNEYS = {
     "a round of TiFL(BiasedLocalSGD(CDGraB(FedAvg)))": (
-        lambda: TiFL(BiasedLocalSGD(CDGraB(fedavg()), fast_steps=8), 4), False, 28),
-    "a server update of FedSlice": (lambda: FedSlice(fedavg()), True, 26),
-    "a round of TiFL": (lambda: TiFL(fedavg(), 4), False, 22),
+        lambda: TiFL(BiasedLocalSGD(CDGraB(fedavg()), fast_steps=8), 4), False, 19),
+    "a server update of FedSlice": (lambda: FedSlice(fedavg()), True, 19),
+    "a round of TiFL": (lambda: TiFL(fedavg(), 4), False, 13),
 }  # fmt: skip
 
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from flwr.app import Message
 
-from flwr_hetero.exchange.arrivals import MOST_TIMED, late_after_s
-from flwr_hetero.exchange.context import Exchange
+from flwr_hetero.exchange.context import MOST_TIMED, Exchange, late_after_s
 from flwr_hetero.exchange.nodes import is_simulated
 from flwr_hetero.exchange.queue import Pending, on_clock
 from flwr_hetero.server.loop import Run

@@ -19,7 +19,7 @@ from flwr_hetero.asynchronous.algorithm import (
     usual_contribution,
     weights_by_length,
 )
-from flwr_hetero.figures import Figure
+from flwr_hetero.exchange.nodes import Figure
 
 MEMORY = 10
 """Replies over which a node's means are taken."""

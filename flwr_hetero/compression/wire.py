@@ -9,10 +9,9 @@ from numpy.typing import NDArray
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import NUMPY
-from flwr_hetero.arrays import array_of, view_array
 from flwr_hetero.compression import algorithm
 from flwr_hetero.compression.algorithm import BITS
-from flwr_hetero.records import BUFFERS
+from flwr_hetero.records import BUFFERS, array_of, view_array
 
 LEAST = 256
 """Values below which an array is sent as it is: a scale and few values, with much to lose."""

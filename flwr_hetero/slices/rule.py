@@ -19,8 +19,8 @@ from flwr_hetero.asynchronous.rates import Conditions
 from flwr_hetero.asynchronous.strategy import FedBuff
 from flwr_hetero.exchange.aggregate import replaced, with_update
 from flwr_hetero.exchange.context import Exchange
+from flwr_hetero.exchange.nodes import Figure
 from flwr_hetero.exchange.queue import on_clock
-from flwr_hetero.figures import Figure
 from flwr_hetero.records import arrays_in, configs_in, metrics_in, read_number
 from flwr_hetero.server.composition import check_enough_updates
 from flwr_hetero.server.loop import Run

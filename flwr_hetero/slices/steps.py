@@ -16,7 +16,7 @@ from flwr_hetero._flwr import log
 from flwr_hetero.biased_local_sgd.node_speeds import MeasuredSteps
 from flwr_hetero.client.carried import MOST_BYTES
 from flwr_hetero.exchange.context import Exchange, Messages
-from flwr_hetero.figures import Figure
+from flwr_hetero.exchange.nodes import Figure
 from flwr_hetero.records import config_of, num_parameters
 from flwr_hetero.server.loop import Run
 from flwr_hetero.slices.algorithm import (

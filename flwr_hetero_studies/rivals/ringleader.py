@@ -8,11 +8,10 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from flwr_hetero.arrays import step_between, view_array
 from flwr_hetero.asynchronous.algorithm import Shares
 from flwr_hetero.asynchronous.engine import Update
 from flwr_hetero.exchange.context import Exchange
-from flwr_hetero.records import BUFFERS, arrays_in
+from flwr_hetero.records import BUFFERS, arrays_in, step_between, view_array
 from flwr_hetero.server.loop import Run
 from flwr_hetero_studies.rivals.asgd import LocalASGD
 

@@ -55,15 +55,16 @@ def run(strategy, mods=(), nodes=5, num_rounds=2):
 
 
 class First(ours.Wrapper):
-    """Ask so many nodes in the first rounds, then all."""
+    """Ask so many nodes in some rounds, and all in others."""
 
     def __init__(self, strategy, count, rounds):
         super().__init__(strategy)
-        self.count, self.rounds = count, rounds
+        self.count = count
+        self.rounds = rounds
 
     def on_instructions(self, context, messages, grid):
-        count = self.count if context.round <= self.rounds else len(messages)
-        return sorted(messages, key=lambda m: m.metadata.dst_node_id)[:count]
+        asked = sorted(messages, key=lambda message: message.metadata.dst_node_id)
+        return asked[: self.count] if context.round in self.rounds else asked
 
 
 @pytest.mark.parametrize(("kind", "key", "line"), NEEDS)
@@ -91,7 +92,7 @@ def test_nodes_without_support_are_named(kind, key, line, caplog):
 )
 @pytest.mark.parametrize("count", [1, 2])
 def test_two_nodes_never_end_a_run(kind, key, count, caplog):
-    records = run(First(kind(), count, 3), [without(key, range(count))], num_rounds=4)
+    records = run(First(kind(), count, range(4)), [without(key, range(count))], num_rounds=4)
     assert [len(record["weights"]) for record in records[1:]] == [count] * 3 + [5]
     assert f"from {count} of 5 nodes" in caplog.text
 
@@ -112,22 +113,11 @@ def test_who_answers_first_does_not_tell_for_all(strays):
         strategy.start(*start)
 
 
-class Alone(ours.Wrapper):
-    """Ask the first three nodes only, from the second round to the tenth or for ever."""
-
-    def __init__(self, strategy, last):
-        super().__init__(strategy)
-        self.last = last
-
-    def on_instructions(self, context, messages, grid):
-        asked = sorted(messages, key=lambda message: message.metadata.dst_node_id)
-        return asked[:3] if 1 < context.round <= self.last else asked
-
-
 @pytest.mark.parametrize("last", [10, 100])
 def test_three_nodes_of_many_end_no_run(last):
     """Though all that are asked fail for one reason; 20 such rounds in a row end it."""
-    mods, strategy = [without("arrays", range(3))], Alone(FedAvg(fraction_evaluate=0.0), last)
+    mods = [without("arrays", range(3))]
+    strategy = First(FedAvg(fraction_evaluate=0.0), 3, range(2, last + 1))
     if last > 20:
         with pytest.raises(RuntimeError, match="no reply to training has counted in 20 rounds"):
             run(strategy, mods, 12, 30)
