@@ -14,7 +14,7 @@ from reprlib import repr as brief
 from statistics import median_low
 from typing import Any, NamedTuple
 
-from flwr.app import Array, ArrayRecord, Message, MessageType, MetricRecord
+from flwr.app import ArrayRecord, Message, MessageType, MetricRecord
 from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero import keys
@@ -375,40 +375,44 @@ def check_limit(limit: float | None) -> float | None:
 
 
 class Measured(NamedTuple):
-    """Good replies with the lengths of their updates, and the steps that they were asked for."""
+    """A good reply with the length of its update, and the steps that it was asked for."""
 
-    replies: Sequence[Message]
-    nodes: list[str]
-    starts: list[ArrayRecord]
-    """The models that the nodes were sent."""
-    norms: list[Norms]
-    steps: list[float]
+    reply: Message
+    node: str
+    start: ArrayRecord
+    """The model that the node was sent."""
+    norms: Norms
+    steps: float
 
 
-def measure_updates(context: Exchange, good: Sequence[Message]) -> Measured:
+def measure_updates(context: Exchange, good: Sequence[Message]) -> list[Measured]:
     """Measure updates, and remember those of each node and what is usual."""
     fleet = context.fleet
     known = fleet.norms
-    nodes = [context.identity(reply.metadata.src_node_id) for reply in good]
-    asked = [context.instruction_of(reply) for reply in good]
-    starts = [model_of(message) for message in asked]
-    norms = [model_norms(model_of(r), start) for r, start in zip(good, starts, strict=True)]
-    steps = [float(steps_that_count(*each)) for each in zip(asked, good, strict=True)]
-    still = [STILL * max(norm, SMALL) for norm in model_norms(_part_of(starts[0], good[0]))]
-    for node, own, num_steps in zip(nodes, norms, steps, strict=True):
+    found = []
+    for reply in good:
+        asked = context.instruction_of(reply)
+        start = model_of(asked)
+        norms = model_norms(model_of(reply), start)
+        node = context.identity(reply.metadata.src_node_id)
+        found.append(Measured(reply, node, start, norms, steps_that_count(asked, reply)))
+    still = [STILL * max(norm, SMALL) for norm in _norms_at_start(found[0])]
+    for each in found:
         # The last update of each node counts, so that fast nodes do not set what is usual.
-        known.pop(node, None)
-        parameters, statistics = (o if o > s else 0.0 for o, s in zip(own, still, strict=True))
-        known[node] = (parameters, statistics, num_steps)
+        known.pop(each.node, None)
+        parameters, statistics = (
+            own if own > least else 0.0 for own, least in zip(each.norms, still, strict=True)
+        )
+        known[each.node] = (parameters, statistics, each.steps)
     recent = max(RECENT_NODES, RECENT_UPDATES * len(good))
     fleet.norms = dict([*known.items()][-recent:])
     if len(known) >= QUORUM and not fleet.is_early(len(known), MessageType.TRAIN):
         fleet.most_usual = longer_of(fleet.most_usual, usual_update(fleet.norms.values()))
-    return Measured(good, nodes, starts, norms, steps)
+    return found
 
 
 def limit_updates(
-    context: Exchange, found: Measured, limit: float, weight_key: str | None = None
+    context: Exchange, found: list[Measured], limit: float, weight_key: str | None = None
 ) -> list[Message]:
     r"""Shorten updates that are far longer than those of most nodes were; drop diverged ones.
 
@@ -429,35 +433,38 @@ def limit_updates(
     is_first = len(known) < QUORUM
     # A fleet of one or two nodes has none to compare with.
     if is_first and context.quorum < QUORUM:
-        return list(found.replies)
+        return [each.reply for each in found]
     few = sum(parameters > 0 for parameters, *_ in known.values()) < QUORUM
     early = fleet.is_early(len(known), MessageType.TRAIN)
     updates = [*known.values()]
     most = {
-        num_steps: longest_update(updates, num_steps, limit, early, fleet.most_usual)
-        for num_steps in {*found.steps}
+        steps: longest_update(updates, steps, limit, early, fleet.most_usual)
+        for steps in {each.steps for each in found}
     }
     claims = fleet.examples.get(MessageType.TRAIN, {}) if weight_key else {}
     usual_claim, _ = fleet.usual_claim(MessageType.TRAIN, early)
-    heavy = HEAVY * usual_claim
     counted = []
-    for reply, node, start, own, num_steps in zip(*found, strict=True):
-        share = min(1.0, heavy / claims[node][1]) if claims.get(node, (0, 0))[1] else 1.0
-        longest = most[num_steps]
+    for each in found:
+        reply = each.reply
+        _, claim = claims.get(each.node, (0, 0))
+        share = min(1.0, HEAVY * usual_claim / claim) if claim else 1.0
+        longest = most[each.steps]
         if few:
             # Before others are known to move, the norm of the model stands for the median.
-            own_size = limit * max(model_norms(_part_of(start, reply)).parameters, SMALL)
+            own_size = limit * max(_norms_at_start(each).parameters, SMALL)
             longest = Norms(own_size, 0.0 if is_first else longest.statistics)
-        parts = parts_that_count(own, Norms(*(share * norm for norm in longest)))
+        parts = parts_that_count(each.norms, Norms(*(share * norm for norm in longest)))
         if (part := min(parts)) < DIVERGED**-2 and not few:
             context.drop(reply, f"its update is {part**-0.5:.3g} times as long as it may be")
             continue
         if part < 1:
+            start = each.start
             reply = with_update(reply, start, start, parts[0], scale_of_buffers=parts[1])
-            context.shortened[node] = part
+            context.shortened[each.node] = part
             if fleet.is_first("updates"):
                 text = "%s: its update is longer than most and counts with %.2g of its length "
-                log(INFO, f"{text}(update_limit; Recorded keeps all in shortened)", node, part)
+                text += "(update_limit; Recorded keeps all in shortened)"
+                log(INFO, text, each.node, part)
         counted.append(reply)
     return counted
 
@@ -522,9 +529,9 @@ def parts_that_count(own: Norms, most: Norms) -> Norms:
     return Norms(*(min(1.0, limit / norm) ** 2 if norm and limit else 1.0 for norm, limit in pairs))
 
 
-def _part_of(start: ArrayRecord, reply: Message) -> dict[str, Array]:
-    """Return what a node was sent of the arrays that it returns."""
-    return {name: start[name] for name in model_of(reply)}
+def _norms_at_start(each: Measured) -> Norms:
+    """Return how large the model was that a node was sent, of the arrays that it returns."""
+    return model_norms({name: each.start[name] for name in model_of(each.reply)})
 
 
 # --- models of which nodes return a part, as of LoRA -------------------------------------
