@@ -7,7 +7,7 @@ of a large model most of its time and memory. ``content.config_records`` checks 
 import io
 import json
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from functools import lru_cache
 from hashlib import sha256
 from math import inf, nan
@@ -122,14 +122,11 @@ def check_metrics(content: RecordDict) -> None:
             raise ValueError(f"its metrics hold more than {MOST_VALUES} numbers")
 
 
-def named_metrics(content: RecordDict) -> dict[str, float | None]:
+def named_metrics(reply: Message) -> dict[str, float | None]:
     """Return metrics by name and length, without those of the protocol; None for a list."""
-    return {
-        shape_of(name, value): None if isinstance(value, list) else value
-        for record in metrics_in(content).values()
-        for name, value in record.items()
-        if name not in keys.PROTOCOL
-    }
+    found = metrics_of(reply).items()
+    named = {shape_of(name, v): v for name, v in found if name not in keys.PROTOCOL}
+    return {name: None if isinstance(v, list) else v for name, v in named.items()}
 
 
 def shape_of(name: str, value: float | list[float] | list[int]) -> str:
@@ -137,17 +134,18 @@ def shape_of(name: str, value: float | list[float] | list[int]) -> str:
     return f"{name}[{len(value)}]" if isinstance(value, list) else name
 
 
-def keep_metrics(contents: Iterable[RecordDict], kept: Set[str]) -> None:
+def keep_metrics(reply: Message, kept: Set[str]) -> None:
     """Take out all other metrics but those of the protocol."""
-    for record in (record for content in contents for record in metrics_in(content).values()):
-        for name, value in list(record.items()):
-            if shape_of(name, value) not in kept | keys.PROTOCOL:
-                del record[name]
+    metrics = metrics_of(reply)
+    for name, value in list(metrics.items()):
+        if shape_of(name, value) not in kept | keys.PROTOCOL:
+            del metrics[name]
 
 
-def names_in(content: RecordDict) -> str:
+def names_in(reply: Message) -> str:
     """Return a digest of the names of records and metrics, which Flower wants to be equal."""
-    found = sorted(arrays_in(content)), sorted(metrics_in(content)), sorted(named_metrics(content))
+    content = reply.content
+    found = sorted(arrays_in(content)), sorted(metrics_in(content)), sorted(named_metrics(reply))
     return sha256(json.dumps(found).encode()).hexdigest()[:16]
 
 
@@ -220,10 +218,8 @@ def _short(value: Any) -> str:
 def steps_that_count(instruction: Message, reply: Message) -> float:
     """Return the steps that a node was assigned, or fewer if it says so; 1 if it chose them."""
     configs = configs_in(instruction.content)
-    metrics = metrics_in(reply.content)
     assigned = max((read_number(c, keys.NUM_STEPS, 1.0) for c in configs.values()), default=1.0)
-    reported = min((read_number(m, keys.NUM_STEPS, inf) for m in metrics.values()), default=inf)
-    return max(1.0, min(assigned, reported))
+    return max(1.0, min(assigned, read_number(metrics_of(reply), keys.NUM_STEPS, inf)))
 
 
 class Latency(NamedTuple):

@@ -298,7 +298,7 @@ def _same_metrics(context: Exchange, good: list[Message]) -> list[Message]:
     fleet = context.fleet
     kind = context.messages[0].metadata.message_type
     nodes = [context.identity(reply.metadata.src_node_id) for reply in good]
-    found = [named_metrics(reply.content) for reply in good]
+    found = [named_metrics(reply) for reply in good]
     last = dict(zip(nodes, found, strict=True))
     others = {node: own for node, own in fleet.metrics.get(kind, {}).items() if node not in last}
     fleet.metrics[kind] = dict([*(others | last).items()][-VOTERS:])
@@ -307,8 +307,10 @@ def _same_metrics(context: Exchange, good: list[Message]) -> list[Message]:
         known = fleet.metrics[kind].values()
         counts = Counter(name for own in known for name in own)
         shared = {name for name in counts if counts[name] >= min(QUORUM, len(known))}
-        keep_metrics((reply.content for reply in good), shared.intersection(*found))
-    names = [names_in(reply.content) for reply in good]
+        shared = shared.intersection(*found)
+        for reply in good:
+            keep_metrics(reply, shared)
+    names = [names_in(reply) for reply in good]
     votes = Counter(dict(zip(nodes, names, strict=True)).values())
     # Earlier rounds count at a tie only. Otherwise a bad node once alone would exclude all.
     usual = max(votes, key=lambda name: (votes[name], name == fleet.usual_names.get(kind)))
