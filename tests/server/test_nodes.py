@@ -2,7 +2,7 @@ import pytest
 from flwr.app import ConfigRecord
 from toy import toy_app, toy_arrays
 
-from flwr_hetero._flwr import NodeInfo
+from flwr_hetero._flwr import NodeInfo, be_server_task
 from flwr_hetero.client.device import DeviceProfile
 from flwr_hetero.exchange import nodes as waiting
 from flwr_hetero.exchange.context import Exchange
@@ -112,6 +112,7 @@ def test_names_and_keys_of_all_nodes_are_read_at_once_before_any_reply():
         assert book.identity(node) == f"site-{node}"
     assert grid.num_reads == 1
     assert book.identity(9).startswith("key-")
+    be_server_task(1, 1, 1)
     strategy = Wrapper()
     strategy.configure_train(1, toy_arrays(), ConfigRecord(), grid, Exchange(strategy.fleet, 1))
     assert strategy.identity(3) == "site-3"
