@@ -407,21 +407,17 @@ class Wrapper(FixedSettings, Strategy):
     ) -> MetricRecord | None:
         """Check the replies, learn from them, and let the wrapped strategy aggregate them."""
         context = self.given(context)
-        good = list(replies)
-        if self.outer is None:
-            good = accept(context, good, self._judge(context, trains=False))
-            settle_evaluations(context, good, self._weight_key)
-            self.fleet.by_node = by_node(context, good)
-        good = self.on_evaluate_replies(context, good)
-        if isinstance(self.inner, Wrapper):
-            metrics = self.inner.aggregate_evaluate(server_round, good, context)
-        else:
-            good = count(context, good, self._weight_key)
-            metrics = self.inner.aggregate_evaluate(server_round, good)
-        if self.outer is None:
-            for wrapper in self.wrappers():
-                wrapper.on_evaluate_end(context, context.counted, context.failed_nodes())
-            check_progress(context, "evaluation")
+        good = accept(context, list(replies), self._judge(context, trains=False))
+        settle_evaluations(context, good, self._weight_key)
+        self.fleet.by_node = by_node(context, good)
+        wrappers = self.wrappers()
+        for wrapper in wrappers:
+            good = wrapper.on_evaluate_replies(context, good)
+        good = count(context, good, self._weight_key)
+        metrics = wrappers[-1].inner.aggregate_evaluate(server_round, good)
+        for wrapper in wrappers:
+            wrapper.on_evaluate_end(context, context.counted, context.failed_nodes())
+        check_progress(context, "evaluation")
         return metrics
 
     def _ask(
