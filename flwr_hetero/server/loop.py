@@ -127,10 +127,13 @@ def stop_if_asked(run: Run, record: Record) -> None:
         run.fleet.stop_reason = record["stopped"] = "should_stop returned True"
 
 
-class SynchronousRounds(Rounds):
+class SynchronousRounds:
     """Rounds that end when all nodes, or enough of them, have replied."""
 
     unit = "round"
+
+    def begin(self, run: Run) -> None:
+        """Do nothing, because nothing goes on between two rounds."""
 
     def next(self, run: Run) -> Record:
         """Train, and evaluate the new model when all training is over."""
@@ -139,6 +142,9 @@ class SynchronousRounds(Rounds):
         keep_infos(run, record)
         complete(run, record)
         return record
+
+    def end(self, run: Run) -> None:
+        """Do nothing, because nothing is left."""
 
 
 def record_start(run: Run) -> None:
