@@ -147,9 +147,10 @@ def older_metrics(content: RecordDict) -> dict[str, Any]:
     """Return the metrics of a reply of the older API by today's names; of others none."""
     found: dict[str, Any] = {}
     for kind in _OLDER_REPLY.values():
-        if (count := content.get(f"{kind}.num_examples")) is not None:
-            found["num-examples"] = count["num_examples"]
-            found |= content.get(f"{kind}.metrics", {})
+        count: Any = content.get(f"{kind}.num_examples")
+        if count is not None:
+            metrics: Any = content.get(f"{kind}.metrics", {})
+            found |= {"num-examples": count["num_examples"], **metrics}
     return found
 
 

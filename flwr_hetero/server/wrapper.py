@@ -68,8 +68,8 @@ class FixedSettings(metaclass=Construction):
         super().__init_subclass__(**kwargs)
         bases = [base for base in cls.__mro__[1:] if issubclass(base, FixedSettings)]
         cls.setting_names = frozenset().union(*(base.setting_names for base in bases))
-        if "__init__" in vars(cls):
-            parameters = [*inspect.signature(cls.__init__).parameters.values()][1:]
+        if constructor := vars(cls).get("__init__"):
+            parameters = [*inspect.signature(constructor).parameters.values()][1:]
             named = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
             cls.setting_names |= {*named}
         inherited = {name for base in bases for name in _public_methods(base)}
