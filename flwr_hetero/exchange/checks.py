@@ -19,7 +19,7 @@ from flwr.serverapp.strategy import Strategy
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import log
-from flwr_hetero.errors import check_number, clean, hint_for, last_line
+from flwr_hetero.errors import clean, hint_for, last_line
 from flwr_hetero.exchange.aggregate import (
     Norms,
     aggregate,
@@ -367,13 +367,6 @@ Known = tuple[float, float, float]
 move, and steps."""
 STILL_UPDATE: Known = (0.0, 0.0, 1.0)
 """The update of a node that does not move."""
-
-
-def check_limit(limit: float | None) -> float | None:
-    """Check how many medians long an update may be."""
-    if limit is None:
-        return None
-    return check_number("update_limit", limit, "[1, inf)", "or None, for no limit")
 
 
 class Measured(NamedTuple):

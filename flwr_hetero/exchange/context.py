@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType
 from flwr.serverapp import Grid
 
 from flwr_hetero._flwr import NODE_UNAVAILABLE, log
-from flwr_hetero.errors import check_number, clean, with_hint
+from flwr_hetero.errors import clean, with_hint
 from flwr_hetero.exchange.nodes import Figure, NodeBook, usual_of, whole_grid
 from flwr_hetero.exchange.queue import Clock, Costs, MessageQueue, on_clock
 from flwr_hetero.records import Latency, reported_latency
@@ -345,13 +345,6 @@ def device_s(reply: Message) -> float:
 def is_enough(good: Collection[object], enough: int | None) -> bool:
     """Return whether so many good replies are here."""
     return enough is not None and len(good) >= enough
-
-
-def check_late_limit(limit: float | None) -> float | None:
-    """Check after how many of the others' times a node is late."""
-    if limit is None:
-        return None
-    return check_number("late_limit", limit, "(1, inf)", "or None: only the time-out counts")
 
 
 # --- what lasts for the run --------------------------------------------------------------

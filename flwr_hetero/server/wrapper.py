@@ -13,17 +13,16 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
 from flwr_hetero._flwr import copy_of, format_of_trees, is_private, pull_quickly
-from flwr_hetero.errors import invalid, shown
+from flwr_hetero.errors import check_number, invalid, shown
 from flwr_hetero.exchange.aggregate import keep_dtypes, settle_evaluations, weight_of
 from flwr_hetero.exchange.checks import (
     Expected,
     Verdicts,
     accept,
     aggregate_parts,
-    check_limit,
     count,
 )
-from flwr_hetero.exchange.context import Exchange, Fleet, check_late_limit, check_progress
+from flwr_hetero.exchange.context import Exchange, Fleet, check_progress
 from flwr_hetero.exchange.nodes import is_simulated
 from flwr_hetero.records import own_records
 from flwr_hetero.server.client_support import ClientSupport, check_client_support, holds
@@ -110,11 +109,12 @@ def _check_assignment(strategy: Any, name: str, value: Any) -> None:
     raise AttributeError(f"{label} has no attribute {name!r} that could be set. {hint}")
 
 
-class FleetSetting:
-    """A setting that the fleet stores, so that all wrappers around a strategy share it."""
+class FleetLimit:
+    """A limit, or None, that the fleet stores, so that all wrappers around a strategy share it."""
 
-    def __init__(self, check: Callable[[Any], Any]) -> None:
-        self.check = check
+    def __init__(self, bounds: str, hint: str) -> None:
+        self.bounds = bounds
+        self.hint = hint
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -122,8 +122,10 @@ class FleetSetting:
     def __get__(self, wrapper: Any, owner: type) -> Any:
         return self if wrapper is None else getattr(wrapper.fleet, self.name)
 
-    def __set__(self, wrapper: Any, value: Any) -> None:
-        setattr(wrapper.fleet, self.name, self.check(value))
+    def __set__(self, wrapper: Any, limit: float | None) -> None:
+        if limit is not None:
+            limit = check_number(self.name, limit, self.bounds, self.hint)
+        setattr(wrapper.fleet, self.name, limit)
 
 
 # --- the wrapper -----------------------------------------------------------------------------
@@ -176,9 +178,9 @@ class Wrapper(FixedSettings, Strategy):
     """Why this wrapper works in synchronous rounds only; empty if it works in any rounds."""
     client_support: tuple[ClientSupport, ...] = ()
     """What nodes must do for this wrapper to have an effect."""
-    update_limit = FleetSetting(check_limit)
+    update_limit = FleetLimit("[1, inf)", "or None, for no limit")
     """Norm, in medians of the nodes, above which an update is shortened; None: no limit."""
-    late_limit = FleetSetting(check_late_limit)
+    late_limit = FleetLimit("(1, inf)", "or None: only the time-out counts")
     """Number of median times after which a round goes on without a node; None: the time-out."""
 
     def __init__(self, strategy: Strategy | None = None) -> None:
