@@ -45,7 +45,34 @@ MAX_SQUARE = 1e40
 def aggregate(
     inner: Strategy, leaf: Strategy, context: Exchange, replies: list[Message], weights: list[float]
 ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-    """Let a strategy aggregate models by these weights, and metrics by its own."""
+    """Let a strategy aggregate models by these weights, and metrics by its own.
+
+    It sees whole models, and so does all else, where nodes return a part.
+    """
+    if context.left_out:
+        replies = [_whole(context, reply) for reply in replies]
+    arrays, metrics = _aggregate_whole(inner, leaf, context, replies, weights)
+    return arrays and with_left_out(arrays, context), metrics
+
+
+def with_left_out(arrays: ArrayRecord, context: Exchange) -> ArrayRecord:
+    """Give arrays that nodes leave out the server's value: a mean of equal ones may round it."""
+    for name, array in context.left_out.items():
+        arrays[name] = array
+    return arrays
+
+
+def _whole(context: Exchange, reply: Message) -> Message:
+    """Complete a reply with the server's arrays, which are not copied, in their order."""
+    whole = context.arrays.copy()
+    whole.update(context.left_out)
+    whole.update(model_of(reply))
+    return with_model(reply, whole)
+
+
+def _aggregate_whole(
+    inner: Strategy, leaf: Strategy, context: Exchange, replies: list[Message], weights: list[float]
+) -> tuple[ArrayRecord | None, MetricRecord | None]:
     drop_partial_metrics(replies)
     number = context.round
     like = context.arrays

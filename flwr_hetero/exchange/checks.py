@@ -14,20 +14,17 @@ from reprlib import repr as brief
 from statistics import median_low
 from typing import Any, NamedTuple
 
-from flwr.app import ArrayRecord, Message, MessageType, MetricRecord
-from flwr.serverapp.strategy import Strategy
+from flwr.app import ArrayRecord, Message, MessageType
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import log
 from flwr_hetero.errors import clean, hint_for, last_line
 from flwr_hetero.exchange.aggregate import (
     Norms,
-    aggregate,
     check_arrays,
     holds_trees,
     model_norms,
     weight_of,
-    with_model,
     with_update,
 )
 from flwr_hetero.exchange.context import QUORUM, Exchange, is_enough
@@ -597,28 +594,3 @@ def _takes_part(context: Exchange, reply: Message) -> bool:
 
 def _brief(names: Iterable[str]) -> list[str]:
     return sorted(names)[:MOST_NAMES]
-
-
-def aggregate_parts(
-    inner: Strategy, leaf: Strategy, context: Exchange, replies: list[Message], weights: list[float]
-) -> tuple[ArrayRecord | None, MetricRecord | None]:
-    """Let a strategy aggregate what nodes return; it sees whole models, and so does all else."""
-    if context.left_out:
-        replies = [_whole(context, reply) for reply in replies]
-    arrays, metrics = aggregate(inner, leaf, context, replies, weights)
-    return arrays and with_left_out(arrays, context), metrics
-
-
-def with_left_out(arrays: ArrayRecord, context: Exchange) -> ArrayRecord:
-    """Give arrays that nodes leave out the server's value: a mean of equal ones may round it."""
-    for name, array in context.left_out.items():
-        arrays[name] = array
-    return arrays
-
-
-def _whole(context: Exchange, reply: Message) -> Message:
-    """Complete a reply with the server's arrays, which are not copied, in their order."""
-    whole = context.arrays.copy()
-    whole.update(context.left_out)
-    whole.update(model_of(reply))
-    return with_model(reply, whole)

@@ -14,12 +14,11 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
 from flwr_hetero._flwr import copy_of, format_of_trees, is_private, pull_quickly
 from flwr_hetero.errors import check_number, invalid, shown
-from flwr_hetero.exchange.aggregate import keep_dtypes, settle_evaluations, weight_of
+from flwr_hetero.exchange.aggregate import aggregate, keep_dtypes, settle_evaluations, weight_of
 from flwr_hetero.exchange.checks import (
     Expected,
     Verdicts,
     accept,
-    aggregate_parts,
     count,
 )
 from flwr_hetero.exchange.context import Exchange, Fleet, check_progress
@@ -375,7 +374,7 @@ class Wrapper(FixedSettings, Strategy):
             # A server update may contain several replies of a node.
             for identity, weight in zip(context.counted, weights, strict=True):
                 context.weights[identity] = weight + context.weights.get(identity, 0.0)
-            arrays, metrics = aggregate_parts(self.inner, self.leaf, context, good, weights)
+            arrays, metrics = aggregate(self.inner, self.leaf, context, good, weights)
         if self.outer is None:
             # Flower's FedAdam returns float64.
             if arrays is not None and context.arrays:
