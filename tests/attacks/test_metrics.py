@@ -14,7 +14,7 @@ from toy import toy_app, toy_arrays
 
 from flwr_hetero import strategy as ours
 from flwr_hetero._flwr import NodeInfo
-from flwr_hetero.exchange.nodes import MOST_KINDS, NodeBook
+from flwr_hetero.exchange.nodes import NodeBook
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.report import RunDirectory
 from flwr_hetero_studies import rivals
@@ -192,18 +192,6 @@ def test_words_of_nodes_reach_no_terminal_and_no_file(tmp_path, caplog):
     page = (tmp_path / "run" / "report.html").read_text()
     assert "owned" in page
     assert not any(char in page for char in "\x1b\x9b\u202e\u2066\x7f\x07")
-
-
-def test_memory_of_warnings_is_bounded(caplog):
-    book = NodeBook()
-    with caplog.at_level(logging.INFO):
-        for number in range(2000):
-            letters = "".join(random.choices(string.ascii_letters, k=30))
-            for text in (f"error 2: {letters}", f"metric '{letters}' is {number}", letters):
-                book.warn(number, f"reply dropped: {text}")
-    assert len(book._warned) <= MOST_KINDS + 1
-    assert max(len(kind) for kind in book._warned) < 100
-    assert sum("error 2" in log.getMessage() for log in caplog.records) == 3
 
 
 class Registered:

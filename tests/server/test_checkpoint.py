@@ -184,20 +184,6 @@ class Keeping(Wrapper):
         self.of_run = run
 
 
-def test_a_crash_while_writing_leaves_the_last_checkpoint(tmp_path, monkeypatch):
-    go(tmp_path)
-    before = (tmp_path / "state.npz").read_bytes()
-
-    def torn(file, **arrays):
-        file.write(b"half")
-        raise OSError(28, "disk full")
-
-    monkeypatch.setattr(np, "savez", torn)
-    with pytest.raises(OSError, match="disk full"):
-        go(tmp_path)
-    assert (tmp_path / "state.npz").read_bytes() == before
-
-
 def test_a_checkpoint_writes_as_much_after_many_rounds_as_after_few(tmp_path):
     strategy, result = go(tmp_path, inner=Keeping(leaf()))
     log = tmp_path / "metrics.jsonl"
