@@ -264,7 +264,7 @@ def divide(reply: Message, seen_s: float) -> dict[str, float] | None:
 
     A node that says less than it could has more of "wait". "steps" is what those took of "train".
     """
-    record = config_in(reply.content, keys.TIMING) or {}
+    record: Mapping[str, Any] = config_in(reply.content, keys.TIMING) or {}
     parts = {part: read_number(record, key) for part, key in MEASURED.items() if key in record}
     rest_s = seen_s - sum(parts.values())
     # The time to send is that of an earlier reply, which may have been slower.
@@ -272,7 +272,7 @@ def divide(reply: Message, seen_s: float) -> dict[str, float] | None:
         rest_s = seen_s - sum(parts.values())
     if "train" not in parts or not all(seconds >= 0 for seconds in parts.values()) or rest_s < 0:
         return None
-    work = config_in(reply.content, keys.WORK) or {}
+    work: Mapping[str, Any] = config_in(reply.content, keys.WORK) or {}
     steps_s = read_number(work, keys.STEP_TIME, 0.0) * read_number(work, keys.NUM_STEPS, 0.0)
     steps = {"steps": min(steps_s, parts["train"])} if steps_s > 0 else {}
     return {"wait": rest_s, **parts, **steps}

@@ -89,7 +89,7 @@ class Checkpoints:
             else:
                 state = flower_state(strategy, self.settings[number])
             scalars = {key: v for key, v in state.items() if not isinstance(v, np.ndarray)}
-            arrays |= {f"{number}/{key}": v for key, v in state.items() if key not in scalars}
+            arrays |= {f"{number}/{k}": v for k, v in state.items() if isinstance(v, np.ndarray)}
             strategies.append({"type": type(strategy).__name__, "scalars": scalars})
         self.metrics.append(self._new_metrics(run))
         meta = {
