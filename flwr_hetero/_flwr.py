@@ -30,7 +30,6 @@ from flwr.supercore.run import Run as Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from flwr_hetero.errors import invalid
-from flwr_hetero.records import configs_in, metrics_in
 
 VERSION: str = flwr.__version__
 """Version of flwr that is installed. The distribution of a nightly build has another name."""
@@ -148,11 +147,10 @@ def older_metrics(content: RecordDict) -> dict[str, Any]:
     """Return the metrics of a reply of the older API by today's names; of others none."""
     found: dict[str, Any] = {}
     for kind in _OLDER_REPLY.values():
-        if f"{kind}.num_examples" not in content:
-            continue
-        if count := metrics_in(content).get(f"{kind}.num_examples"):
-            found["num-examples"] = count["num_examples"]
-            found |= configs_in(content).get(f"{kind}.metrics", {})
+        count: Any = content.get(f"{kind}.num_examples")
+        if count is not None:
+            metrics: Any = content.get(f"{kind}.metrics", {})
+            found |= {"num-examples": count["num_examples"], **metrics}
     return found
 
 

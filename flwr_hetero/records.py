@@ -1,15 +1,25 @@
-"""Reading and measuring Flower's records."""
+"""Flower's records and arrays: read where they lie, checked, measured, and written.
 
+``Array.numpy()`` and ``Array(values)`` copy each array two or three times, which costs the server
+of a large model most of its time and memory. ``content.config_records`` checks and copies entries.
+"""
+
+import io
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from functools import lru_cache
 from hashlib import sha256
-from math import inf, isfinite, nan, prod
+from math import inf, nan
 from statistics import median
 from typing import Any, NamedTuple
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from numpy.typing import NDArray
 
 from flwr_hetero import keys
+from flwr_hetero._flwr import NUMPY
 from flwr_hetero.errors import shown
 
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
@@ -19,7 +29,7 @@ MAX_NUMBER = 1e18
 
 
 def configs_in(content: RecordDict) -> dict[str, ConfigRecord]:
-    """Return the ConfigRecords by name; ``content.config_records`` checks and copies each entry."""
+    """Return the ConfigRecords by name."""
     return {name: each for name, each in content.items() if isinstance(each, ConfigRecord)}
 
 
@@ -31,6 +41,22 @@ def metrics_in(content: RecordDict) -> dict[str, MetricRecord]:
 def arrays_in(content: RecordDict) -> dict[str, ArrayRecord]:
     """Return the ArrayRecords by name."""
     return {name: each for name, each in content.items() if isinstance(each, ArrayRecord)}
+
+
+def config_in(content: RecordDict, name: str) -> ConfigRecord | None:
+    """Return the ConfigRecord of a name, if there is one."""
+    record = content.get(name)
+    return record if isinstance(record, ConfigRecord) else None
+
+
+def metrics_of(reply: Message) -> MetricRecord:
+    """Return the metrics of a good reply."""
+    return next(each for each in reply.content.values() if isinstance(each, MetricRecord))
+
+
+def model_of(message: Message) -> ArrayRecord:
+    """Return the arrays of a message that has one model."""
+    return next(each for each in message.content.values() if isinstance(each, ArrayRecord))
 
 
 def payload_bytes(content: RecordDict) -> int:
@@ -48,7 +74,7 @@ def payload_bytes(content: RecordDict) -> int:
 
 def num_parameters(arrays: ArrayRecord) -> int:
     """Return how many numbers a model holds."""
-    return sum(prod(array.shape) for array in arrays.values())
+    return sum(math.prod(array.shape) for array in arrays.values())
 
 
 def own_records(content: RecordDict) -> RecordDict:
@@ -96,14 +122,11 @@ def check_metrics(content: RecordDict) -> None:
             raise ValueError(f"its metrics hold more than {MOST_VALUES} numbers")
 
 
-def named_metrics(content: RecordDict) -> dict[str, float | None]:
+def named_metrics(reply: Message) -> dict[str, float | None]:
     """Return metrics by name and length, without those of the protocol; None for a list."""
-    return {
-        shape_of(name, value): None if isinstance(value, list) else value
-        for record in metrics_in(content).values()
-        for name, value in record.items()
-        if name not in keys.PROTOCOL
-    }
+    found = metrics_of(reply).items()
+    named = {shape_of(name, v): v for name, v in found if name not in keys.PROTOCOL}
+    return {name: None if isinstance(v, list) else v for name, v in named.items()}
 
 
 def shape_of(name: str, value: float | list[float] | list[int]) -> str:
@@ -111,17 +134,18 @@ def shape_of(name: str, value: float | list[float] | list[int]) -> str:
     return f"{name}[{len(value)}]" if isinstance(value, list) else name
 
 
-def keep_metrics(contents: Iterable[RecordDict], kept: Set[str]) -> None:
+def keep_metrics(reply: Message, kept: Set[str]) -> None:
     """Take out all other metrics but those of the protocol."""
-    for record in (record for content in contents for record in metrics_in(content).values()):
-        for name, value in list(record.items()):
-            if shape_of(name, value) not in kept | keys.PROTOCOL:
-                del record[name]
+    metrics = metrics_of(reply)
+    for name, value in list(metrics.items()):
+        if shape_of(name, value) not in kept | keys.PROTOCOL:
+            del metrics[name]
 
 
-def names_in(content: RecordDict) -> str:
+def names_in(reply: Message) -> str:
     """Return a digest of the names of records and metrics, which Flower wants to be equal."""
-    found = sorted(arrays_in(content)), sorted(metrics_in(content)), sorted(named_metrics(content))
+    content = reply.content
+    found = sorted(arrays_in(content)), sorted(metrics_in(content)), sorted(named_metrics(reply))
     return sha256(json.dumps(found).encode()).hexdigest()[:16]
 
 
@@ -172,9 +196,8 @@ def limit_metrics(
         for place, (said, counts) in enumerate(zip(values, counted, strict=True)):
             if said is not counts and said != counts:
                 found[place][name] = counts
-                cut.setdefault(
-                    place, f"reports {name!r} as {_short(said)}, counts as {_short(counts)}"
-                )
+                text = f"reports {name!r} as {_short(said)}, counts as {_short(counts)}"
+                cut.setdefault(place, text)
     both = zip(pairs, found, strict=True)
     return [RecordDict({**content, p: MetricRecord(own)}) for (content, p), own in both], cut
 
@@ -195,10 +218,8 @@ def _short(value: Any) -> str:
 def steps_that_count(instruction: Message, reply: Message) -> float:
     """Return the steps that a node was assigned, or fewer if it says so; 1 if it chose them."""
     configs = configs_in(instruction.content)
-    metrics = metrics_in(reply.content)
     assigned = max((read_number(c, keys.NUM_STEPS, 1.0) for c in configs.values()), default=1.0)
-    reported = min((read_number(m, keys.NUM_STEPS, inf) for m in metrics.values()), default=inf)
-    return max(1.0, min(assigned, reported))
+    return max(1.0, min(assigned, read_number(metrics_of(reply), keys.NUM_STEPS, inf)))
 
 
 class Latency(NamedTuple):
@@ -213,16 +234,20 @@ class Latency(NamedTuple):
 
 def reported_latency(reply: Message) -> Latency | None:
     """Read what a reply says of its latency: a timing record, else a metric."""
-    record = configs_in(reply.content).get(keys.TIMING)
+    record = config_in(reply.content, keys.TIMING)
     if record is not None:
-        parts = [read_number(record, key) for key in (keys.TRAIN_TIME, keys.TRANSFER_TIME)]
+        train_s = read_number(record, keys.TRAIN_TIME)
+        transfer_s = read_number(record, keys.TRANSFER_TIME)
+        emulated = record.get(keys.EMULATED) is True
     else:
         metrics = [m for m in metrics_in(reply.content).values() if keys.TRAIN_TIME in m]
-        parts = [read_number(metrics[0], keys.TRAIN_TIME)] if metrics else [nan]
-    if not (all(seconds >= 0 for seconds in parts) and isfinite(sum(parts))):
+        train_s = read_number(metrics[0], keys.TRAIN_TIME) if metrics else nan
+        transfer_s = 0.0
+        emulated = False
+    # A comparison with NaN is false.
+    if not (train_s >= 0 and transfer_s >= 0):
         return None
-    emulated = record is not None and record.get(keys.EMULATED) is True
-    return Latency(sum(parts), emulated, "emulated" if emulated else "reported")
+    return Latency(train_s + transfer_s, emulated, "emulated" if emulated else "reported")
 
 
 MEASURED = {
@@ -239,7 +264,7 @@ def divide(reply: Message, seen_s: float) -> dict[str, float] | None:
 
     A node that says less than it could has more of "wait". "steps" is what those took of "train".
     """
-    record = configs_in(reply.content).get(keys.TIMING, ConfigRecord())
+    record: Mapping[str, Any] = config_in(reply.content, keys.TIMING) or {}
     parts = {part: read_number(record, key) for part, key in MEASURED.items() if key in record}
     rest_s = seen_s - sum(parts.values())
     # The time to send is that of an earlier reply, which may have been slower.
@@ -247,7 +272,135 @@ def divide(reply: Message, seen_s: float) -> dict[str, float] | None:
         rest_s = seen_s - sum(parts.values())
     if "train" not in parts or not all(seconds >= 0 for seconds in parts.values()) or rest_s < 0:
         return None
-    work = configs_in(reply.content).get(keys.WORK, ConfigRecord())
+    work: Mapping[str, Any] = config_in(reply.content, keys.WORK) or {}
     steps_s = read_number(work, keys.STEP_TIME, 0.0) * read_number(work, keys.NUM_STEPS, 0.0)
     steps = {"steps": min(steps_s, parts["train"])} if steps_s > 0 else {}
     return {"wait": rest_s, **parts, **steps}
+
+
+# --- arrays ----------------------------------------------------------------------------------
+BLOCK = 1 << 17
+"""Numbers of an array that are computed at a time: intermediate values then stay in the cache."""
+Read = Callable[[slice], NDArray[Any]]
+"""Returns a part of an array as if this had one dimension; the part must not be changed."""
+
+
+def view_array(array: Array) -> NDArray[Any]:
+    """View an array without copying its payload and without pickle; it must not be changed."""
+    if isinstance(array, MovedArray):
+        return array.numpy()
+    # Other versions are for structured types only.
+    if array.data[6:7] != b"\1":
+        raise ValueError("not an npy file of version 1")
+    start = 10 + int.from_bytes(array.data[8:10], "little")
+    shape, fortran, dtype = _parse_header(array.data[:start])
+    flat = np.frombuffer(array.data, dtype, count=math.prod(shape), offset=start)
+    return flat.reshape(shape, order="F" if fortran else "C")
+
+
+# The same few headers come again and again.
+@lru_cache(maxsize=1024)
+def _parse_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    stream = io.BytesIO(header)
+    np.lib.format.read_magic(stream)
+    shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+    if dtype.hasobject:
+        raise ValueError("the array holds Python objects")
+    if any(length < 0 for length in shape):
+        raise ValueError(f"its shape is {shape}")
+    return shape, fortran, dtype
+
+
+def array_of(values: NDArray[Any]) -> Array:
+    """Return ``Array(values)``, byte for byte, but with a single copy.
+
+    >>> array_of(np.eye(2)) == Array(np.eye(2))
+    True
+    """
+    return Array(_name_of(values.dtype), values.shape, NUMPY, _npy(values))
+
+
+# To write the name of a type takes as long as to add up 100,000 numbers.
+_name_of = lru_cache(str)
+
+
+def _npy(values: NDArray[Any]) -> bytes:
+    """Return what ``np.save`` writes."""
+    header = io.BytesIO()
+    entries = np.lib.format.header_data_from_array_1_0(values)
+    np.lib.format.write_array_header_1_0(header, entries)
+    ordered = values.T if entries["fortran_order"] else values
+    return b"".join((header.getvalue(), np.asarray(ordered, order="C").data))
+
+
+def step_between(before: NDArray[Any], after: NDArray[Any]) -> NDArray[Any]:
+    """Return the difference of two arrays, at least in single precision."""
+    dtype = np.result_type(after, before, np.float32)
+    return np.asarray(np.subtract(after, before, dtype=dtype))
+
+
+class MovedArray(Array):
+    r"""The array :math:`base + s \, (after - before)`, which is computed each time it is read.
+
+    It needs no memory of its own, so the updates of many nodes can be moved before they are added
+    up one after the other.
+    """
+
+    def __init__(self, base: Array, before: Array, after: Array, scale: float) -> None:
+        # What a node writes beside its array, such as a type, may be wrong.
+        own = after if isinstance(after, MovedArray) else view_array(after)
+        dtype = _name_of(own.dtype) if np.dtype(own.dtype).kind == "f" else before.dtype
+        # Flower's `__init__` and `__setattr__` are about bytes, which this array does not keep.
+        vars(self).update(dtype=dtype, shape=tuple(before.shape), stype=NUMPY)
+        vars(self).update(base=base, before=before, after=after, scale=scale)
+
+    def numpy(self) -> NDArray[Any]:
+        """Compute the array."""
+        return self.reader()(slice(None)).reshape(self.shape)
+
+    def reader(self) -> Read:
+        """Return a function that computes a part of the array."""
+        entries = vars(self)
+        base, before, after = (reader_of(entries[name]) for name in ("base", "before", "after"))
+
+        def read(part: slice) -> NDArray[Any]:
+            step = step_between(before(part), after(part))
+            step *= entries["scale"]
+            start = base(part)
+            fits = np.result_type(start, step) == step.dtype
+            return np.asarray(np.add(start, step, out=step if fits else None), self.dtype)
+
+        return read
+
+    @property
+    def data(self) -> bytes:  # type: ignore[override]
+        """The array as ``np.save`` writes it."""
+        return _npy(self.numpy())
+
+
+# --- in blocks -------------------------------------------------------------------------------
+def reader_of(array: Array) -> Read:
+    """Return a function that returns a part of an array."""
+    if isinstance(array, MovedArray):
+        return array.reader()
+    return view_array(array).reshape(-1).__getitem__
+
+
+def blocks_of(size: int) -> Iterator[slice]:
+    """Divide so many numbers into parts of at most :data:`BLOCK`."""
+    return (slice(start, start + BLOCK) for start in range(0, size, BLOCK))
+
+
+def mixed(old: NDArray[Any], new: NDArray[Any], part: float) -> NDArray[Any]:
+    r"""Return :math:`(1 - p) \, old + p \, new`, of arrays of one shape, in the type of ``new``.
+
+    >>> mixed(np.zeros(2), np.array([1.0, 2.0]), part=0.5)
+    array([0.5, 1. ])
+    """
+    mean = np.empty(new.size, new.dtype)
+    before = old.reshape(-1)
+    after = new.reshape(-1)
+    for block in blocks_of(mean.size):
+        np.multiply(after[block], part, out=mean[block])
+        mean[block] += (1 - part) * before[block]
+    return mean.reshape(new.shape)

@@ -11,7 +11,7 @@ PACKAGE = Path(keys.__file__).parent
 NAMES = {name: value for name, value in vars(keys).items() if name.isupper()}
 NO_RECORD = {"PREFIX", "EXAMPLES_HIDDEN", "PACKED"}
 """Of the names that begin with the prefix: itself, a metric, and a serialisation."""
-AS_RECORD = r"(?:content|state|records)\)?(?:\[|\.\w+\()keys\.([A-Z_]+)"
+AS_RECORD = r"(?:(?:content|state|records)\)?(?:\[|\.\w+\()|config_in\([\w.]+, )keys\.([A-Z_]+)"
 """How the package reads and writes records of messages and of a node's state."""
 
 

@@ -14,10 +14,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "flwr_hetero"
 STUDIES = PACKAGE.with_name("flwr_hetero_studies")
 PAPERS = ("tifl", "biased_local_sgd", "cd_grab", "mercury", "pgd")
-BASE = (
-    *("keys", "errors", "arrays", "records", "figures", "settings", "state_dict", "files"),
-    "_flwr",
-)
+BASE = ("keys", "errors", "records", "state_dict", "files", "_flwr")
 FACES = ("strategy", "sampler", "mod")
 LOWER = {*BASE, "exchange", "server", "client"}
 ROOMS = {

@@ -11,13 +11,18 @@ from typing import Any, NamedTuple
 from flwr.app import ArrayRecord, Message, MessageType, MetricRecord
 
 from flwr_hetero import keys
-from flwr_hetero.exchange.arrivals import MOST_TIMED, late_after_s
 from flwr_hetero.exchange.checks import Expected, is_good
-from flwr_hetero.exchange.context import QUORUM, Exchange
+from flwr_hetero.exchange.context import (
+    MOST_TIMED,
+    QUORUM,
+    Exchange,
+    NoProgressError,
+    check_progress,
+    late_after_s,
+)
 from flwr_hetero.exchange.nodes import WAIT_S, GridView, is_simulated, wait_for_nodes, whole_grid
 from flwr_hetero.exchange.queue import LOOK_S, MessageQueue, Pending, on_clock
 from flwr_hetero.records import config_of
-from flwr_hetero.server.client_support import NoProgressError, check_progress
 from flwr_hetero.server.loop import (
     Record,
     Run,

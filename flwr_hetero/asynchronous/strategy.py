@@ -21,8 +21,7 @@ from flwr_hetero.asynchronous.engine import AsynchronousRounds, Update
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 from flwr_hetero.exchange.aggregate import with_update
 from flwr_hetero.exchange.context import Exchange
-from flwr_hetero.exchange.nodes import GridView, online_nodes
-from flwr_hetero.figures import Figure
+from flwr_hetero.exchange.nodes import Figure, GridView, online_nodes
 from flwr_hetero.records import arrays_in
 from flwr_hetero.server.composition import check_enough_updates, check_unscaled, name_of
 from flwr_hetero.server.loop import Rounds, Run

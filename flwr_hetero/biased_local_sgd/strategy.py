@@ -21,7 +21,7 @@ from flwr_hetero.biased_local_sgd.shared_data import SharedSamples
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 from flwr_hetero.exchange.aggregate import with_update
 from flwr_hetero.exchange.context import Exchange, Messages
-from flwr_hetero.figures import Figure
+from flwr_hetero.exchange.nodes import Figure
 from flwr_hetero.records import Latency, config_of, configs_in, metrics_in, read_number
 from flwr_hetero.server.client_support import STEPS
 from flwr_hetero.server.composition import check_unscaled

@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import NUMPY, ClientAppCallable
-from flwr_hetero.arrays import array_of, view_array
 from flwr_hetero.client import warn_once
 from flwr_hetero.client.carried import MOST_BYTES
 from flwr_hetero.compression import algorithm
 from flwr_hetero.compression.algorithm import BITS, with_error
-from flwr_hetero.records import BUFFERS, arrays_in, configs_in
+from flwr_hetero.records import BUFFERS, array_of, arrays_in, configs_in, view_array
 
 LEAST = 256
 """Values below which an array is sent as it is: a scale and few values, with much to lose."""

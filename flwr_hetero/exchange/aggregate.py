@@ -14,18 +14,23 @@ from numpy.typing import ArrayLike, NDArray
 
 from flwr_hetero import keys
 from flwr_hetero._flwr import NUMPY, log
-from flwr_hetero.arrays import (
+from flwr_hetero.errors import invalid, last_line
+from flwr_hetero.exchange.context import QUORUM, Exchange
+from flwr_hetero.records import (
+    BUFFERS,
     MovedArray,
     Read,
     array_of,
+    arrays_in,
     blocks_of,
+    limit_metrics,
+    metrics_of,
+    model_of,
+    read_number,
     reader_of,
     step_between,
     view_array,
 )
-from flwr_hetero.errors import invalid, last_line
-from flwr_hetero.exchange.context import QUORUM, Exchange
-from flwr_hetero.records import BUFFERS, arrays_in, limit_metrics, metrics_in, read_number
 
 LINEAR = (FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi)
 """Strategies of which we know that replies enter by their weighted mean and by nothing else."""
@@ -40,7 +45,34 @@ MAX_SQUARE = 1e40
 def aggregate(
     inner: Strategy, leaf: Strategy, context: Exchange, replies: list[Message], weights: list[float]
 ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-    """Let a strategy aggregate models by these weights, and metrics by its own."""
+    """Let a strategy aggregate models by these weights, and metrics by its own.
+
+    It sees whole models, and so does all else, where nodes return a part.
+    """
+    if context.left_out:
+        replies = [_whole(context, reply) for reply in replies]
+    arrays, metrics = _aggregate_whole(inner, leaf, context, replies, weights)
+    return arrays and with_left_out(arrays, context), metrics
+
+
+def with_left_out(arrays: ArrayRecord, context: Exchange) -> ArrayRecord:
+    """Give arrays that nodes leave out the server's value: a mean of equal ones may round it."""
+    for name, array in context.left_out.items():
+        arrays[name] = array
+    return arrays
+
+
+def _whole(context: Exchange, reply: Message) -> Message:
+    """Complete a reply with the server's arrays, which are not copied, in their order."""
+    whole = context.arrays.copy()
+    whole.update(context.left_out)
+    whole.update(model_of(reply))
+    return with_model(reply, whole)
+
+
+def _aggregate_whole(
+    inner: Strategy, leaf: Strategy, context: Exchange, replies: list[Message], weights: list[float]
+) -> tuple[ArrayRecord | None, MetricRecord | None]:
     drop_partial_metrics(replies)
     number = context.round
     like = context.arrays
@@ -78,8 +110,7 @@ def aggregate(
 
     # Krum needs each reply, and its mean of the chosen ones is then by these weights
     for reply, weight in zip(replies, weights, strict=True):
-        for metrics in metrics_in(reply.content).values():
-            metrics[WEIGHT] = weight
+        metrics_of(reply)[WEIGHT] = weight
     with replaced(leaf, weighted_by_key=WEIGHT, train_metrics_aggr_fn=weigh_metrics):
         return inner.aggregate_train(number, replies)
 
@@ -100,11 +131,11 @@ def limited_metrics(
     limited, cut = limit_metrics(contents, skipped, reported, others)
     for place, text in cut.items():
         node_id = replies[place].metadata.src_node_id
-        # It is said once, because the data of a node may be odd in every round.
-        if (name := f"metrics of {context.identity(node_id)}") not in fleet.cut:
-            fleet.cut.add(name)
+        node = context.identity(node_id)
+        # The data of a node may be odd in every round.
+        if fleet.is_first(f"metrics of {node}"):
             fleet.nodes.warn(node_id, text)
-            fleet.reported.setdefault("limited", {})[context.identity(node_id)] = text
+            fleet.reported.setdefault("limited", {})[node] = text
     return limited
 
 
@@ -119,13 +150,12 @@ def settle_evaluations(context: Exchange, replies: Sequence[Message], key: str |
 
 def weight_of(reply: Message, weight_key: str) -> float:
     """Read the weight of a good reply."""
-    (metrics,) = metrics_in(reply.content).values()
-    return float(metrics[weight_key])  # type: ignore[arg-type]
+    return float(metrics_of(reply)[weight_key])  # type: ignore[arg-type]
 
 
 def drop_partial_metrics(replies: Sequence[Message]) -> None:
     """Take out metrics of the protocol that some reply lacks: Flower wants equal names."""
-    records = [record for reply in replies for record in metrics_in(reply.content).values()]
+    records = [metrics_of(reply) for reply in replies]
     for key in keys.PROTOCOL:
         if not all(math.isfinite(read_number(record, key)) for record in records):
             for record in records:
@@ -162,12 +192,6 @@ def with_update(
         if own_scale is not None and np.dtype(start[name].dtype).kind == "f":
             moved[name] = MovedArray(base[name], start[name], after, own_scale)
     return with_model(reply, moved)
-
-
-def model_of(message: Message) -> ArrayRecord:
-    """Return the arrays of a message that has one model."""
-    (arrays,) = arrays_in(message.content).values()
-    return arrays
 
 
 def with_model(message: Message, model: ArrayRecord) -> Message:

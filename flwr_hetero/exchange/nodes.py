@@ -1,14 +1,15 @@
-"""Which nodes there are: views of a grid, waiting for nodes, and the book of the nodes."""
+"""Which nodes there are: views of a grid, waiting for nodes, the book of nodes, figures of all."""
 
 import hashlib
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Sequence, Set
 from functools import partial
 from logging import DEBUG, INFO, WARNING
 from math import inf
-from typing import Any
+from statistics import median_low
+from typing import Any, Generic, TypeVar
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -150,19 +151,21 @@ def wait_for_nodes(
     grid: Grid, at_least: int, wait_s: float = WAIT_S, settle_s: float = inf
 ) -> Set[int]:
     """Wait until enough nodes are online, none has come for a while, or time is up."""
-    whole = whole_grid(grid)
     online = online_nodes(grid)
+    if len(online) >= at_least:
+        return online
+    whole = whole_grid(grid)
+    # A LocalGrid has all nodes at once.
+    wait_s = 0.0 if hasattr(whole, "virtual_time_s") else wait_s
     poll_s = 1.0
     still_s = 0.0
-    # A LocalGrid has all nodes at once.
-    is_over = len(online) >= at_least or hasattr(whole, "virtual_time_s")
     # A simulation registers all nodes in a row. The nodes of a real fleet come one by one.
-    if registers := not is_over and is_simulation_grid(whole):
+    if registers := is_simulation_grid(whole):
         poll_s = REGISTER_POLL_S
         still_s = REGISTER_POLL_S
         settle_s = REGISTER_S
     waited_s = same_s = 0.0
-    while waited_s < wait_s and not is_over:
+    while waited_s < wait_s:
         if not (registers or same_s):
             text = "%d nodes are online: waiting up to %.0f s for another one (see the nodes' logs)"
             left_s = min(wait_s - waited_s, settle_s if online else inf)
@@ -170,9 +173,10 @@ def wait_for_nodes(
         time.sleep(poll_s)
         before = len(online)
         online = online_nodes(grid)
-        waited_s = waited_s + poll_s
+        waited_s += poll_s
         same_s = same_s + poll_s if len(online) == before else 0.0
-        is_over = bool(online) and same_s >= (still_s if len(online) >= at_least else settle_s)
+        if online and same_s >= (still_s if len(online) >= at_least else settle_s):
+            break
     if not online:
         why = "start the SuperNodes, or see in their logs why the SuperLink has none of them"
         raise RuntimeError(f"no node is online after {waited_s:.0f} s: {why}.")
@@ -237,7 +241,7 @@ class NodeBook:
         # A view shows a few nodes, but the SuperLink sends the list of all of them.
         for info in whole_grid(grid).get_nodes():
             if info.name:
-                self._claim(info.node_id, info.name)
+                self._claim(info.node_id, clean(info.name, MOST_TEXT))
             elif info.public_key:
                 self._claim(info.node_id, f"key-{hashlib.sha256(info.public_key).hexdigest()[:12]}")
 
@@ -260,7 +264,6 @@ class NodeBook:
             del self._node_id[self._identity.pop(node_id)]
 
     def _claim(self, node_id: int, identity: str) -> None:
-        identity = clean(identity, MOST_TEXT)
         if self._node_id.setdefault(identity, node_id) == node_id:
             self._identity[node_id] = identity
 
@@ -318,7 +321,7 @@ class NodeBook:
             if node not in online:
                 continue
             if name is not None:
-                self._claim(node, str(name))
+                self._claim(node, clean(str(name), MOST_TEXT))
             if until_s is not None:
                 self._until_s[node] = float(until_s)
             if silences:
@@ -334,3 +337,56 @@ class NodeBook:
         level = WARNING if self._warned[kind] <= MOST_WARNINGS else DEBUG
         name = node if isinstance(node, str) else self.identity(node)
         log(level, "%s: %s", name, clean(reason, MOST_TEXT))
+
+
+# --- figures of all nodes --------------------------------------------------------------------
+RENEW_SHARE = 50
+"""A figure is computed again when one node in so many has changed."""
+
+_Value = TypeVar("_Value")
+
+
+class Figure(Generic[_Value]):
+    """A value that depends on all nodes, such as a median of their speeds.
+
+    The server's work for a reply must not grow with the number of nodes that it knows. The value
+    is computed again when two per cent of the nodes have changed, so with fewer than 100 nodes
+    after each change.
+
+    >>> largest = Figure[int]()
+    >>> speeds = [1, 2, 3]
+    >>> largest.of(lambda: max(speeds), changes=3, nodes=3)
+    3
+    >>> speeds.append(9)
+    >>> largest.of(lambda: max(speeds), changes=4, nodes=1000), largest.of(lambda: 5, 23, 1000)
+    (3, 5)
+    """
+
+    def __init__(self) -> None:
+        self._value: _Value | None = None
+        self._changes = 0
+        self._key: Hashable = None
+
+    def of(
+        self, compute: Callable[[], _Value], changes: int, nodes: int, key: Hashable = None
+    ) -> _Value:
+        """Return the value; ``changes``: the number of changes to any node so far.
+
+        The value is computed again at once if ``key`` has changed.
+        """
+        is_old = changes - self._changes >= max(1, nodes // RENEW_SHARE) or key != self._key
+        if self._value is None or is_old:
+            self._value = compute()
+            self._changes = changes
+            self._key = key
+        return self._value
+
+
+def usual_of(values: Sequence[float], early: bool = False) -> float:
+    """Return the median; early, as most of the first few may lie, at most twice the low quartile.
+
+    >>> usual_of([1.0, 2.0, 9.0, 9.0, 9.0]), usual_of([1.0, 2.0, 9.0, 9.0, 9.0], early=True)
+    (9.0, 4.0)
+    """
+    most = 2 * sorted(values)[(len(values) - 1) // 4] if early else inf
+    return min(median_low(values), most)

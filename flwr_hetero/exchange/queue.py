@@ -1,7 +1,7 @@
 """The queue of messages: the only place that sends messages, waits, and moves the clock on."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, NamedTuple
@@ -230,9 +230,9 @@ class MessageQueue:
     # --- what arrives ------------------------------------------------------------------
     def next(self, wake_s: float = inf) -> list[Answer]:
         """Wait for the next reply, or until a time; None stands for what is given up."""
-        for first in self.pending.values():
+        if self.pending:
+            first = next(iter(self.pending.values()))
             wake_s = min(wake_s, first.until_s)
-            break
         replies = self._receive(wake_s)
         answered: dict[str, Message] = {}
         for reply in replies:
@@ -242,7 +242,7 @@ class MessageQueue:
             (self.pending.pop(i), answered[i]) for i in answered if i in self.pending
         ]
         # While a slow poll went on, other nodes may have sent their replies in time.
-        answers = answers or list(self._give_up())
+        answers = answers or self._give_up()
         for job, _ in answers:
             self.busy.pop(job.node_id, None)
         return answers
@@ -252,13 +252,15 @@ class MessageQueue:
         self.resume()
         wake_s = on_clock(self.clock.virtual_s + wait_s)
         if self.clock.emulated and not self.is_local:
-            self._look(message_ids, waits=wait_s > 0)
-        while not (here := [i for i in self._late if i in message_ids]):
+            # All of them if one is waited for, else what is there.
+            self._hold_all(
+                lambda: (message_ids & self._left.keys()) - self._late.keys(), lambda: wait_s <= 0
+            )
+        is_over = False
+        while not (here := [i for i in self._late if i in message_ids]) and not is_over:
+            # A last look begins when the time is over.
             is_over = self.clock.virtual_s >= wake_s
             self._receive(wake_s)
-            if is_over:
-                here = [i for i in self._late if i in message_ids]
-                break
         replies = [self._late.pop(message_id) for message_id in here]
         for message_id in here:
             if message_id in self._left:
@@ -296,17 +298,16 @@ class MessageQueue:
             ids = ids | (self._left.keys() - self._late.keys()) | self._given_up
         return ids - self._unsent if self._unsent else ids
 
-    def _give_up(self) -> Iterator[Answer]:
+    def _give_up(self) -> list[Answer]:
         """Give up what is pending for too long."""
-        while self.pending:
-            message_id, first = next(iter(self.pending.items()))
-            if first.until_s > self.clock.virtual_s:
-                return
-            if message_id in self._unsent:
-                self._unsent.remove(message_id)
-            else:
-                self._given_up.add(message_id)
-            yield self.pending.pop(message_id), None
+        over = []
+        for message_id, job in self.pending.items():
+            if job.until_s > self.clock.virtual_s:
+                break
+            over.append(message_id)
+        self._given_up.update(i for i in over if i not in self._unsent)
+        self._unsent.difference_update(over)
+        return [(self.pending.pop(message_id), None) for message_id in over]
 
     # --- the clock ---------------------------------------------------------------------
     @property
@@ -359,11 +360,7 @@ class MessageQueue:
             self._tick()
             if replies or is_last:
                 return replies
-            time.sleep(self._pause_s)
-
-    @property
-    def _pause_s(self) -> float:
-        return SIMULATION_POLL_S if self.is_simulated else POLL_S
+            time.sleep(SIMULATION_POLL_S if self.is_simulated else POLL_S)
 
     def _pull(self, message_ids: Iterable[str]) -> list[Message]:
         """Pull replies, no more often than is good for the server and a simulation's threads."""
@@ -379,49 +376,45 @@ class MessageQueue:
     # --- emulated devices in Flower's simulation -------------------------------------------
     def finds_emulated(self) -> bool:
         """Wait for a first reply of a simulation; return whether its devices are emulated."""
-        start_s = time.monotonic()
-        while self.shares_workers and (missing := self._missing()):
-            for reply in self._pull(missing):
-                self._hold(reply)
+
+        def has_content() -> bool:
             # A device that is away answers with an error, which does not tell.
-            has_content = any(reply.has_content() for _, reply in self._held.values())
-            if has_content or time.monotonic() - start_s > self._timeout_s:
-                break
-            time.sleep(self._pause_s)
+            return any(reply.has_content() for _, reply in self._held.values())
+
+        if self.shares_workers:
+            self._hold_all(self._pending_ids, has_content)
         return self.clock.emulated
 
     def _gather(self, wake_s: float) -> bool:
         """Hold all replies of a simulation; return False if its devices are not emulated."""
-        start_s = time.monotonic()
-        while missing := self._missing():
-            others = set() if self.clock.emulated else self._open_ids() - self.pending.keys()
-            for reply in self._pull([*missing, *others]):
-                self._hold(reply)
-            if self._has_answered and not self.clock.emulated:
-                self._tick()
-                if self._held or self.clock.virtual_s >= wake_s:
-                    return False
-            # A ClientApp that hangs is waited for on the server's clock.
-            if time.monotonic() - start_s > self._timeout_s:
-                break
-            if missing - self._held.keys():
-                time.sleep(self._pause_s)
+
+        def is_enough() -> bool:
+            if self.clock.emulated or not self._has_answered:
+                return False
+            self._tick()
+            return bool(self._held) or self.clock.virtual_s >= wake_s
+
+        self._hold_all(self._pending_ids, is_enough)
         return self.clock.emulated
 
-    def _missing(self) -> Set[str]:
-        """Return the ids of the pending instructions without a reply."""
-        return self.pending.keys() - self._held.keys() - self._unsent
+    def _pending_ids(self) -> Set[str]:
+        return self.pending.keys() - self._unsent
 
-    def _look(self, message_ids: Set[str], *, waits: bool) -> None:
-        """Hold what has come of the replies to what was left; all of it, if one is waited for."""
+    def _hold_all(self, wanted: Callable[[], Set[str]], is_enough: Callable[[], bool]) -> None:
+        """Hold replies until all that are wanted are here, or enough of them.
+
+        A ClientApp that hangs is waited for on the server's clock.
+        """
         start_s = time.monotonic()
-        while missing := (message_ids & self._left.keys()) - self._late.keys() - self._held.keys():
-            for reply in self._pull(missing):
+        while missing := wanted() - self._held.keys():
+            # Only emulated devices keep what nobody waits for until its time has come.
+            others = set() if self.clock.emulated else self._open_ids() - self.pending.keys()
+            for reply in self._pull([*missing, *others - missing]):
                 self._hold(reply)
-            if not waits or time.monotonic() - start_s > self._timeout_s:
+            if is_enough() or time.monotonic() - start_s > self._timeout_s:
                 return
             if missing - self._held.keys():
-                time.sleep(self._pause_s)
+                time.sleep(SIMULATION_POLL_S)
 
     def _hold(self, reply: Message) -> None:
         """Hold a reply until it arrives on the devices' clock."""

@@ -8,10 +8,9 @@ from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 
 from flwr_hetero import _flwr, keys
-from flwr_hetero.arrays import view_array
 from flwr_hetero.errors import invalid
 from flwr_hetero.exchange.nodes import TranslatingGrid, whole_grid
-from flwr_hetero.records import arrays_in, configs_in
+from flwr_hetero.records import arrays_in, configs_in, view_array
 
 
 class SentModel(NamedTuple):

@@ -1,20 +1,18 @@
-"""What nodes must do for a method, and the lines that do it; when a run ends as none does its part.
+"""What nodes must do for a method, and the lines that do it; a run ends if none does its part.
 
 That needs most of the nodes that were asked: never a few, which may just be the first to answer.
 """
 
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from logging import WARNING
 from typing import Any, NamedTuple
 
-from flwr.app import Message, MessageType
+from flwr.app import Message
 
 from flwr_hetero import keys
-from flwr_hetero._flwr import NODE_UNAVAILABLE, log
-from flwr_hetero.errors import with_hint
-from flwr_hetero.exchange.context import Exchange, Standstill
+from flwr_hetero._flwr import log
+from flwr_hetero.exchange.context import Exchange
 from flwr_hetero.records import metrics_in
 from flwr_hetero.server.composition import name_of
 
@@ -41,11 +39,6 @@ STEP_LINES = {
 """How an app takes the steps that the server asks for: frameworks that build on others first."""
 MAX_NAMES = 10
 """Nodes that a warning names."""
-FRUITLESS_ROUNDS, FRUITLESS_REPLIES = 2, 12
-"""Rounds and, once one has counted, replies in a row that do not count, which end a run."""
-MOST_ROUNDS = 20
-"""Rounds in a row in which no reply counts that end a run, however few nodes are asked."""
-TYPES = {"training": MessageType.TRAIN, "evaluation": MessageType.EVALUATE}
 
 
 class ClientSupport(NamedTuple):
@@ -60,10 +53,6 @@ class ClientSupport(NamedTuple):
     lines: str
     without: str
     way_out: str = "leave out"
-
-
-class NoProgressError(RuntimeError):
-    """No reply has counted for a while."""
 
 
 class MissingClientSupportError(RuntimeError):
@@ -124,32 +113,3 @@ def step_lines() -> str:
     """Return the lines for steps in the framework at hand."""
     loaded = [name for name in STEP_LINES if {name, f"pytorch_{name}"} & sys.modules.keys()]
     return f"{MOD_LINES}\n{STEP_LINES[loaded[0]]}"
-
-
-# --- replies that do not count ---------------------------------------------------------------
-def check_progress(context: Exchange, of: str = "training") -> None:
-    """Stop a run in which no reply has counted for a while, of enough nodes."""
-    book = context.fleet.standstill[of]
-    if context.counted:
-        context.fleet.standstill[of] = Standstill(begun=True)
-    away = f"error {NODE_UNAVAILABLE}:"
-    if context.counted or all(why.startswith(away) for why in context.failed.values()):
-        return
-    book.add(context.failed, context.refused)
-    reasons = Counter(book.failed[node] for node in book.refused) if context.refused else Counter()
-    reason, count = reasons.most_common(1)[0] if reasons else ("", 0)
-    believed = context.believed(TYPES[of])
-    # The same reason ends the run in the first round, or in the second if replies have counted.
-    if count >= max(believed, len(book.refused) / 2) and (book.rounds > 1 or not book.begun):
-        nodes = sorted(context.identity(n) for n in book.refused if book.failed[n] == reason)
-        share = "all" if count == len(book.refused) else f"{count} of {len(book.refused)}"
-        text = f"no reply to {of} counts, {share} for the same reason: {reason} "
-        raise NoProgressError(with_hint(f"{text}({', '.join(nodes[:5])})."))
-    enough = book.replies >= FRUITLESS_REPLIES or not book.begun
-    of_most = len(book.failed) >= believed and book.rounds >= FRUITLESS_ROUNDS and enough
-    if of == "training" and (
-        of_most or (book.rounds >= MOST_ROUNDS and len(book.failed) >= context.quorum)
-    ):
-        reasons_of = [f"{context.identity(n)}: {why}" for n, why in sorted(book.failed.items())[:5]]
-        text = f"no reply to training has counted in {book.rounds} rounds in a row"
-        raise NoProgressError(with_hint(f"{text}: {'; '.join(reasons_of)}."))

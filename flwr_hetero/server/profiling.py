@@ -18,7 +18,7 @@ from flwr_hetero._flwr import CLIENT_APP_RAISED, log
 from flwr_hetero.errors import hint_for, with_hint
 from flwr_hetero.exchange.checks import Expected, Verdicts, accept, reported_partition
 from flwr_hetero.exchange.context import Exchange, Fleet
-from flwr_hetero.records import configs_in, read_number
+from flwr_hetero.records import config_in, read_number
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict
 
@@ -96,21 +96,20 @@ def profile_kind(
 ) -> str:
     """Find out once, by asking one node, which message it takes to time a node."""
     nodes = context.fleet.nodes
+    if nodes.profile_kind or not node_ids:
+        return nodes.profile_kind or keys.PROFILE_MESSAGE
+    node_id = node_ids[0]
     now = context.beside(t_max)
-    for node_id in [] if nodes.profile_kind else node_ids[:1]:
-        message = profile_message(strategy, context, node_id, keys.PROFILE_MESSAGE, 0)
-        now.ask([message], grid)
-        replies = now.send(grid)
-        own = message.metadata
-        for reply in (r for r in replies if r.metadata.reply_to_message_id == own.message_id):
-            if has_raised(reply):
-                nodes.profile_kind = MessageType.TRAIN
-                text = "The ClientApp has no handler for %s: ordinary training is timed instead"
-                log(INFO, text, keys.PROFILE_MESSAGE)
-            elif reply.has_content():
-                nodes.profile_kind = keys.PROFILE_MESSAGE
-                if (partition := reported_partition(reply)) is not None:
-                    nodes.set_partition_id(node_id, partition)
+    now.ask([profile_message(strategy, context, node_id, keys.PROFILE_MESSAGE, 0)], grid)
+    for reply in now.send(grid):
+        if has_raised(reply):
+            nodes.profile_kind = MessageType.TRAIN
+            text = "The ClientApp has no handler for %s: ordinary training is timed instead"
+            log(INFO, text, keys.PROFILE_MESSAGE)
+        elif reply.has_content():
+            nodes.profile_kind = keys.PROFILE_MESSAGE
+            if (partition := reported_partition(reply)) is not None:
+                nodes.set_partition_id(node_id, partition)
     return nodes.profile_kind or keys.PROFILE_MESSAGE
 
 
@@ -139,12 +138,11 @@ def _ask(
 ) -> list[Message]:
     """Return the good replies; a node whose ClientApp raised gets another kind next time."""
     messages = [profile_message(strategy, context, n, kind[n], number) for n in kind]
-    context.ask(messages, grid, judge := Verdicts(context, Expected(metrics=False)))
+    judge = Verdicts(context, Expected(metrics=False))
+    context.ask(messages, grid, judge)
     replies = context.send(grid)
-    raised = {reply.metadata.reply_to_message_id for reply in replies if has_raised(reply)}
-    for message in messages:
-        if message.metadata.message_id in raised:
-            kind[message.metadata.dst_node_id] = MessageType.TRAIN
+    for reply in filter(has_raised, replies):
+        kind[context.instruction_of(reply).metadata.dst_node_id] = MessageType.TRAIN
     return accept(context, replies, judge)
 
 
@@ -175,7 +173,7 @@ class SamplerMetrics(Wrapper):
         """Take the records out and average them over the nodes that sent one."""
         found: dict[str, list[float]] = {}
         for reply in replies:
-            record: Any = configs_in(reply.content).get(keys.SAMPLER, {})
+            record: Any = config_in(reply.content, keys.SAMPLER) or {}
             reply.content.pop(keys.SAMPLER, None)
             for name in islice(record, MAX_METRICS):
                 shows = len(name) <= MAX_TEXT and name.isprintable()

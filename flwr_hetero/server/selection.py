@@ -13,7 +13,7 @@ from flwr_hetero._flwr import chooses_one_node
 from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.exchange.context import Exchange
 from flwr_hetero.exchange.nodes import MINIMA, GridView, online_nodes, wait_for_nodes
-from flwr_hetero.records import metrics_in
+from flwr_hetero.records import metrics_of
 from flwr_hetero.server.composition import check_enough_updates, name_of
 from flwr_hetero.server.wrapper import Wrapper
 from flwr_hetero.state_dict import StateDict, check_state
@@ -86,8 +86,7 @@ class Selection(Wrapper):
         """Keep latencies and metrics, because wrapped strategies may still drop replies."""
         self._outcomes = {}
         for reply in replies:
-            (metrics,) = metrics_in(reply.content).values()
-            outcome = Outcome(context.comparable_s(reply), dict(metrics))
+            outcome = Outcome(context.comparable_s(reply), dict(metrics_of(reply)))
             self._outcomes[context.identity(reply.metadata.src_node_id)] = outcome
         return replies
 

@@ -1,37 +1,133 @@
 """What every strategy of this package is: a wrapper around another Flower strategy."""
 
+import inspect
+from abc import ABCMeta
 from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from math import inf
 from typing import Any, ClassVar
+from weakref import proxy
 
 from flwr.app import DEFAULT_TTL, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
-from flwr_hetero._flwr import copy_of, pull_quickly
-from flwr_hetero.errors import invalid
-from flwr_hetero.exchange.aggregate import keep_dtypes, settle_evaluations, weight_of
-from flwr_hetero.exchange.arrivals import check_late_limit
-from flwr_hetero.exchange.checks import accept, count, judge_of
-from flwr_hetero.exchange.context import Exchange, Fleet
-from flwr_hetero.exchange.limits import aggregate_parts, check_limit
+from flwr_hetero._flwr import copy_of, format_of_trees, is_private, pull_quickly
+from flwr_hetero.errors import check_number, invalid, shown
+from flwr_hetero.exchange.aggregate import aggregate, keep_dtypes, settle_evaluations, weight_of
+from flwr_hetero.exchange.checks import (
+    Expected,
+    Verdicts,
+    accept,
+    count,
+)
+from flwr_hetero.exchange.context import Exchange, Fleet, check_progress
 from flwr_hetero.exchange.nodes import is_simulated
 from flwr_hetero.records import own_records
-from flwr_hetero.server.client_support import (
-    ClientSupport,
-    check_client_support,
-    check_progress,
-    holds,
-)
+from flwr_hetero.server.client_support import ClientSupport, check_client_support, holds
 from flwr_hetero.server.composition import check_composition, name_of
 from flwr_hetero.server.loop import Rounds, Run, SynchronousRounds, by_node, run_all
-from flwr_hetero.settings import FixedSettings, FleetSetting
 from flwr_hetero.state_dict import StateDict
 
 TIMEOUT_S = 600.0
 """Seconds that a node has for its reply."""
+SIMILAR = 0.85
+"""A new method is taken for a misspelt hook if the names are this similar; 1 means equal."""
 
 
+# --- settings, which are fixed, and hooks, which may not be misspelt -------------------------
+class Construction(ABCMeta):
+    """Metaclass that knows when a constructor has ended."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Construct a strategy, whose settings are fixed from now on."""
+        strategy = super().__call__(*args, **kwargs)
+        vars(strategy)["_is_built"] = True
+        return strategy
+
+
+def _public_methods(kind: type) -> set[str]:
+    methods = {name for name, value in vars(kind).items() if inspect.isfunction(value)}
+    return {name for name in methods if not name.startswith("_")}
+
+
+class FixedSettings(metaclass=Construction):
+    """Base class of strategies whose settings cannot be changed once they are constructed.
+
+    A setting is an argument of the constructor, which stores it under its name. All other
+    attributes may change, but a new attribute can only be added by a hook, during a run.
+    """
+
+    setting_names: ClassVar[frozenset[str]] = frozenset()
+    """Names of all constructor arguments, those of the base classes included."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Learn the names of the settings, and refuse a misspelt hook with TypeError."""
+        super().__init_subclass__(**kwargs)
+        bases = [base for base in cls.__mro__[1:] if issubclass(base, FixedSettings)]
+        cls.setting_names = frozenset().union(*(base.setting_names for base in bases))
+        if constructor := vars(cls).get("__init__"):
+            parameters = [*inspect.signature(constructor).parameters.values()][1:]
+            named = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+            cls.setting_names |= {*named}
+        inherited = {name for base in bases for name in _public_methods(base)}
+        hooks = [name for name in inherited if "_" in name]
+        for name in _public_methods(cls) - inherited:
+            for close in get_close_matches(name, hooks, n=1, cutoff=SIMILAR):
+                raise TypeError(
+                    f"{cls.__name__}.{name} is not a hook and would never be called: did you mean "
+                    f"{close}? If not, give it another name, or a leading underscore."
+                )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; AttributeError for a setting, or for an unknown name."""
+        own = vars(self)
+        if "_is_built" in own and (name not in own or name in self.setting_names):
+            _check_assignment(self, name, value)
+        super().__setattr__(name, value)
+
+
+def _check_assignment(strategy: Any, name: str, value: Any) -> None:
+    kind = type(strategy)
+    label = name_of(strategy)
+    if name in kind.setting_names:
+        raise AttributeError(
+            f"{label}.{name} is a setting, and settings are fixed once a strategy is made. "
+            f"Make a new strategy instead: {label}({name}={shown(value)})."
+        )
+    if hasattr(kind, name) or strategy.fleet.is_running:
+        return
+    owners = [each for each in strategy.chain()[1:] if name in {*dir(type(each)), *vars(each)}]
+    close = get_close_matches(name, [*kind.setting_names, *vars(strategy)], n=1)
+    if owners:
+        hint = f"It belongs to {name_of(owners[0])}: set it there, before that is wrapped."
+    elif close:
+        hint = f"Did you mean {close[0]}?"
+    else:
+        hint = "An attribute of your own must be set in __init__ first."
+    raise AttributeError(f"{label} has no attribute {name!r} that could be set. {hint}")
+
+
+class FleetLimit:
+    """A limit, or None, that the fleet stores, so that all wrappers around a strategy share it."""
+
+    def __init__(self, bounds: str, hint: str) -> None:
+        self.bounds = bounds
+        self.hint = hint
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, wrapper: Any, owner: type) -> Any:
+        return self if wrapper is None else getattr(wrapper.fleet, self.name)
+
+    def __set__(self, wrapper: Any, limit: float | None) -> None:
+        if limit is not None:
+            limit = check_number(self.name, limit, self.bounds, self.hint)
+        setattr(wrapper.fleet, self.name, limit)
+
+
+# --- the wrapper -----------------------------------------------------------------------------
 class Wrapper(FixedSettings, Strategy):
     """Wrap a strategy: same ``start``, with hooks that a subclass overrides.
 
@@ -54,7 +150,7 @@ class Wrapper(FixedSettings, Strategy):
     be set until ``start``.
 
     An update is shortened if its norm exceeds :attr:`update_limit` (4) times the median norm of the
-    nodes' last updates, and dropped at 100 times the limit (``flwr_hetero/exchange/limits.py``).
+    nodes' last updates, and dropped at 100 times the limit (``flwr_hetero/exchange/checks.py``).
     Until three nodes are known, the norm of the model, or 1, replaces the median. Integers, trees,
     fleets of two nodes and strategies with differential privacy have no limit.
 
@@ -81,17 +177,29 @@ class Wrapper(FixedSettings, Strategy):
     """Why this wrapper works in synchronous rounds only; empty if it works in any rounds."""
     client_support: tuple[ClientSupport, ...] = ()
     """What nodes must do for this wrapper to have an effect."""
-    update_limit = FleetSetting(check_limit)
+    update_limit = FleetLimit("[1, inf)", "or None, for no limit")
     """Norm, in medians of the nodes, above which an update is shortened; None: no limit."""
-    late_limit = FleetSetting(check_late_limit)
+    late_limit = FleetLimit("(1, inf)", "or None: only the time-out counts")
     """Number of median times after which a round goes on without a node; None: the time-out."""
 
     def __init__(self, strategy: Strategy | None = None) -> None:
         self.inner: Strategy = FedAvg() if strategy is None else copy_of(strategy)
         self.strategy = self.inner
         self.outer: Wrapper | None = None
-        self.leaf: Strategy = self.chain()[-1]
+        inside: list[Strategy] = []
+        following: Any = self.inner
+        while isinstance(following, Strategy):
+            inside.append(following)
+            # Flower's own wrappers call the wrapped strategy ``strategy``.
+            attributes = vars(following)
+            following = attributes.get("inner", attributes.get("strategy"))
+        self._inside = tuple(inside)
+        self._wrappers_inside = tuple(each for each in inside if isinstance(each, Wrapper))
+        self.leaf: Strategy = inside[-1]
         self._weight_key: str | None = getattr(self.leaf, "weighted_by_key", None)
+        self._tree_format = format_of_trees(self.leaf)
+        # Noise for privacy is right only for updates that nobody shortens.
+        self._limits_updates = not any(map(is_private, inside))
         # By key of client support: the nodes known to lack it, and the keys that are decided.
         self.lacking: dict[str, dict[int, str]] = {}
         self.clear: set[str] = set()
@@ -191,18 +299,11 @@ class Wrapper(FixedSettings, Strategy):
     # --- the composition ---------------------------------------------------------------
     def chain(self) -> tuple[Strategy, ...]:
         """Return this wrapper, the strategy in it, and so on to the innermost one."""
-        chain: list[Strategy] = []
-        following: Any = self
-        while isinstance(following, Strategy):
-            chain.append(following)
-            # Flower's own wrappers call the wrapped strategy ``strategy``.
-            attributes = vars(following)
-            following = attributes.get("inner", attributes.get("strategy"))
-        return tuple(chain)
+        return (self, *self._inside)
 
     def wrappers(self) -> tuple["Wrapper", ...]:
         """Return this wrapper and those in it, outermost first."""
-        return tuple(s for s in self.chain() if isinstance(s, Wrapper))
+        return (self, *self._wrappers_inside)
 
     def identity(self, node_id: int) -> str:
         """Return a node's stable identity: name, key, partition or id, in that order."""
@@ -218,6 +319,21 @@ class Wrapper(FixedSettings, Strategy):
         if isinstance(self.inner, Wrapper):
             return self.inner.make_rounds(run)
         return SynchronousRounds()
+
+    def _judge(self, context: Exchange, *, trains: bool = True) -> Verdicts:
+        """Return what judges replies to training, or to evaluation, for the whole composition."""
+        # The exchange refers to its judge: in a cycle, its models would wait for the garbage
+        # collector.
+        context = proxy(context)
+        if not trains:
+            return Verdicts(context, Expected(None, self._weight_key))
+        wanted = Expected(
+            None if self._tree_format else context.arrays,
+            self._weight_key,
+            trees=self._tree_format,
+            update_limit=self.update_limit if self._limits_updates else None,
+        )
+        return Verdicts(context, wanted, self.wrappers())
 
     # --- Flower's Strategy -------------------------------------------------------------
     def configure_train(
@@ -235,7 +351,7 @@ class Wrapper(FixedSettings, Strategy):
         messages = self._ask(self.inner.configure_train, arguments, context, grid)
         messages = self.on_instructions(context, messages, grid)
         if self.outer is None:
-            context.ask(messages, grid, judge_of(self, context))
+            context.ask(messages, grid, self._judge(context))
         return messages
 
     def aggregate_train(
@@ -246,7 +362,7 @@ class Wrapper(FixedSettings, Strategy):
         good = list(replies)
         # The outermost wrapper judges the replies for all, before any hook sees them.
         if self.outer is None:
-            good = accept(context, good, judge_of(self, context))
+            good = accept(context, good, self._judge(context))
         if any(support.key not in self.clear for support in self.client_support):
             check_client_support(self, context, good)
         good = self.on_replies(context, good)
@@ -258,7 +374,7 @@ class Wrapper(FixedSettings, Strategy):
             # A server update may contain several replies of a node.
             for identity, weight in zip(context.counted, weights, strict=True):
                 context.weights[identity] = weight + context.weights.get(identity, 0.0)
-            arrays, metrics = aggregate_parts(self.inner, self.leaf, context, good, weights)
+            arrays, metrics = aggregate(self.inner, self.leaf, context, good, weights)
         if self.outer is None:
             # Flower's FedAdam returns float64.
             if arrays is not None and context.arrays:
@@ -284,7 +400,7 @@ class Wrapper(FixedSettings, Strategy):
         if self.outer is None:
             cannot = self.fleet.cannot_evaluate
             messages = [m for m in messages if m.metadata.dst_node_id not in cannot]
-            context.ask(messages, grid, judge_of(self, context, trains=False))
+            context.ask(messages, grid, self._judge(context, trains=False))
         return messages
 
     def aggregate_evaluate(
@@ -292,21 +408,17 @@ class Wrapper(FixedSettings, Strategy):
     ) -> MetricRecord | None:
         """Check the replies, learn from them, and let the wrapped strategy aggregate them."""
         context = self.given(context)
-        good = list(replies)
-        if self.outer is None:
-            good = accept(context, good, judge_of(self, context, trains=False))
-            settle_evaluations(context, good, self._weight_key)
-            self.fleet.by_node = by_node(context, good)
-        good = self.on_evaluate_replies(context, good)
-        if isinstance(self.inner, Wrapper):
-            metrics = self.inner.aggregate_evaluate(server_round, good, context)
-        else:
-            good = count(context, good, self._weight_key)
-            metrics = self.inner.aggregate_evaluate(server_round, good)
-        if self.outer is None:
-            for wrapper in self.wrappers():
-                wrapper.on_evaluate_end(context, context.counted, context.failed_nodes())
-            check_progress(context, "evaluation")
+        good = accept(context, list(replies), self._judge(context, trains=False))
+        settle_evaluations(context, good, self._weight_key)
+        self.fleet.by_node = by_node(context, good)
+        wrappers = self.wrappers()
+        for wrapper in wrappers:
+            good = wrapper.on_evaluate_replies(context, good)
+        good = count(context, good, self._weight_key)
+        metrics = wrappers[-1].inner.aggregate_evaluate(server_round, good)
+        for wrapper in wrappers:
+            wrapper.on_evaluate_end(context, context.counted, context.failed_nodes())
+        check_progress(context, "evaluation")
         return metrics
 
     def _ask(

@@ -10,11 +10,10 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from flwr_hetero._flwr import trains_trees
-from flwr_hetero.arrays import array_of, mixed, view_array
 from flwr_hetero.errors import check_choice, check_count, check_number, invalid
 from flwr_hetero.exchange.aggregate import keep_dtypes
 from flwr_hetero.exchange.context import Exchange, Messages
-from flwr_hetero.records import BUFFERS, arrays_in
+from flwr_hetero.records import BUFFERS, array_of, arrays_in, mixed, view_array
 from flwr_hetero.server.composition import check_enough_updates, name_of
 from flwr_hetero.server.loop import Run
 from flwr_hetero.server.wrapper import Wrapper

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from flwr_hetero.exchange.context import NoProgressError
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
-from flwr_hetero.server.client_support import NoProgressError
 from flwr_hetero_studies.advise.candidates import Candidate
 from flwr_hetero_studies.advise.task import run_config
 from flwr_hetero_studies.core import curves

@@ -10,14 +10,13 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from flwr_hetero import keys
-from flwr_hetero.arrays import step_between, view_array
 from flwr_hetero.asynchronous.algorithm import Shares, staleness_exponent, staleness_weights
 from flwr_hetero.asynchronous.engine import Update
 from flwr_hetero.asynchronous.strategy import MeansOfNodes, RateCorrection, Rule
 from flwr_hetero.errors import check_count, check_number
 from flwr_hetero.exchange.aggregate import with_update
 from flwr_hetero.exchange.context import Exchange
-from flwr_hetero.records import BUFFERS, arrays_in, config_of
+from flwr_hetero.records import BUFFERS, arrays_in, config_of, step_between, view_array
 from flwr_hetero.server.client_support import STEPS
 from flwr_hetero.server.composition import check_enough_updates
 from flwr_hetero.server.loop import Run

@@ -12,9 +12,8 @@ from flwr_hetero.asynchronous.algorithm import Shares
 from flwr_hetero.asynchronous.engine import Update
 from flwr_hetero.asynchronous.strategy import Rule
 from flwr_hetero.errors import check_count
-from flwr_hetero.exchange.aggregate import mean_arrays, why_no_model
+from flwr_hetero.exchange.aggregate import mean_arrays, why_no_model, with_left_out
 from flwr_hetero.exchange.context import Exchange
-from flwr_hetero.exchange.limits import with_left_out
 from flwr_hetero.server.loop import Run
 from flwr_hetero.state_dict import StateDict, entries_below
 from flwr_hetero_studies.rivals.node_memory import NodeMemory

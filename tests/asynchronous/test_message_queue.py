@@ -9,9 +9,9 @@ from quadratics import STEPS, app, fedavg, models, start
 from recording import History
 
 from flwr_hetero.exchange import queue as queues
+from flwr_hetero.exchange.context import NoProgressError
 from flwr_hetero.exchange.queue import Clock, Costs, MessageQueue
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
-from flwr_hetero.server.client_support import NoProgressError
 from flwr_hetero.strategy import FedBuff, Wrapper
 from flwr_hetero_studies.rivals import FedAsync, FedAT, FedCompass
 

@@ -12,7 +12,7 @@ from parts_toy import changed, frozen_arrays, run, seen_by, whole_model
 from flwr_hetero import strategy as ours
 from flwr_hetero.errors import HINTS
 from flwr_hetero.exchange.aggregate import check_arrays
-from flwr_hetero.server.client_support import NoProgressError
+from flwr_hetero.exchange.context import NoProgressError
 
 LIAR = 4
 ALL = range(6)

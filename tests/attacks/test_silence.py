@@ -4,12 +4,9 @@ import numpy as np
 import pytest
 from attacker import NESTS, attack, leaf, reasons, start
 from composition_toy import composition_app
-from flwr.app import ConfigRecord
 from recording import Folder, History
 
 from flwr_hetero import strategy as ours
-from flwr_hetero._flwr import NodeInfo
-from flwr_hetero.exchange.context import Exchange
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
 from flwr_hetero_studies.core.quiet import only_errors
 
@@ -113,24 +110,3 @@ def test_a_wrapper_judges_its_own_records_before_any_hook_sees_them():
     records, _ = attack(Own(Own(leaf())), {})
     assert seen == [[1000, 1001, 1002, 1003, 1005]] * 2 * 3
     assert reasons(records, 4) == ["out of principle"] * 3
-
-
-class NamedGrid:
-    """As much of a real fleet as it takes to be asked."""
-
-    run = None
-
-    def get_node_ids(self):
-        return [7, 8]
-
-    def get_nodes(self):
-        return [NodeInfo(node_id=7, name="roof"), NodeInfo(node_id=8, public_key=b"key")]
-
-
-def test_names_and_keys_are_known_before_any_reply():
-    """So that no claim of a partition comes first."""
-    strategy = ours.Wrapper(leaf())
-    context = Exchange(strategy.fleet, 1, start())
-    strategy.configure_train(1, start(), ConfigRecord(), NamedGrid(), context)
-    assert strategy.identity(7) == "roof"
-    assert strategy.identity(8).startswith("key-")

@@ -1,5 +1,7 @@
 """Nodes return a part of the arrays: under every strategy that part is trained as if it was all."""
 
+from functools import partial
+
 import pytest
 from attacker import leaf
 from composition_toy import composition_app
@@ -89,19 +91,14 @@ def recorded_run(name, folder, evaluate_fn, resume, rounds=4):
 
 @pytest.mark.parametrize("name", ["ModelAverage", "TiFL"])
 def test_part_of_a_killed_run(name, tmp_path):
-    def go(folder, evaluate_fn, resume):
-        return recorded_run(name, folder, evaluate_fn, resume)
-
-    killed_and_resumed(go, tmp_path, killed_in=2)
+    killed_and_resumed(partial(recorded_run, name), tmp_path, killed_in=2)
 
 
 @pytest.mark.parametrize("name", ["FedSlice", "FedBuff"])
 def test_part_of_a_resumed_run_without_rounds(name, tmp_path):
     folder = Folder(tmp_path)
-    inner = WRAPPERS[name](leaf())
-    strategy = ours.Recorded(inner, run_dir=folder)
-    strategy.start(LocalGrid(composition_app(), FLEET), whole_model(), 2)
-    recorded_run(name, folder, None, resume=True, rounds=10)
+    for rounds in (2, 10):
+        recorded_run(name, folder, None, resume=rounds == 10, rounds=rounds)
 
 
 def test_votes_outlast_a_resume(tmp_path):

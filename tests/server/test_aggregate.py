@@ -8,16 +8,15 @@ import pytest
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 
-from flwr_hetero.arrays import MovedArray, mixed
 from flwr_hetero.exchange.aggregate import (
     check_arrays,
     keep_dtypes,
     mean_arrays,
     model_norms,
     normalised,
-    view_array,
     weighted_mean,
 )
+from flwr_hetero.records import MovedArray, mixed, view_array
 
 
 def mean_of(models, weights):
@@ -108,7 +107,7 @@ def test_blocks_change_nothing_and_neither_does_what_a_node_says_of_an_array(mon
         return mean["w"].numpy(), moved, mixed(base, start, 0.2), model_norms(models[0], models[1])
 
     whole = both()
-    monkeypatch.setattr("flwr_hetero.arrays.BLOCK", 4)
+    monkeypatch.setattr("flwr_hetero.records.BLOCK", 4)
     for found, expected in zip(both()[:3], whole[:3], strict=True):
         assert found.shape == (7, 5)
         np.testing.assert_array_equal(found, expected)

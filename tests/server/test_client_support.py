@@ -2,11 +2,13 @@
 
 import sys
 import textwrap
+from functools import partial
 
 import numpy as np
 import pytest
+from attacker import start
 from composition_toy import composition_app
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from recording import History
@@ -14,6 +16,7 @@ from toy import reply_with, rewriting
 
 from flwr_hetero import keys
 from flwr_hetero import strategy as ours
+from flwr_hetero.exchange.checks import NO_EVALUATION
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mercury.strategy import SAMPLES
 from flwr_hetero.mod import hetero
@@ -49,21 +52,22 @@ def without(key, partitions, kind="train"):
 
 
 def run(strategy, mods=(), nodes=5, num_rounds=2):
-    history, model = History(strategy), ArrayRecord({"w": Array(np.zeros(3, np.float32))})
-    history.start(LocalGrid(composition_app(mods), [DeviceProfile()] * nodes), model, num_rounds)
+    history = History(strategy)
+    history.start(LocalGrid(composition_app(mods), [DeviceProfile()] * nodes), start(), num_rounds)
     return history.records
 
 
 class First(ours.Wrapper):
-    """Ask so many nodes in the first rounds, then all."""
+    """Ask so many nodes in some rounds, and all in others."""
 
     def __init__(self, strategy, count, rounds):
         super().__init__(strategy)
-        self.count, self.rounds = count, rounds
+        self.count = count
+        self.rounds = rounds
 
     def on_instructions(self, context, messages, grid):
-        count = self.count if context.round <= self.rounds else len(messages)
-        return sorted(messages, key=lambda m: m.metadata.dst_node_id)[:count]
+        asked = sorted(messages, key=lambda message: message.metadata.dst_node_id)
+        return asked[: self.count] if context.round in self.rounds else asked
 
 
 @pytest.mark.parametrize(("kind", "key", "line"), NEEDS)
@@ -91,7 +95,7 @@ def test_nodes_without_support_are_named(kind, key, line, caplog):
 )
 @pytest.mark.parametrize("count", [1, 2])
 def test_two_nodes_never_end_a_run(kind, key, count, caplog):
-    records = run(First(kind(), count, 3), [without(key, range(count))], num_rounds=4)
+    records = run(First(kind(), count, range(4)), [without(key, range(count))], num_rounds=4)
     assert [len(record["weights"]) for record in records[1:]] == [count] * 3 + [5]
     assert f"from {count} of 5 nodes" in caplog.text
 
@@ -103,31 +107,19 @@ def test_who_answers_first_does_not_tell_for_all(strays):
     app = composition_app([without("num-steps", strays)])
     profiles = [DeviceProfile(2.0 if i < 3 else 1.0) for i in range(12)]
     strategy = ours.FedBuff(ours.LocalSteps(budget="deadline", fast_steps=4), buffer_size=3)
-    model = ArrayRecord({"w": Array(np.zeros(3, np.float32))})
-    start = (LocalGrid(app, profiles), model, 6)
+    begin = partial(strategy.start, LocalGrid(app, profiles), start(), 6)
     if len(strays) > 3:
         with pytest.raises(MissingClientSupportError, match="no node reports 'num-steps'"):
-            strategy.start(*start)
+            begin()
     else:
-        strategy.start(*start)
-
-
-class Alone(ours.Wrapper):
-    """Ask the first three nodes only, from the second round to the tenth or for ever."""
-
-    def __init__(self, strategy, last):
-        super().__init__(strategy)
-        self.last = last
-
-    def on_instructions(self, context, messages, grid):
-        asked = sorted(messages, key=lambda message: message.metadata.dst_node_id)
-        return asked[:3] if 1 < context.round <= self.last else asked
+        begin()
 
 
 @pytest.mark.parametrize("last", [10, 100])
 def test_three_nodes_of_many_end_no_run(last):
     """Though all that are asked fail for one reason; 20 such rounds in a row end it."""
-    mods, strategy = [without("arrays", range(3))], Alone(FedAvg(fraction_evaluate=0.0), last)
+    mods = [without("arrays", range(3))]
+    strategy = First(FedAvg(fraction_evaluate=0.0), 3, range(2, last + 1))
     if last > 20:
         with pytest.raises(RuntimeError, match="no reply to training has counted in 20 rounds"):
             run(strategy, mods, 12, 30)
@@ -211,8 +203,61 @@ def test_the_lines_for_samples_work():
         return own["reply"]
 
     strategy = ours.Resharding(FedAvg(fraction_evaluate=0.0), share=0.5)
-    model = ArrayRecord({"w": Array(np.zeros(3, np.float32))})
-    strategy.start(LocalGrid(app, [DeviceProfile()] * 3), model, num_rounds=3)
+    strategy.start(LocalGrid(app, [DeviceProfile()] * 3), start(), num_rounds=3)
     targets = sorted(target for own in held.values() for target in own)
     assert targets == [0] * 4 + [1] * 4 + [2] * 4
     assert any(set(own) != {node} for node, own in held.items())
+
+
+# --- an app without a function for evaluation -------------------------------------------------
+STRATEGIES = {
+    "rounds": ours.Wrapper,
+    "TiFL": lambda inner: ours.TiFL(inner, 3),
+    "FedBuff": lambda inner: ours.FedBuff(inner, concurrency=3),
+    "FedSlice": ours.FedSlice,
+}
+
+
+def run_lacking(make, lacking):
+    """Run with some nodes that cannot evaluate; return the history and who was asked to."""
+    asked = []
+
+    def mod(message, context, call_next):
+        if message.metadata.message_type != "evaluate":
+            return call_next(message, context)
+        asked.append(int(context.node_config["partition-id"]))
+        if asked[-1] not in lacking:
+            return call_next(message, context)
+        return Message(Error(2, f"ValueError: {NO_EVALUATION}"), reply_to=message)
+
+    history = History(make(FedAvg()))
+    grid = LocalGrid(composition_app([mod]), [DeviceProfile()] * 5)
+    history.start(grid, start(), 6)
+    return history.records, asked
+
+
+@pytest.mark.parametrize("make", STRATEGIES.values(), ids=STRATEGIES)
+def test_an_app_without_evaluation_is_asked_once(make, caplog):
+    records, asked = run_lacking(make, range(5))
+    assert len(records) == 7
+    assert asked, "else nothing was tried"
+    assert len(asked) == len(set(asked))
+    assert not any(record["failures"] for record in records)
+    said = [text for text in caplog.messages if "has no function for evaluation" in text]
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("make", STRATEGIES.values(), ids=STRATEGIES)
+def test_other_nodes_still_evaluate(make):
+    records, asked = run_lacking(make, {0})
+    assert asked.count(0) <= 1
+    assert asked.count(1) > 1
+    assert any(record["evaluate"] for record in records)
+
+
+def test_the_text_is_that_of_flower():
+    grid = LocalGrid(ClientApp(), [DeviceProfile()])
+    (reply,) = grid.send_and_receive(
+        [Message(RecordDict(), next(iter(grid.get_node_ids())), "evaluate")]
+    )
+    assert NO_EVALUATION in reply.error.reason

@@ -1,15 +1,20 @@
 import pytest
-from toy import toy_app
+from flwr.app import ConfigRecord
+from toy import toy_app, toy_arrays
 
-from flwr_hetero._flwr import NodeInfo
+from flwr_hetero._flwr import NodeInfo, be_server_task
 from flwr_hetero.client.device import DeviceProfile
 from flwr_hetero.exchange import nodes as waiting
+from flwr_hetero.exchange.context import Exchange
 from flwr_hetero.exchange.nodes import GridView, NodeBook, settled_nodes, wait_for_nodes
 from flwr_hetero.fleet import LocalGrid
+from flwr_hetero.strategy import Wrapper
 
 
 class Coming:
     """A real fleet of which so many nodes are online at each poll; the last number stays."""
+
+    run = None
 
     def __init__(self, *counts):
         self.counts = list(counts)
@@ -88,19 +93,26 @@ def test_identities_are_claimed_once():
 
 
 class Registered(Coming):
-    """A real fleet whose nodes have names; it counts how often its list is read."""
+    """A real fleet whose nodes have a name or a key; it counts how often its list is read."""
 
     num_reads = 0
 
     def get_nodes(self):
         self.num_reads += 1
-        return [NodeInfo(node_id=node, name=f"site-{node}") for node in self.get_node_ids()]
+        named = [NodeInfo(node_id=node, name=f"site-{node}") for node in self.get_node_ids()]
+        return [*named, NodeInfo(node_id=9, public_key=b"key")]
 
 
-def test_the_names_of_all_nodes_are_read_at_once():
+def test_names_and_keys_of_all_nodes_are_read_at_once_before_any_reply():
+    """So that no claim of a partition comes first."""
     grid = Registered(5)
     book = NodeBook()
     for node in range(5):
         book.learn(GridView(grid, [node]), [node])
         assert book.identity(node) == f"site-{node}"
     assert grid.num_reads == 1
+    assert book.identity(9).startswith("key-")
+    be_server_task(1, 1, 1)
+    strategy = Wrapper()
+    strategy.configure_train(1, toy_arrays(), ConfigRecord(), grid, Exchange(strategy.fleet, 1))
+    assert strategy.identity(3) == "site-3"
