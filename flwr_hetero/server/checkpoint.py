@@ -26,7 +26,7 @@ from flwr_hetero.report.prometheus import FailingNodes
 from flwr_hetero.report.trackers import Trackers, check_trackers
 from flwr_hetero.server.loop import Run
 from flwr_hetero.server.wrapper import Wrapper
-from flwr_hetero.state_dict import entries_below
+from flwr_hetero.state_dict import UnsavedState, entries_below, three_numbers
 
 FILE, PREVIOUS, METRICS = "state.npz", "previous.npz", "metrics.jsonl"
 RESULTS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
@@ -50,8 +50,8 @@ class Checkpoints:
         self.metrics = GrowingFile(folder / METRICS)
         # By kind: the number of entries in the file of metrics.
         self.written = dict.fromkeys(RESULTS, 0)
-        # By strategy: the numbers that the user has set. A resumed run takes those of today.
-        self.settings = [numbers_of(strategy) for strategy in run.strategy.chain()]
+        self.initial = [settings_of(strategy) for strategy in run.strategy.chain()]
+        self.unsaved = UnsavedState()
         # Seconds that the last checkpoint took, and all of this process.
         self._last_s = 0.0
         self._spent_s = 0.0
@@ -77,20 +77,20 @@ class Checkpoints:
 
     def save(self, run: Run) -> None:
         """Add the metrics that are new, then replace the state."""
+        for text in self.unsaved.warnings(run.strategy.wrappers(), Wrapper):
+            log(WARNING, "%s", text)
         fleet = run.fleet
         arrays: dict[str, NDArray[Any]] = {
             f"model/{k}": view_array(v) for k, v in run.arrays.items()
         }
         strategies = []
         for number, strategy in enumerate(run.strategy.chain()):
-            state: Mapping[str, Any]
-            if isinstance(strategy, Wrapper):
-                state = strategy.state_dict()
-            else:
-                state = flower_state(strategy, self.settings[number])
+            is_ours = isinstance(strategy, Wrapper)
+            state: Mapping[str, Any] = strategy.state_dict() if is_ours else flower_state(strategy)
             scalars = {key: v for key, v in state.items() if not isinstance(v, np.ndarray)}
-            arrays |= {f"{number}/{k}": v for k, v in state.items() if isinstance(v, np.ndarray)}
-            strategies.append({"type": type(strategy).__name__, "scalars": scalars})
+            arrays |= {f"{number}/{key}": v for key, v in state.items() if key not in scalars}
+            kept = {"type": type(strategy).__name__, "initial": self.initial[number]}
+            strategies.append(kept | {"scalars": scalars})
         self.metrics.append(self._new_metrics(run))
         meta = {
             "round": run.round,
@@ -172,13 +172,21 @@ class Checkpoints:
         fleet.votes = Votes.from_json(meta.get("left_out", ()))
         fleet.cut = set(map(str, meta.get("cut", ())))
         fleet.usual_names = {kind: str(name) for kind, name in meta.get("usual_names", {}).items()}
-        fleet.metrics = dict(as_numbers(meta.get("known_metrics", {})))
-        fleet.examples = dict(as_numbers(meta.get("examples", {})))
-        fleet.times_s = dict(as_numbers(meta.get("times_s", {})))
+        fleet.metrics = {
+            kind: {node: {n: v if v is None else float(v) for n, v in x.items()} for node, x in own}
+            for kind, own in ((k, x.items()) for k, x in meta.get("known_metrics", {}).items())
+        }
+        fleet.examples = {
+            kind: {name: (float(first), float(last)) for name, (first, last) in own.items()}
+            for kind, own in meta.get("examples", {}).items()
+        }
+        fleet.times_s = {
+            kind: {name: float(took_s) for name, took_s in own.items()}
+            for kind, own in meta.get("times_s", {}).items()
+        }
         fleet.nodes.load_state(meta.get("nodes", {}), online_nodes(run.grid))
-        fleet.norms = dict(as_numbers(meta.get("norms", {})))
-        parameters, statistics, steps = as_numbers(meta.get("most_usual", fleet.most_usual))
-        fleet.most_usual = (parameters, statistics, steps)
+        fleet.norms = {node: three_numbers(own) for node, own in meta.get("norms", {}).items()}
+        fleet.most_usual = three_numbers(meta.get("most_usual", fleet.most_usual))
         for kind in RESULTS:
             found = {int(n): MetricRecord(m) for n, m in meta["results"][kind].items()}
             setattr(run.result, kind, found)
@@ -191,20 +199,8 @@ class Checkpoints:
             if isinstance(strategy, Wrapper):
                 strategy.load_state_dict(state)
             else:
-                # Older versions saved all numbers, and beside them those that the user had set.
-                given = {f"value/{name}": value for name, value in saved.get("initial", {}).items()}
-                state = {k: v for k, v in state.items() if k not in given or v != given[k]}
-                for name in load_flower_state(strategy, state):
-                    self.settings[number].pop(name, None)
-
-
-def as_numbers(saved: Any) -> Any:
-    """Return numbers of JSON as floats, its lists as tuples, at any depth."""
-    if isinstance(saved, dict):
-        return {key: as_numbers(value) for key, value in saved.items()}
-    if isinstance(saved, list | tuple):
-        return tuple(map(as_numbers, saved))
-    return None if saved is None else float(saved)
+                initial = saved.get("initial", {})
+                self.initial[number] |= load_flower_state(strategy, state, initial)
 
 
 def _check_fit(meta: dict[str, Any], arrays: dict[str, NDArray[Any]], run: Run) -> None:
@@ -228,24 +224,14 @@ def _check_fit(meta: dict[str, Any], arrays: dict[str, NDArray[Any]], run: Run) 
 
 
 # --- Flower's own strategies, which have no state_dict -------------------------------------
-KINDS: dict[str, tuple[type, ...]] = {
-    "record": (ArrayRecord,),
-    "dict": (dict,),
-    "list": (list,),
+KINDS = {
+    **{"record": (ArrayRecord,), "dict": (dict,), "list": (list,)},
     "value": (int, float, np.ndarray),
 }
 
 
-def numbers_of(strategy: Strategy) -> dict[str, Any]:
-    """Return the numbers among the attributes of a strategy."""
-    return {name: value for name, value in vars(strategy).items() if isinstance(value, int | float)}
-
-
-def flower_state(strategy: Strategy, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers and arrays of a strategy, such as moments and the clipping norm.
-
-    A number that has not changed since the user set it is a setting and no state.
-    """
+def flower_state(strategy: Strategy) -> dict[str, Any]:
+    """Return the numbers and arrays of a strategy, such as moments and the clipping norm."""
     state: dict[str, Any] = {}
     for name, value in vars(strategy).items():
         if isinstance(value, ArrayRecord):
@@ -254,22 +240,34 @@ def flower_state(strategy: Strategy, settings: Mapping[str, Any]) -> dict[str, A
             state |= {f"dict/{name}/{key}": np.asarray(v) for key, v in value.items()}
         elif isinstance(value, list) and _are_arrays(value):
             state |= {f"list/{name}/{i:06d}": np.asarray(v) for i, v in enumerate(value)}
-        elif isinstance(value, np.ndarray) or (
-            isinstance(value, int | float) and (name not in settings or value != settings[name])
-        ):
+        elif isinstance(value, KINDS["value"]):
             state[f"value/{name}"] = value
     return state
 
 
-def load_flower_state(strategy: Strategy, state: Mapping[str, Any]) -> list[str]:
-    """Restore in a strategy what :func:`flower_state` returned; return the names."""
-    entries = dict.fromkeys(tuple(entry.split("/")[:2]) for entry in state)
-    for kind, name in entries:
+def settings_of(strategy: Strategy) -> dict[str, float]:
+    """Return the numbers in a strategy of Flower's before a run, as the user set them."""
+    if isinstance(strategy, Wrapper):
+        return {}
+    return {name: value for name, value in vars(strategy).items() if isinstance(value, int | float)}
+
+
+def load_flower_state(
+    strategy: Strategy, state: Mapping[str, Any], initial: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Restore in a Flower strategy what :func:`flower_state` returned.
+
+    ``initial`` are the numbers before the run. A number that has not changed since is a setting, of
+    which the value of today is used. The others are restored. The first values are returned.
+    """
+    owner = type(strategy).__name__
+    began = dict[str, Any]()
+    for kind, name in dict.fromkeys(tuple(entry.split("/")[:2]) for entry in state):
         now = getattr(strategy, name, None)
         parts = entries_below(f"{kind}/{name}/", state)
         fits = isinstance(now, (*KINDS[kind], type(None))) and not name.startswith("__")
         if not (fits and (kind == "value" or _are_arrays(parts.values()))):
-            raise ValueError(f"it has {name} of {type(strategy).__name__} as a {kind}")
+            raise ValueError(f"it has {name} of {owner} as a {kind}")
         restored: Any = parts
         if kind == "record":
             restored = ArrayRecord({key: Array(value) for key, value in parts.items()})
@@ -277,8 +275,18 @@ def load_flower_state(strategy: Strategy, state: Mapping[str, Any]) -> list[str]
             restored = [parts[key] for key in sorted(parts)]
         elif kind == "value":
             restored = state[f"value/{name}"]
+        if name in initial:
+            began[name] = first = initial[name]
+            if restored == first:
+                began[name] = now
+                if now != first:
+                    log(INFO, "%s: %s is %s from now on, was %s", owner, name, now, first)
+                continue
+            if now != first:
+                text = "%s: %s=%s has no effect in a resumed run, which goes on with %s"
+                log(WARNING, text, owner, name, now, restored)
         setattr(strategy, name, restored)
-    return [name for _, name in entries]
+    return began
 
 
 def _are_arrays(values: Collection[object]) -> bool:

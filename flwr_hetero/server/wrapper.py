@@ -33,6 +33,8 @@ TIMEOUT_S = 600.0
 """Seconds that a node has for its reply."""
 SIMILAR = 0.85
 """A new method is taken for a misspelt hook if the names are this similar; 1 means equal."""
+BY_KEYWORD = {"start"}
+"""Methods that users call with keywords, so that the order of their arguments is free."""
 
 
 # --- settings, which are fixed, and hooks, which may not be misspelt -------------------------
@@ -62,7 +64,7 @@ class FixedSettings(metaclass=Construction):
     """Names of all constructor arguments, those of the base classes included."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Learn the names of the settings, and refuse a misspelt hook with TypeError."""
+        """Learn the names of settings; TypeError for a hook that is not, or cannot be, called."""
         super().__init_subclass__(**kwargs)
         bases = [base for base in cls.__mro__[1:] if issubclass(base, FixedSettings)]
         cls.setting_names = frozenset().union(*(base.setting_names for base in bases))
@@ -78,6 +80,9 @@ class FixedSettings(metaclass=Construction):
                     f"{cls.__name__}.{name} is not a hook and would never be called: did you mean "
                     f"{close}? If not, give it another name, or a leading underscore."
                 )
+        for name in _public_methods(cls) & inherited - BY_KEYWORD:
+            overridden = next(vars(base)[name] for base in bases if name in vars(base))
+            _check_signature(cls, vars(cls)[name], overridden)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; AttributeError for a setting, or for an unknown name."""
@@ -85,6 +90,20 @@ class FixedSettings(metaclass=Construction):
         if "_is_built" in own and (name not in own or name in self.setting_names):
             _check_assignment(self, name, value)
         super().__setattr__(name, value)
+
+
+def _check_signature(kind: type, method: Any, overridden: Any) -> None:
+    """Refuse a method that cannot be called with the arguments of the one that it overrides."""
+    parameters = inspect.signature(overridden).parameters.values()
+    by_position = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+    by_name = {each.name: None for each in parameters if each.kind is each.KEYWORD_ONLY}
+    try:
+        inspect.signature(method).bind(*by_position, **by_name)
+    except TypeError as error:
+        raise TypeError(
+            f"{kind.__name__}.{method.__name__} is called with "
+            f"({', '.join([*by_position[1:], *by_name])}): {error}."
+        ) from None
 
 
 def _check_assignment(strategy: Any, name: str, value: Any) -> None:

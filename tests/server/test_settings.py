@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import logging
 import pickle
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ from attacker import FLEET, leaf, start
 from composition_toy import composition_app
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp import strategy as flower
+from recording import Folder
 
 from flwr_hetero import strategy as ours
 from flwr_hetero.fleet import LocalGrid
@@ -78,15 +80,14 @@ def run(strategy, rounds=2, **settings):
     return strategy.start(grid, start(), rounds, **settings)
 
 
-def test_limits_may_be_set_before_start_and_hold_for_all():
+def test_limits_may_be_set_before_start():
     strategy = ours.FedSlice()
-    limits = {"update_limit": 2, "late_limit": None, "node_limit": 3.0}
-    for name, limit in limits.items():
-        setattr(strategy, name, limit)
-    assert {name: getattr(strategy.rule, name) for name in limits} == limits
-    assert ours.Wrapper(strategy).update_limit == 2
-    with pytest.raises(ValueError, match="update_limit"):
-        strategy.update_limit = 0.5
+    strategy.update_limit = 2
+    strategy.late_limit = None
+    strategy.node_limit = 3.0
+    assert strategy.rule.update_limit == 2
+    assert strategy.rule.late_limit is None
+    assert strategy.rule.node_limit == 3.0
 
 
 def private(name, **settings):
@@ -159,14 +160,83 @@ def test_it_is_another_object_that_aggregates():
     assert ours.FedSlice(own).m_t is None
 
 
-MISSPELT = {"on_relies": "on_replies", "statedict": "state_dict"}
+MISSPELT = {
+    "befor_train": "before_train",
+    "on_relies": "on_replies",
+    "on_train_ended": "on_train_end",
+    "statedict": "state_dict",
+    "load_statedict": "load_state_dict",
+    "agregate_train": "aggregate_train",
+}
 
 
-@pytest.mark.parametrize("name", [*MISSPELT, "train_order", "on_epoch", "weight", "_on_starts"])
-def test_a_misspelt_hook_is_refused_and_a_method_of_ones_own_is_not(name):
-    methods = {name: lambda self: name}
-    if name in MISSPELT:
-        with pytest.raises(TypeError, match=rf"Mine\.{name} is not a hook .* {MISSPELT[name]}\?"):
-            type("Mine", (ours.Wrapper,), methods)
-    else:
-        assert getattr(type("Mine", (ours.Wrapper,), methods)(), name)() == name
+def made(base=ours.Wrapper, **methods):
+    return type("Mine", (base,), methods)
+
+
+@pytest.mark.parametrize("name", MISSPELT)
+def test_a_misspelt_hook_is_refused(name):
+    with pytest.raises(TypeError, match=rf"Mine\.{name} is not a hook .* {MISSPELT[name]}\?"):
+        made(**{name: lambda self, *_: None})
+
+
+@pytest.mark.parametrize("name", ["train_order", "on_epoch", "weight", "_on_starts"])
+def test_methods_of_ones_own_are_accepted(name):
+    assert made(**{name: lambda self: name})().__getattribute__(name)() == name
+
+
+def before_train(self, context):
+    return context
+
+
+def on_replies(self, context, replies, times):
+    return replies
+
+
+def aggregate_train(self, server_round, replies):
+    return None, None
+
+
+@pytest.mark.parametrize("hook", [before_train, on_replies, aggregate_train])
+def test_a_hook_that_cannot_be_called_is_refused(hook):
+    with pytest.raises(TypeError, match=rf"Mine\.{hook.__name__} is called with \(\w+, .*\): "):
+        made(**{hook.__name__: hook})
+
+
+class Counts(ours.Wrapper):
+    def __init__(self, strategy=None):
+        super().__init__(strategy)
+        self.rng = np.random.default_rng(1)
+        self.by_node = {}
+        self._seen = 0
+        self.constant = [1]
+
+    def on_replies(self, context, replies):
+        self.rng.random()
+        self._seen += len(replies)
+        self.by_node[self.identity(replies[0].metadata.src_node_id)] = 1
+        return replies
+
+
+class Saves(Counts):
+    def state_dict(self):
+        return {}
+
+
+def warnings_of(caplog, inner, folder, rounds=4):
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "flwr"):
+        run(ours.Recorded(inner, run_dir=Folder(folder)), rounds)
+    return [text for text in caplog.messages if "state_dict" in text]
+
+
+def test_state_in_no_checkpoint_is_warned_of_once(tmp_path, caplog):
+    (text,) = warnings_of(caplog, Counts(leaf()), tmp_path / "counts")
+    assert text.startswith("Counts: rng, by_node, _seen changed in a round, but Counts has no")
+    assert not warnings_of(caplog, Saves(leaf()), tmp_path / "saves")
+
+
+@pytest.mark.parametrize("name", [name for name in ours.__all__ if name != "Selection"])
+def test_our_own_strategies_lose_no_state(name, tmp_path, caplog):
+    if name != "Recorded":
+        assert not warnings_of(caplog, getattr(ours, name)(leaf()), tmp_path)
