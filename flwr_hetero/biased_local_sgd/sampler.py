@@ -1,15 +1,23 @@
 """Biased local SGD's sampler: samples of high loss on fast nodes, uniform ones on slow nodes."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from copy import copy
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from flwr_hetero import keys
 from flwr_hetero.biased_local_sgd.algorithm import Indices, fast_allocation
-from flwr_hetero.client.batch_sampler import FLOATS, INTS, BatchSampler
+from flwr_hetero.client.batch_sampler import BatchSampler
 from flwr_hetero.errors import check_number
+from flwr_hetero.state_dict import StateDict, check_state
+
+SCHEMA = {
+    **{"losses": ((-1,), "f"), "unreported": ((-1,), "b"), "allocation": ((-1,), "i")},
+    **{"position": int, "assigned": bool, "fast": bool, "share": float},
+}
+"""What a state holds beside that of all samplers."""
 
 
 class TopLossSampler(BatchSampler):
@@ -41,10 +49,6 @@ class TopLossSampler(BatchSampler):
     """
 
     learns = True
-    schema: ClassVar[dict[str, Any]] = {
-        **{"losses": FLOATS, "unreported": ((-1,), "b"), "allocation": INTS},
-        **{"position": int, "assigned": bool, "fast": bool, "share": float},
-    }
 
     def __init__(
         self,
@@ -121,3 +125,14 @@ class TopLossSampler(BatchSampler):
         indices = np.flatnonzero(self.unreported)
         self.unreported[:] = False
         return indices, self.losses[indices]
+
+    def state_dict(self) -> StateDict:
+        """Return sizes, generator, role, losses and the position in the allocation."""
+        return super().state_dict() | {name: copy(getattr(self, name)) for name in SCHEMA}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Continue from ``state_dict``; see the parent for errors."""
+        check_state(state, SCHEMA, "TopLossSampler")
+        super().load_state_dict(state)
+        for name in SCHEMA:
+            setattr(self, name, copy(state[name]))

@@ -12,8 +12,8 @@ node visits one after the other::
 
     Algorithm 3, worker i, epoch t                        sampler.OrderedSampler
        2: receive the order pi_i                          node_order.ServedOrder.follow
-       3: for j = 1..n: visit unit pi_i(j)                node_order.NodeOrder.next_unit
-     4-5:   compute its gradient, send it                 sampler.OrderedSampler.observe
+       3: for j = 1..n: visit unit pi_i(j)                node_order.NodeOrder.next_units
+     4-5:   compute its gradient, send it                 gradients, node_order.ServedOrder.observe
      6-7:   receive the mean gradient, step               (Flower's aggregation)
        9: reorder the examples                            node_order.ServedOrder.start_pass
 

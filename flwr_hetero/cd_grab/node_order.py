@@ -36,13 +36,14 @@ class NodeOrder:
         # The vector of the last unit observed, while it has no partner.
         self.half = NO_VECTORS
 
-    def next_unit(self) -> int:
-        """Visit the next unit (Alg. 3, l. 3)."""
+    def next_units(self, count: int) -> NDArray[np.int64]:
+        """Visit the next units (Alg. 3, l. 3), up to the end of the pass."""
         if self.position >= len(self.order):
             self.start_pass()
             self.position = 0
-        self.position += 1
-        return int(self.order[self.position - 1])
+        units = self.order[self.position : self.position + count]
+        self.position += len(units)
+        return units
 
     def observe(self, vectors: Vectors) -> None:
         """Learn from the vectors of the next units of the pass."""

@@ -1,27 +1,18 @@
-r"""Visit a node's data in an order that learns from gradients: CD-GraB and its baselines.
+"""Visit a node's data in an order that learns from gradients: CD-GraB and its baselines."""
 
-Gradients are sent as sketches: random signs, then a fold.
-
-.. math:: (S v)_c = \sum_{j \equiv c \bmod k} \sigma_j v_j, \qquad \sigma_j = \pm 1
-
-A sketch keeps inner products up to a noise of relative size :math:`1/\sqrt{k}`, and is linear:
-the sketch of a difference is the difference of the sketches.
-"""
-
-from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from flwr_hetero import keys
+from flwr_hetero.cd_grab.gradients import flat_gradient, sketch_gradients
 from flwr_hetero.cd_grab.node_order import METHODS, NO_VECTORS, ServedOrder
 from flwr_hetero.cd_grab.wire import Terms, read_answer, read_terms, write_report
-from flwr_hetero.client.batch_sampler import Batch, BatchSampler, Floats, Indices
+from flwr_hetero.client.batch_sampler import Batch, BatchSampler
 from flwr_hetero.client.weighted_loss import on_backward
 from flwr_hetero.errors import check_choice, check_count, invalid
 from flwr_hetero.state_dict import StateDict, check_state, entries_below
@@ -30,22 +21,23 @@ from flwr_hetero.state_dict import StateDict, check_state, entries_below
 class OrderedSampler(BatchSampler):
     """Visit fixed units of the data, each once a pass, in an order that is improved every pass.
 
-    The data are split at random into units, which are batches of about equal size. Their gradients
-    come from :class:`~flwr_hetero.sampler.WeightedLoss`, after :func:`flwr_hetero.mod.follow`, or
-    are passed to :meth:`observe` after each batch. The weights make a pass the mean over all
-    examples. Cooper et al., NeurIPS 2023, Algorithm 3.
+    The data are split at random into units of about equal size: whole batches or single examples.
+    The gradients of whole batches come from :class:`~flwr_hetero.sampler.WeightedLoss`, after
+    :func:`flwr_hetero.mod.follow`; others are passed to :meth:`observe` after each batch. The
+    weights make a pass the mean over all examples. Cooper et al., NeurIPS 2023, Algorithm 3.
 
     Parameters
     ----------
     num_samples, batch_size : int
-        As for all samplers. No example is dropped, so that batches may differ by one. With a
-        ``batch_size`` of 1 single examples are ordered, as in the paper.
+        As for all samplers. No example is dropped, so that batches may differ by one.
     seed : int, keyword-only
         Seed of the split and of ``d-rr``. Each node needs another seed, and the same in all rounds.
     method : {"cd-grab", "id-grab", "d-rr", "shuffle-once"}
         ``cd-grab``: orders of the order server; without one always the first order. ``id-grab``:
         the node balances its own pairs. ``d-rr``: a new random order each pass.
         ``shuffle-once``: always the first order.
+    unit : {"batch", "example"}
+        What is ordered.
     num_units : int, optional
         Batches in a pass; default N / batch_size, rounded. Only nodes with equal numbers are
         balanced together; with unequal amounts of data their batches then differ in size.
@@ -54,18 +46,15 @@ class OrderedSampler(BatchSampler):
     --------
     >>> import torch
     >>> gradients = torch.tensor([[1.0], [1.0], [-1.0], [-1.0]])
-    >>> sampler = OrderedSampler(4, batch_size=1, method="id-grab")
+    >>> sampler = OrderedSampler(4, batch_size=4, method="id-grab", unit="example")
     >>> for _ in range(2):
-    ...     order = []
-    ...     for _ in range(len(sampler)):
-    ...         indices, weights = sampler.next_batch()
-    ...         sampler.observe(gradients[indices])
-    ...         order += indices.tolist()
-    >>> torch.cumsum(gradients[order], 0).abs().max().item()
+    ...     indices, weights = sampler.next_batch()
+    ...     sampler.observe(gradients[indices])
+    >>> torch.cumsum(gradients[indices], 0).abs().max().item()
     1.0
     """
 
-    settings = (*BatchSampler.settings, "method", "seed")
+    settings = (*BatchSampler.settings, "method", "unit", "seed")
     learns = True
     hint = (
         "call hetero.batches(loader, msg, model=model) or follow(loader.batch_sampler, msg, "
@@ -79,14 +68,20 @@ class OrderedSampler(BatchSampler):
         *,
         seed: int = 0,
         method: str = "cd-grab",
+        unit: str = "batch",
         num_units: int | None = None,
     ) -> None:
         super().__init__(num_samples, batch_size, seed=seed)
         self.seed = int(seed)
         self.method = check_choice("method", method, METHODS)
-        if num_units is not None and check_count("num_units", num_units, 1) > num_samples:
-            raise invalid("num_units", num_units, f"lie in 1..{num_samples}")
-        self.needs_model = METHODS[method].learns
+        self.unit = check_choice("unit", unit, ("batch", "example"))
+        largest = 0 if unit == "example" else num_samples
+        if num_units is not None and check_count("num_units", num_units, 1) > largest:
+            raise invalid("num_units", num_units, f"lie in 1..{num_samples}, with unit='batch'")
+        default = num_samples if unit == "example" else max(1, round(num_samples / batch_size))
+        # The last batch of a pass may have fewer units.
+        self.units_per_batch = self.batch_size if unit == "example" else 1
+        self.needs_model = unit == "batch" and METHODS[method].learns
         # Whether an order server leads the sampler.
         self._is_served = False
         # Whether the gradients of a batch were wanted.
@@ -95,7 +90,7 @@ class OrderedSampler(BatchSampler):
         self._has_loss = False
         self._parameters: list[nn.Parameter] = []
         self._hook: RemovableHandle | None = None
-        self._split(num_units or max(1, round(num_samples / batch_size)))
+        self._split(num_units or default)
 
     def _split(self, num_units: int) -> None:
         """Split the examples into units, and begin a first pass through them."""
@@ -110,23 +105,28 @@ class OrderedSampler(BatchSampler):
 
     def __len__(self) -> int:
         """Batches per pass."""
-        return len(self.units)
+        return -(-len(self.units) // self.units_per_batch)
 
     def next_batch(self) -> Batch:
-        """Take the next unit of the order; a new pass begins where the last one ended."""
+        """Take the next units of the order; a new pass begins where the last one ended."""
         before = self.node_order.position
         # Alg. 3, l. 3: visit unit pi_i(j)
-        unit = self.node_order.next_unit()
+        chosen = self.node_order.next_units(self.units_per_batch)
         if self.node_order.position <= before:
             self._trained = 0
         self._was_watched |= self.watching
-        indices = self.units[unit]
+        indices = np.concatenate([self.units[unit] for unit in chosen])
+        return indices, self._weights(len(indices), len(chosen))
+
+    def _weights(self, num_examples: int, num_units: int) -> NDArray[np.float64]:
         # Units differ in size, but a pass is to be the mean over all examples.
-        return indices, np.full(len(indices), len(indices) * len(self.units) / self.num_samples)
+        weight = num_examples / num_units * len(self.units) / self.num_samples
+        return np.full(num_examples, weight)
 
     def batches_left(self) -> int:
         """Return the number of batches that are left of a pass; a whole pass if none is."""
-        return len(self.units) - self.node_order.position or len(self.units)
+        left = len(self.units) - self.node_order.position
+        return -(-(left or len(self.units)) // self.units_per_batch)
 
     def begin_pass(self) -> None:
         """Prepare for an iteration, which may draw ahead."""
@@ -147,14 +147,16 @@ class OrderedSampler(BatchSampler):
         return self.node_order.watching
 
     def observe(self, gradients: Tensor) -> None:
-        """Learn from the gradient (1, dim) of the batch just drawn, which is copied.
+        """Learn from the gradients (num_units, dim) of the units in the batch just drawn.
 
-        :func:`batch_gradient` can compute it. ValueError if it is not finite or of another shape.
+        The rows, which ``cd_grab.gradients`` can compute, are copied. ValueError unless there is
+        one finite row per unit.
         """
         if not self.watching:
             return
-        if gradients.ndim != 2 or len(gradients) != 1:
-            raise invalid("gradients", tuple(gradients.shape), "have shape (1, dim)")
+        expected = min(self.units_per_batch, len(self.units) - self.node_order.num_seen)
+        if gradients.ndim != 2 or len(gradients) != expected:
+            raise invalid("gradients", tuple(gradients.shape), f"have shape ({expected}, dim)")
         # Alg. 3, l. 5: the vectors are sent with the reply.
         vectors = sketch_gradients(gradients, self.terms.sketch_size, self.terms.sketch_seed)
         if not np.isfinite(vectors).all():
@@ -167,14 +169,14 @@ class OrderedSampler(BatchSampler):
         parameters = [] if model is None else model.parameters()
         self._parameters = [p for p in parameters if p.requires_grad]
 
-    def watch(self, indices: Indices, weights: Floats, losses: Tensor) -> None:
+    def watch(self, indices: NDArray[np.int64], losses: Tensor) -> None:
         """Observe the gradient of these losses in their backward pass."""
         # The first example of a unit identifies it, and so its position in the order.
         firsts = np.array([self.units[unit][0] for unit in self.node_order.order])
         start = int(np.flatnonzero(firsts == indices[0])[0])
         self._has_loss = True
         if start == self._trained:
-            self._trained = start + 1
+            self._trained = min(start + self.units_per_batch, len(self.units))
             # A batch may be fetched before the end of a loop, and trained after it.
             self.node_order.position = max(self.node_order.position, self._trained)
         # The losses of the last batch may have had no backward pass.
@@ -189,7 +191,7 @@ class OrderedSampler(BatchSampler):
                 gradients = gradients or [None] * len(self._parameters)
                 self.observe(flat_gradient(gradients, self._parameters))
 
-        self._hook = on_backward(losses, weights, self._parameters, learn)
+        self._hook = on_backward(losses, self._weights(len(indices), 1), self._parameters, learn)
 
     def mark_trained(self) -> None:
         """Do nothing: the sampler learns only from an observed gradient."""
@@ -219,7 +221,7 @@ class OrderedSampler(BatchSampler):
         if not instruction or not isinstance(self.node_order, ServedOrder):
             return
         terms = read_terms(instruction)
-        num_units = min(terms.num_units, self.num_samples)
+        num_units = min(terms.num_units, self.num_samples) if self.unit == "batch" else 0
         has_other_sketch = terms[1:3] != self.terms[1:3]
         # Vectors of different sketches cannot be compared, so the pass starts again.
         if num_units not in (0, len(self.units)) or has_other_sketch:
@@ -260,39 +262,3 @@ class OrderedSampler(BatchSampler):
         self.node_order = order
         self._begun = begun
         self.terms = Terms(**entries_below("terms.", state))  # type: ignore[arg-type]
-
-
-def batch_gradient(model: nn.Module) -> Tensor:
-    """Copy the gradients that the last backward pass left in a model: (1, dim)."""
-    trained = [p for p in model.parameters() if p.requires_grad]
-    return flat_gradient((p.grad for p in trained), trained)
-
-
-def flat_gradient(parts: Iterable[Tensor | None], parameters: Sequence[Tensor]) -> Tensor:
-    """Put the gradients of parameters into one row, zeros for missing ones: (1, dim)."""
-    pairs = zip(parts, parameters, strict=True)
-    flat = [(torch.zeros_like(p) if g is None else g).reshape(-1) for g, p in pairs]
-    return torch.cat(flat)[None].detach()
-
-
-def sketch_gradients(gradients: Tensor, size: int, seed: int) -> NDArray[np.float32]:
-    """Sketch gradients (num, dim) on their device to at most ``size`` columns; 0: keep all."""
-    dim = gradients.shape[1]
-    if size:
-        gradients = gradients * random_signs(dim, seed, str(gradients.device))
-    if 0 < size < dim:
-        # The last columns are too few to fold, so they are added to the first ones.
-        num_full = dim - dim % size
-        folded = gradients[:, :num_full].reshape(len(gradients), -1, size).sum(dim=1)
-        folded[:, : dim - num_full] += gradients[:, num_full:]
-        gradients = folded
-    return cast(NDArray[np.float32], gradients.to("cpu", torch.float32).numpy())
-
-
-@lru_cache(maxsize=4)
-def random_signs(dim: int, seed: int, device: str = "cpu") -> Tensor:
-    """Draw a sign per coordinate, the same on every machine and NumPy version."""
-    # Draw raw words, because the methods of generators may change between NumPy versions.
-    words = np.random.PCG64(seed).random_raw(-(-dim // 64)).astype("<u8")
-    bits = np.unpackbits(words.view(np.uint8), count=dim).view(np.int8)
-    return torch.tensor(2 * bits - 1, device=device)

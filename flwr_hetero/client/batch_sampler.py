@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping
-from copy import copy
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -18,9 +17,6 @@ Indices: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
 Batch: TypeAlias = tuple[Indices, Floats]
 """Indices in the local data and, for each, the factor of its loss."""
-INTS = ((-1,), "i")
-FLOATS = ((-1,), "f")
-"""Kinds of arrays in a schema, of any length."""
 
 
 class BatchSampler(ABC, Sampler[list[int]]):
@@ -51,8 +47,6 @@ class BatchSampler(ABC, Sampler[list[int]]):
     """What :meth:`update` expects as scores: ``loss``, ``importance`` or ``priority``."""
     # Attributes that must be the same in a state.
     settings: ClassVar[tuple[str, ...]] = ("num_samples", "batch_size")
-    # Attributes that a state restores, as check_state describes them.
-    schema: ClassVar[dict[str, Any]] = {}
     # A sampler that learns raises an error if a training loop neither takes nor updates batches.
     learns = False
     # Whether watch() looks at gradients of a model's parameters.
@@ -77,8 +71,8 @@ class BatchSampler(ABC, Sampler[list[int]]):
     def update(self, indices: Indices, scores: Floats) -> None:
         """Learn from the scores of processed examples, one finite number per index, if at all."""
 
-    def watch(self, indices: Indices, weights: Floats, losses: Any) -> None:
-        """Learn from the backward pass that a batch's losses are about to go through, if at all."""
+    def watch(self, indices: Indices, losses: Any) -> None:
+        """Learn from the backward pass that these losses are about to go through, if at all."""
 
     def __len__(self) -> int:
         """Batches per epoch."""
@@ -156,14 +150,14 @@ class BatchSampler(ABC, Sampler[list[int]]):
 
     def state_dict(self) -> StateDict:
         """Return all that is needed to continue, as flat arrays and scalars."""
-        names = (*self.settings, *self.schema)
-        return {name: copy(getattr(self, name)) for name in names} | {"rng": rng_to_str(self.rng)}
+        settings = {name: getattr(self, name) for name in self.settings}
+        return {**settings, "rng": rng_to_str(self.rng)}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue where ``state_dict`` was taken; ValueError, unchanged, if it does not fit."""
         owner = type(self).__name__
         settings = {name: type(getattr(self, name)) for name in self.settings}
-        check_state(state, {**self.schema, **settings, "rng": str}, owner)
+        check_state(state, {**settings, "rng": str}, owner)
         for name in self.settings:
             wanted = getattr(self, name)
             if state[name] != wanted:
@@ -171,8 +165,6 @@ class BatchSampler(ABC, Sampler[list[int]]):
                     f"state of {owner} must hold {name}={wanted}, got {state[name]!r}."
                 )
         self.rng = rng_from_str(str(state["rng"]))
-        for name in self.schema:
-            setattr(self, name, copy(state[name]))
 
     def check_scores(self, indices: Indices, scores: Floats) -> tuple[Indices, Floats]:
         """Return the arguments of ``update`` as int64 and float64; refuse what does not fit."""
@@ -203,8 +195,6 @@ class UniformSampler(BatchSampler):
     [0, 1, 2, 3, 4, 5]
     """
 
-    schema: ClassVar[dict[str, Any]] = {"order": INTS, "position": int}
-
     def __init__(self, num_samples: int, batch_size: int, *, seed: int = 0) -> None:
         super().__init__(num_samples, batch_size, seed=seed)
         self.order = self.rng.permutation(self.num_samples)
@@ -218,6 +208,19 @@ class UniformSampler(BatchSampler):
         indices = self.order[self.position : self.position + self.batch_size]
         self.position += len(indices)
         return indices, np.ones(len(indices))
+
+    def state_dict(self) -> StateDict:
+        """Return sizes, generator, the epoch's order and the position in it."""
+        return super().state_dict() | {"order": self.order.copy(), "position": self.position}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Continue where ``state_dict`` was taken; see the parent for errors."""
+        schema = {"order": ((self.num_samples,), "i"), "position": int}
+        check_state(state, schema, type(self).__name__)
+        # The parent checks the rest, so nothing changes before the whole state is checked.
+        super().load_state_dict(state)
+        self.order = np.array(state["order"], np.int64)
+        self.position = int(state["position"])
 
 
 def coverage_and_age(scored_at: NDArray[np.signedinteger], now: int) -> dict[str, float]:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import copy
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple, TypeGuard
 
@@ -198,6 +199,58 @@ class Passes:
         with generators.restored():
             generators.seed(place.pass_seed)
             return list(islice(self._source, place.position, place.position + count))
+
+
+@dataclass(eq=False)
+class LoaderPass:
+    """A pass over a loader in this message."""
+
+    loader: int  # number of the loader in this message
+    asked: int | None  # batches that it gives; None: those of the loader's own pass
+    full: int  # batches of the loader's own pass; -1 if unknown
+    sizes: tuple[int, int] | None = None  # of the data and of batches, if places are kept by them
+    places: Mapping[str, Place] = field(default_factory=dict)  # of all loaders, before it
+    leader: "LoaderPass | None" = None  # the pass beside which it runs, as in zip()
+    beside: "list[LoaderPass]" = field(default_factory=list)
+    given: int = 0
+    given_alone: int = 0  # batches given before the first pass beside it began
+    examples: int = 0
+    optimizer_steps: int = 0  # from its beginning to that of the next pass
+    is_open: bool = True
+    has_ended: bool = False  # whether it gave all that it had to give
+    step_s: list[float] = field(default_factory=list)
+
+    @property
+    def steps(self) -> int:
+        """Batches that it gave; batches of loaders side by side are one step."""
+        # A pass that gave no more batches once another one began was only a look at its data.
+        if self.given > self.given_alone:
+            return self.given
+        return max([self.given, *(other.given for other in self.beside)])
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it gave all, even if the loop broke off after the last batch."""
+        most = self.full if self.asked is None else self.asked
+        return self.has_ended or 0 < most <= self.steps
+
+    def num_equal_before(self) -> int:
+        """Return how many loaders of equal sizes run beside this pass and began before it."""
+        if self.leader is None:
+            return 0
+        before = [self.leader, *self.leader.beside[: self.leader.beside.index(self)]]
+        others = [other for other in before if other.loader != self.loader]
+        return sum(other.sizes == self.sizes for other in others)
+
+
+@dataclass
+class OptimizerSteps:
+    """The steps of an optimizer in this message, and after how many batches it took them."""
+
+    count: int = 0
+    last: int = 0
+    gaps: list[int] = field(default_factory=list)
+    after_end: int = 0  # steps since the last pass has ended
 
 
 def draws_indices(loader: object) -> bool:

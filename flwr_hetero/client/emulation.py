@@ -1,6 +1,7 @@
 """Emulated devices: a reply reports the time that a device profile would have taken."""
 
 import zlib
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -35,7 +36,7 @@ def emulated_device(message: Message, context: Context, call_next: ClientAppCall
         return timing(message, context, call_next)
     partition = int(context.node_config[keys.PARTITION_ID])
     profile = _profiles(fleet, int(context.node_config["num-partitions"]))[partition]
-    rng = default_rng(device_seed(int(context.run_config.get("seed", 0)), partition, message))
+    rng = device_rng(int(context.run_config.get("seed", 0)), partition, message)
     away = reply_if_away(message, profile, rng)
     if away is not None:
         return away
@@ -57,8 +58,9 @@ def is_emulated(context: Context) -> bool:
 def device_seed(seed: int, partition: int, message: Message) -> SeedSequence:
     """Make the seed for one message to one device: independent of the order of messages."""
     kind = zlib.crc32(message.metadata.message_type.encode())
-    rounds = [in_config(message, key) for key in (keys.SERVER_ROUND, keys.PROFILE_ROUND)]
-    repeat = in_config(message, keys.REPEAT)
+    configs = configs_in(message.content).values()
+    rounds = [whole_number(configs, key) for key in (keys.SERVER_ROUND, keys.PROFILE_ROUND)]
+    repeat = whole_number(configs, keys.REPEAT)
     entropy: Any = [seed, partition, kind, *rounds, *([repeat] if repeat else [])]
     # NumPy reads an array of words faster than a list, with the same result.
     if max(entropy) < 2**32:
@@ -66,9 +68,19 @@ def device_seed(seed: int, partition: int, message: Message) -> SeedSequence:
     return SeedSequence(entropy)
 
 
+def device_rng(seed: int, partition: int, message: Message) -> Generator:
+    """Make the generator for one message to one device."""
+    return default_rng(device_seed(seed, partition, message))
+
+
 def in_config(message: Message, key: str) -> int:
     """Read a whole number, such as the round, from an instruction; 0 if there is none."""
-    for config in configs_in(message.content).values():
+    return whole_number(configs_in(message.content).values(), key)
+
+
+def whole_number(configs: Iterable[Mapping[str, Any]], key: str) -> int:
+    """Read a whole number from the first config that has one; 0 if there is none."""
+    for config in configs:
         value = config.get(key)
         if isinstance(value, int) and value >= 0:
             return value

@@ -9,11 +9,10 @@ from flwr.app import Context, Message
 from flwr_hetero import keys
 from flwr_hetero._flwr import ClientAppCallable
 from flwr_hetero.client import MOD, warn_once
-from flwr_hetero.client.data_pass import Passes, Place, is_ours, length_of, plain_pass
+from flwr_hetero.client.data_pass import LoaderPass, Passes, Place, is_ours, length_of, plain_pass
 from flwr_hetero.client.samplers import SamplerMaker, follow, keep, restore, with_sampler
 from flwr_hetero.client.session import Session, current_session
 from flwr_hetero.client.timing import timing
-from flwr_hetero.client.work import LoaderPass
 from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.records import configs_in
 
@@ -60,9 +59,11 @@ class Hetero:
         >>> [len(batch) for batch in hetero.batches([[1, 2], [3, 4], [5]], {"num-steps": 4})]
         [2, 2, 1, 2]
         """
+        plain = None
         if sampler is not None:
+            plain = loader
             loader = with_sampler(loader, sampler, model)
-        steps = StepLoader(loader, msg)
+        steps = StepLoader(loader, msg, plain)
         session = current_session()
         batch_sampler = getattr(loader, "batch_sampler", None)
         if session is None or not is_ours(batch_sampler):
@@ -154,10 +155,9 @@ class StepLoader:
     Each pass has at least one batch, and whole steps of torch optimizers. Without ``num-steps`` it
     gives the loader's own passes. Without a mod each message starts over.
 
-    A pass while torch's gradients are off is the loader's own and does not count as training. With
-    a sampler of this package it has each example once, in order. Nor does a pass count in which no
-    optimizer steps, which is logged once. ``len`` is the number of batches of the last pass, and
-    before it that of the next one.
+    A pass while torch's gradients are off is the loader's own and does not count as training, also
+    with a sampler of this package. Nor does a pass in which no optimizer steps, which is logged
+    once. ``len`` is the number of batches of the last pass, and before it that of the next one.
 
     Parameters
     ----------
@@ -166,6 +166,8 @@ class StepLoader:
     msg : Message or mapping
         Passed to the ClientApp's ``train`` function, or the ``config`` of ``fit`` of Flower's older
         API. ValueError if it is neither or asks for less than 1, or a pass gives no batch.
+    own : iterable of batches, optional
+        What a pass without gradients gives, if not ``loader``.
 
     Examples
     --------
@@ -174,10 +176,15 @@ class StepLoader:
     ([2, 1, 2, 1, 2, 2, 2], {'num-steps': 7})
     """
 
-    def __init__(self, loader: Iterable[Any], msg: Message | Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        msg: Message | Mapping[str, Any],
+        own: Iterable[Any] | None = None,
+    ) -> None:
         self._loader = loader
         self.num_steps = asked_steps(msg)
-        self._own = plain_pass(loader)
+        self._own = plain_pass(loader) if own is None else own
         session = current_session()
         if session is None:
             warn_once(f"without its mod a loader begins a new pass with each message: {MOD}")
@@ -189,6 +196,8 @@ class StepLoader:
         self._number = self._work.num_loaders
         self._work.num_loaders += 1
         self._passes: Passes | None = None
+        # Number of this loader among those of the same sizes that are iterated side by side.
+        self._index: int | None = None
         self._last_pass: LoaderPass | None = None
 
     def __iter__(self) -> Iterator[Any]:
@@ -240,7 +249,10 @@ class StepLoader:
             for _, batch in passes.take(place, count):
                 yield {}, batch
             return
-        name, place = work.enter(passes, current)
+        current.sizes = (passes.size, passes.batch_size)
+        if self._index is None:
+            self._index = current.num_equal_before()
+        name, place = work.enter(passes, self._index)
         for after, batch in passes.take(place, count):
             yield {name: after}, batch
 

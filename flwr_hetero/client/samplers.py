@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from logging import WARNING
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
@@ -15,6 +15,9 @@ from flwr_hetero.errors import invalid
 from flwr_hetero.keys import PREFIX
 from flwr_hetero.records import arrays_in, configs_in
 from flwr_hetero.state_dict import StateDict
+
+if TYPE_CHECKING:
+    from flwr_hetero.client.batch_sampler import BatchSampler
 
 SamplerMaker = Callable[[int, int], Any]
 """Makes a sampler for a number of samples and a batch size, as the classes do."""
@@ -31,7 +34,6 @@ def save_state(context: Context, name: str, state: Mapping[str, Any]) -> None:
     >>> save_state(context, "sampler", UniformSampler(10, 5).state_dict())
     >>> load_state(context, "sampler")["num_samples"]
     10
-    >>> restore(UniformSampler(10, 5), context, "sampler")
     """
     arrays = {key: Array(value) for key, value in state.items() if isinstance(value, np.ndarray)}
     scalars = {key: value for key, value in state.items() if key not in arrays}
@@ -52,18 +54,29 @@ def load_state(context: Context, name: str) -> StateDict | None:
     return state | cast(StateDict, dict(scalars))
 
 
-def restore(sampler: Any, context: Context, name: str) -> None:
-    """Continue a sampler where an earlier round left it; a state that does not fit is logged."""
+def restore(sampler: Any, context: Context, name: str) -> bool:
+    """Continue a sampler where an earlier round left it; False, logged, if that does not fit.
+
+    Examples
+    --------
+    >>> from flwr.app import RecordDict
+    >>> from flwr_hetero.sampler import UniformSampler
+    >>> context = Context(1, 1, {}, RecordDict(), {})
+    >>> restore(UniformSampler(10, 5), context, "sampler")  # nothing has been saved
+    False
+    """
     state = load_state(context, name)
     if state is None:
-        return
+        return False
     try:
         sampler.load_state_dict(state)
     except ValueError as error:
         log(WARNING, "%s of earlier rounds not used: %s", name, error)
+        return False
+    return True
 
 
-def keep(sampler: object, context: Context, name: str = "sampler") -> None:
+def keep(sampler: object, context: Context, name: str = "sampler") -> bool:
     """Continue a sampler as :func:`restore` does, and keep its state when the app returns.
 
     RuntimeError without ``ClientApp(mods=[hetero])``, or another mod of this package.
@@ -89,14 +102,14 @@ def keep(sampler: object, context: Context, name: str = "sampler") -> None:
     if session is None:
         raise RuntimeError(f"nothing keeps a sampler without its mod: {MOD}")
     if any(sampler is other for other, _ in session.kept.values()):
-        return
+        return True
     # A sampler that the app makes for each epoch continues where the one before it has ended.
     if name in session.kept:
         before, _ = session.kept[name]
         before.settle()
         save_state(context, name, before.state_dict())
     session.kept[name] = (sampler, context)
-    restore(sampler, context, name)
+    return restore(sampler, context, name)
 
 
 def follow(
@@ -117,7 +130,7 @@ def follow(
     if not isinstance(msg, Message):
         raise invalid("msg", type(msg).__name__, "be the message passed to the ClientApp")
     keep(sampler, context, name)
-    follower: Any = sampler
+    follower = cast("BatchSampler", sampler)
     if follower.needs_model and model is None:
         raise no_model("hetero.batches(loader, msg, model=model)")
     follower.train_model(model)

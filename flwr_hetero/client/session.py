@@ -87,6 +87,7 @@ class TorchWatch:
         watched = [torch.optim.Optimizer, schedules.LRScheduler, torch.amp.GradScaler]
         # These do not call the constructor of their parent.
         watched += [schedules.SequentialLR, schedules.ChainedScheduler]
+        watched += [torch.optim.swa_utils.AveragedModel]
         for kind in watched:
             self._constructors[kind] = kind.__init__
             kind.__init__ = _noting(kind.__init__)

@@ -175,7 +175,7 @@ class WeightedLoss(nn.Module):
         else:
             scores = losses.detach().cpu().double().numpy()
         self.sampler.update(indices, scores)
-        self.sampler.watch(indices, weights, losses)
+        self.sampler.watch(indices, losses)
         return (torch.from_numpy(weights).to(losses) * losses).mean()
 
 

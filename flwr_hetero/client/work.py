@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import ConfigRecord, Context
@@ -10,7 +9,7 @@ from flwr.app import ConfigRecord, Context
 from flwr_hetero import keys
 from flwr_hetero.client import warn_once
 from flwr_hetero.client.carried import Carried
-from flwr_hetero.client.data_pass import Passes, Place, batch_length
+from flwr_hetero.client.data_pass import LoaderPass, OptimizerSteps, Passes, Place, batch_length
 from flwr_hetero.records import configs_in
 
 # Keys of Flower's own examples, in a message's config or in the run-config.
@@ -31,40 +30,6 @@ OTHER_LOADER = (
     "hetero.batches(loader, msg) was called, but optimizers stepped on batches of another loader. "
     "Call it on the loader that the training loop iterates, with Opacus after make_private(...)"
 )
-
-
-@dataclass(eq=False)
-class LoaderPass:
-    """A pass over a loader in this message."""
-
-    loader: int  # number of the loader in this message
-    asked: int | None  # batches that it gives; None: those of the loader's own pass
-    full: int  # batches of the loader's own pass; -1 if unknown
-    leader: "LoaderPass | None" = None  # the pass beside which it runs, as in zip()
-    places: Mapping[str, Place] = field(default_factory=dict)  # of all loaders, before it
-    given: int = 0
-    steps: int = 0  # batches of it and of passes beside it, where one of each is one step
-    examples: int = 0  # of it and of passes beside it
-    optimizer_steps: int = 0  # from its beginning to that of the next pass
-    is_open: bool = True
-    has_ended: bool = False  # whether it gave all that it had to give
-    step_s: list[float] = field(default_factory=list)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether it gave all, even if the loop broke off after the last batch."""
-        most = self.full if self.asked is None else self.asked
-        return self.has_ended or 0 < most <= self.steps
-
-
-@dataclass
-class OptimizerSteps:
-    """The steps of an optimizer in this message, and after how many batches it took them."""
-
-    count: int = 0
-    last: int = 0
-    gaps: list[int] = field(default_factory=list)
-    after_end: int = 0  # steps since the last pass has ended
 
 
 class Work:
@@ -129,8 +94,10 @@ class Work:
         if self._passes:
             last = self._passes[-1]
             if last.is_open and last.loader != loader:
-                # Batches of loaders side by side are one step.
-                return LoaderPass(loader, last.asked, full, leader=last)
+                if not last.beside:
+                    last.given_alone = last.given
+                last.beside.append(LoaderPass(loader, last.asked, full, leader=last))
+                return last.beside[-1]
         if self._has_optimizers and self._passes and not self._passes[-1].optimizer_steps:
             # The last pass was only a look at the data: go back to where it began.
             look = self._passes.pop()
@@ -176,10 +143,9 @@ class Work:
             return False
         return bool(self.carried.made or self._optimizers or UNIT in self._kept)
 
-    def enter(self, passes: Passes, current: LoaderPass) -> tuple[str, Place]:
-        """Return the name and the place of a loader that a pass begins or goes on with."""
-        is_beside = current.leader is not None
-        name = f"{PLACE}{passes.size}-{passes.batch_size}-{int(is_beside)}"
+    def enter(self, passes: Passes, index: int) -> tuple[str, Place]:
+        """Return the name and the place of a loader; ``index``: among those of equal sizes."""
+        name = f"{PLACE}{passes.size}-{passes.batch_size}-{index}"
         if name not in self.places:
             self.places[name] = passes.first_place()
         return name, self.places[name]
@@ -190,9 +156,7 @@ class Work:
             for batch in batches:
                 current.given += 1
                 size = batch_length(batch)
-                counted = current.leader or current
-                counted.steps = max(counted.steps, current.given)
-                counted.examples += size or 0
+                current.examples += size or 0
                 if size is None:
                     self._has_sizes = False
                 yield batch
@@ -252,7 +216,8 @@ class Work:
             return self._stated
         metrics = {keys.NUM_STEPS: self.steps}
         if self._has_sizes:
-            metrics[keys.EXAMPLES_PROCESSED] = sum(each.examples for each in self._passes)
+            loader_passes = [one for leader in self._passes for one in [leader, *leader.beside]]
+            metrics[keys.EXAMPLES_PROCESSED] = sum(one.examples for one in loader_passes)
         return metrics
 
     def finish(self) -> dict[str, dict[str, int | float]]:

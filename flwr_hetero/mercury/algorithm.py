@@ -30,7 +30,7 @@ def error_probability(losses: Floats) -> Floats:
 
 
 def check_importance(importance: Floats) -> None:
-    """Raise ValueError if importance is negative, not finite or too large to be added up."""
+    """Raise ValueError if importance is negative or not finite in single precision."""
     bad = importance[~((importance >= 0.0) & (importance < 1e38))]
     if bad.size:
         hint = "if the model has diverged, lower the learning rate"

@@ -1,17 +1,11 @@
 """Mercury's sampler: batches by importance, with weights that keep the gradient unbiased."""
 
 from collections import deque
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from flwr_hetero.client.batch_sampler import (
-    FLOATS,
-    INTS,
-    Batch,
-    BatchSampler,
-    coverage_and_age,
-)
+from flwr_hetero.client.batch_sampler import Batch, BatchSampler, coverage_and_age
 from flwr_hetero.errors import check_choice
 from flwr_hetero.mercury import algorithm
 from flwr_hetero.mercury.algorithm import Floats, Groups, Indices
@@ -60,11 +54,6 @@ class MercurySampler(BatchSampler):
     """
 
     settings = (*BatchSampler.settings, "estimator")
-    schema: ClassVar[dict[str, Any]] = {
-        **{"steps": int, "importance": FLOATS, "scored_at": INTS, "num_averaged": int},
-        **{"awaits_group": bool, "num_pending": int},
-        **{"pending_indices": INTS, "pending_scores": FLOATS},
-    }
     learns = True
 
     def __init__(
@@ -87,17 +76,16 @@ class MercurySampler(BatchSampler):
         self.importance = np.ones(self.num_samples)
         self.scored_at = np.full(self.num_samples, -1, dtype=np.int32)
         self.steps = 0
-        self.awaits_group = False
+        self._awaits_group = False
         # Work on all N samples is done once per stride, for all its batches together.
         stride = EPOCHS_PER_STRIDE * self.num_samples / self.batch_size
         self.stride = int(np.clip(stride, 1, LONGEST_STRIDE))
         self._drawn_ahead: deque[Batch] = deque()
         # Scores that take effect at the end of the stride, and the number of their batches.
-        self.pending_indices = np.empty(0, dtype=np.int64)
-        self.pending_scores = np.empty(0)
-        self.num_pending = 0
+        self._pending: Batch = (np.empty(0, dtype=np.int64), np.empty(0))
+        self._num_pending = 0
         # How many samples had a score when the average for the others was last taken.
-        self.num_averaged = 0
+        self._num_averaged = 0
 
     def next_batch(self) -> Batch:
         """Draw the next batch with its weights; see the class for how."""
@@ -124,7 +112,7 @@ class MercurySampler(BatchSampler):
         """Return the samples of the group to score next, and pass the turn on (section 4.1)."""
         group = self.groups.members(self.groups.turn).copy()
         self.groups = algorithm.advance(self.groups)
-        self.awaits_group = True
+        self._awaits_group = True
         return group
 
     def resize_groups(self, size: int) -> None:
@@ -141,42 +129,41 @@ class MercurySampler(BatchSampler):
             scores = algorithm.error_probability(scores)
         # The scoring of a group may have been cut short.
         group = self.groups.members(self.groups.turn - 1)[: len(indices)]
-        is_group = self.awaits_group and np.array_equal(indices, group)
+        is_group = self._awaits_group and np.array_equal(indices, group)
         if is_group or len(indices) > self.batch_size:
             self._learn_pending()
             self._learn(indices, scores)
-            self.awaits_group = False
+            self._awaits_group = False
             return
-        self.pending_indices = np.append(self.pending_indices, indices)
-        self.pending_scores = np.append(self.pending_scores, scores)
-        self.num_pending += 1
-        if self.num_pending >= self.stride:
+        pending, pending_scores = self._pending
+        self._pending = (np.append(pending, indices), np.append(pending_scores, scores))
+        self._num_pending += 1
+        if self._num_pending >= self.stride:
             self._learn_pending()
 
     def _learn_pending(self) -> None:
-        indices = self.pending_indices
-        scores = self.pending_scores
-        self.pending_indices = indices[:0]
-        self.pending_scores = scores[:0]
-        self.num_pending = 0
+        indices, scores = self._pending
+        self._num_pending = 0
         if len(indices):
+            self._pending = (indices[:0], scores[:0])
             self._learn(indices, scores)
 
     def _learn(self, indices: Indices, scores: Floats) -> None:
-        self.importance[indices] = scores
+        # The state is saved in single precision.
+        self.importance[indices] = scores.astype(np.float32)
         self.scored_at[indices] = self.steps
         # The average is taken again only when twice as many samples have a score.
         num_scored = np.count_nonzero(self.scored_at >= 0)
-        if self.num_samples > num_scored >= 2 * self.num_averaged:
+        if self.num_samples > num_scored >= 2 * self._num_averaged:
             self._average_unscored()
         self._drawn_ahead.clear()
 
     def _average_unscored(self) -> None:
         """Let samples that were never scored count as the others' average."""
         scored = self.scored_at >= 0
-        self.num_averaged = int(np.count_nonzero(scored))
-        if self.num_averaged:
-            self.importance[~scored] = self.importance[scored].mean()
+        self._num_averaged = int(np.count_nonzero(scored))
+        if self._num_averaged:
+            self.importance[~scored] = np.float32(self.importance[scored].mean())
 
     def forget(self, indices: Indices) -> None:
         """Treat samples at these positions as never scored: other samples took their place."""
@@ -195,18 +182,47 @@ class MercurySampler(BatchSampler):
         return coverage_and_age(self.scored_at, self.steps)
 
     def state_dict(self) -> StateDict:
-        """Return sizes, generator, cache with ages, and groups: 20 bytes a sample."""
-        groups = {f"group_{name}": value for name, value in self.groups._asdict().items()}
+        """Return sizes, generator, cache with ages, and groups: 12 bytes a sample."""
+        groups = self.groups._replace(order=self.groups.order.astype(np.int32))._asdict()
         drawn = np.array([indices for indices, _ in self._drawn_ahead], np.int64)
-        return super().state_dict() | groups | {"drawn": drawn.reshape(-1, self.batch_size)}
+        return super().state_dict() | {
+            **{f"group_{name}": value for name, value in groups.items()},
+            "awaits_group": self._awaits_group,
+            "steps": self.steps,
+            "importance": self.importance.astype(np.float32),
+            "scored_at": self.scored_at.copy(),
+            "num_averaged": self._num_averaged,
+            "drawn": drawn.reshape(-1, self.batch_size),
+            "pending_indices": self._pending[0],
+            "pending_scores": self._pending[1],
+            "num_pending": self._num_pending,
+        }
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue where ``state_dict`` was taken; see the parent for errors."""
-        groups = {"group_order": INTS, "group_bounds": INTS, "group_turn": int, "group_size": int}
-        own = {**groups, "drawn": ((-1, self.batch_size), "i")}
-        check_state(state, own, type(self).__name__)
+        counts = ("group_turn", "group_size", "steps", "num_averaged", "num_pending")
+        schema: dict[str, object] = {
+            "awaits_group": bool,
+            **dict.fromkeys(counts, int),
+            "group_order": ((self.num_samples,), "i"),
+            "group_bounds": ((-1,), "i"),
+            "scored_at": ((self.num_samples,), "i"),
+            "importance": ((self.num_samples,), "f"),
+            "pending_indices": ((-1,), "i"),
+            "pending_scores": ((-1,), "f"),
+            "drawn": ((-1, self.batch_size), "i"),
+        }
+        check_state(state, schema, "MercurySampler")
+        saved: dict[str, Any] = {name: state[name] for name in schema}
         # The parent makes the last check, so nothing changes before it.
         super().load_state_dict(state)
-        saved: dict[str, Any] = {name: state[name] for name in own}
-        self._hold(saved.pop("drawn"))
-        self.groups = Groups(*saved.values())
+        order = saved["group_order"].astype(np.int64)
+        self.groups = Groups(order, saved["group_bounds"], saved["group_turn"], saved["group_size"])
+        self.steps = saved["steps"]
+        self._awaits_group = saved["awaits_group"]
+        self.importance = saved["importance"].astype(np.float64)
+        self.scored_at = saved["scored_at"].copy()
+        self._num_averaged = saved["num_averaged"]
+        self._num_pending = saved["num_pending"]
+        self._pending = (saved["pending_indices"], saved["pending_scores"])
+        self._hold(saved["drawn"])

@@ -1,20 +1,15 @@
 """PGD's sampler, and the feed that gives it the priorities of the training step."""
 
+from collections import deque
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self
+from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from flwr_hetero.client.batch_sampler import (
-    FLOATS,
-    INTS,
-    Batch,
-    BatchSampler,
-    coverage_and_age,
-)
+from flwr_hetero.client.batch_sampler import Batch, BatchSampler, coverage_and_age
 from flwr_hetero.client.device import reading_cost
 from flwr_hetero.client.weighted_loss import Loss, on_backward
 from flwr_hetero.errors import check_choice, check_number, invalid
@@ -64,12 +59,6 @@ class PGDSampler(BatchSampler):
     """
 
     settings = (*BatchSampler.settings, "rule")
-    schema: ClassVar[dict[str, Any]] = {
-        "order": INTS,
-        "weights": FLOATS,
-        "position": int,
-        "iteration": int,
-    }
     learns_from = "priority"
     learns = True
     hint = (
@@ -152,15 +141,29 @@ class PGDSampler(BatchSampler):
         return coverage_and_age(self.trend.computed_at, self.iteration)
 
     def state_dict(self) -> StateDict:
-        """Return all that is needed to continue: 40 bytes a sample."""
-        return super().state_dict() | self.trend._asdict()
+        """Return all that is needed to continue: 32 bytes a sample."""
+        return super().state_dict() | {
+            "order": self.order.astype(np.int32),
+            "weights": self.weights.copy(),
+            "priority": self.trend.priority.copy(),
+            "slope": self.trend.slope.copy(),
+            "computed_at": self.trend.computed_at.astype(np.int32),
+            "position": self.position,
+            "iteration": self.iteration,
+        }
 
     def load_state_dict(self, state: StateDict) -> None:
         """Continue where ``state_dict`` was taken; see the parent for errors."""
-        trend = {"priority": FLOATS, "slope": FLOATS, "computed_at": INTS}
-        check_state(state, trend, type(self).__name__)
+        kinds = {"order": "i", "weights": "f", "priority": "f", "slope": "f", "computed_at": "i"}
+        arrays = {name: ((self.num_samples,), kind) for name, kind in kinds.items()}
+        check_state(state, {**arrays, "position": int, "iteration": int}, type(self).__name__)
         super().load_state_dict(state)
-        self.trend = Trend(*(np.array(state[name]) for name in trend))
+        saved = {name: np.array(state[name], f"{kind}8") for name, kind in kinds.items()}
+        self.order = saved["order"]
+        self.weights = saved["weights"]
+        self.trend = Trend(saved["priority"], saved["slope"], saved["computed_at"])
+        self.position = int(state["position"])
+        self.iteration = int(state["iteration"])
 
 
 class PriorityFeed(BatchSampler):
@@ -206,13 +209,15 @@ class PriorityFeed(BatchSampler):
         self.gradient = AggregatedGradient(self.listener.parameters, sampler.num_samples)
         self._num_trained = 0
         self._every = EVERY[sampler.rule]
-        self._last: Batch = (np.empty(0, np.int64), np.empty(0))
+        # Batches drawn and not trained; a loop may drop any number of them.
+        self._ahead: deque[Batch] = deque(maxlen=4096)
         self._watch: RemovableHandle | None = None
 
     def next_batch(self) -> Batch:
         """Draw the next batch."""
-        self._last = self.sampler.next_batch()
-        return self._last
+        self._ahead.append(self.sampler.next_batch())
+        self._aim()
+        return self._ahead[-1]
 
     @property
     def _measures(self) -> bool:
@@ -222,21 +227,30 @@ class PriorityFeed(BatchSampler):
     def _aim(self) -> None:
         """Set the direction to the present gradient if the next batch is measured."""
         self.listener.direction = {}
-        if self._measures and self.gradient.covered:
+        if self._measures and self._ahead and self.gradient.covered:
             self.gradient.to_device()
             self.listener.direction = self.gradient.total
 
     def mark_trained(self) -> None:
         """Do nothing: the sampler learns only from a backward pass."""
 
-    def watch(self, indices: Indices, weights: Floats, losses: Tensor) -> None:
+    def _weights_of(self, indices: Indices) -> Floats:
+        """Return the weights of a drawn batch; forget it and those before it."""
+        for _ in range(len(self._ahead)):
+            drawn, weights = self._ahead.popleft()
+            if np.array_equal(drawn, indices):
+                super().mark_trained()
+                return weights
+        raise invalid("indices", list(indices), "be of a batch drawn and not yet trained")
+
+    def watch(self, indices: Indices, losses: Tensor) -> None:
         """Learn from the backward pass of these losses, at its end."""
         # The losses of the last batch may have had no backward pass.
         if self._watch is not None:
             self._watch.remove()
         if not losses.requires_grad:
             return
-        super().mark_trained()
+        weights = self._weights_of(indices)
         trained = {n: p for n, p in self.gradient.parameters.items() if p.requires_grad}
 
         def learn(gradients: Sequence[Tensor | None] | None, scale: float) -> None:
@@ -254,21 +268,18 @@ class PriorityFeed(BatchSampler):
     def on_batch(self, model: nn.Module, indices: Indices, losses: Tensor) -> int:
         """Learn from a model that has the gradient of ``(weights * losses).mean()``.
 
-        The batch is the one that :meth:`next_batch` has drawn last, else ValueError. Returns the
-        cost of measuring, in forward passes of an example.
+        Returns the cost of measuring, in forward passes of an example.
         """
-        drawn, weights = self._last
-        if not np.array_equal(drawn, indices):
-            raise invalid("indices", list(indices), "be of the batch drawn last")
-        super().mark_trained()
         gradients = {name: p.grad for name, p in self.gradient.parameters.items()}
-        if not self._learn(indices, weights, 1.0, gradients):
+        if not self._learn(indices, self._weights_of(indices), 1.0, gradients):
             return 0
         return len(indices) if self.layers == "all" else reading_cost(len(indices))
 
     def _learn(self, indices: Indices, weights: Floats, scale: float, gradients: Gradients) -> bool:
         """Learn from the gradients of the mean of ``weights * losses``; True if it was measured."""
         measured = self.listener.collect(len(indices))
+        # The next batch in a backward pass may come from another sampler.
+        self.listener.direction = {}
         if measured is not None:
             # Alg. 1, l. 9 and 10: the loss of example i had the factor scale * weight_i / batch.
             factors = weights * scale / (self.gradient.scale * len(indices))
@@ -294,7 +305,6 @@ class PriorityFeed(BatchSampler):
         )
         self.gradient.covered = float(self.num_samples)
         self.sampler.update(np.arange(self.num_samples), priorities)
-        self._aim()
 
     def summary(self) -> dict[str, float]:
         """Describe the sampler's state for the history."""
@@ -319,7 +329,6 @@ class PriorityFeed(BatchSampler):
             part.copy_(torch.from_numpy(np.asarray(state[key])))
         self.gradient.covered = float(state["gradient_covered"])
         self._num_trained = int(state["batches"])
-        self._aim()
 
     def close(self) -> None:
         """Take the hooks off the model."""

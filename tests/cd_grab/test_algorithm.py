@@ -103,6 +103,12 @@ def test_own_share_falls_with_the_overlap():
     assert own_share([1.0], 1).tolist() == [1.0]
 
 
+def test_reorder_by_hand():
+    # front: 4, 1 as visited; back: 0, 3, 2 reversed
+    assert reorder([4, 0, 3, 1, 2], [1, -1, -1, 1, -1]).tolist() == [4, 1, 2, 3, 0]
+    assert reorder([0], unit_signs([], 1)).tolist() == [0]
+
+
 @pytest.mark.parametrize(
     ("num_nodes", "num_units", "dim"), [(1, 1, 1), (1, 5, 2), (2, 2, 1), (4, 6, 3)]
 )
@@ -123,9 +129,12 @@ def test_herding_bound_is_equation_8(num_nodes, num_units, dim):
     ("function", "arguments", "message"),
     [
         (pair_balance, (np.zeros(2), np.zeros((3, 4))), "pair_diffs must have rows"),
+        (pair_balance, (np.zeros((2, 2)), np.zeros((2, 2))), "pair_diffs must have rows"),
         (pair_balance, (np.zeros(2), [[0.0, np.nan]]), "pair_diffs must be finite"),
+        (pair_balance, (np.zeros(2), [[np.inf, 0], [1, 1]]), "pair_diffs must be finite"),
         (reorder, ([0, 1, 1], [1, 1, 1]), r"order must be a permutation of range\(3\)"),
         (reorder, ([0.0, 1.0], [1, 1]), "order must be a permutation"),
+        (reorder, ([[0, 1]], [[1, 1]]), "order must be a permutation"),
         (reorder, ([], []), "order must be a permutation"),
         (reorder, ([0, 1], [1, 0]), "signs must hold"),
         (reorder, ([0, 1], [1]), "signs must hold"),

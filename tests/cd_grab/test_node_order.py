@@ -13,21 +13,23 @@ def vectors_of(num_units, dim=6, seed=0):
     return np.random.default_rng(seed).standard_normal((num_units, dim))
 
 
-def visit(order, vectors, steps):
+def visit(order, vectors, steps, per_step=1):
     """Visit units; all gradients are written into one buffer, as a training loop does."""
-    buffer = np.empty((1, vectors.shape[1]))
+    buffer = np.empty((per_step, vectors.shape[1]))
     visited = []
     for _ in range(steps):
-        visited.append(order.next_unit())
-        buffer[0] = vectors[visited[-1]]
-        order.observe(buffer)
+        units = order.next_units(per_step)
+        seen = buffer[: len(units)]
+        seen[...] = vectors[units]
+        order.observe(seen)
+        visited += units.tolist()
     buffer[...] = np.nan
     return visited
 
 
 def test_reshuffling_depends_on_seed_and_pass():
     nodes = [Reshuffled(20, seed) for seed in (0, 1)]
-    orders = {tuple(node.next_unit() for _ in range(20)) for node in nodes for _ in range(3)}
+    orders = {tuple(node.next_units(20)) for node in nodes for _ in range(3)}
     assert len(orders) == 6
 
 
@@ -36,8 +38,8 @@ def test_own_pairs_is_pair_balance_of_one_node(num_units):
     own = OwnPairs(num_units)
     vectors = vectors_of(num_units)
     order = np.arange(num_units)
-    for _ in range(4):
-        assert visit(own, vectors, num_units) == order.tolist()
+    for per_step in (1, 3, num_units, 1):
+        assert visit(own, vectors, -(-num_units // per_step), per_step) == order.tolist()
         even = vectors[order[: num_units // 2 * 2]]
         _, signs = pair_balance(np.zeros(6), even[0::2] - even[1::2])
         order = reorder(order, unit_signs(signs, num_units))

@@ -3,48 +3,63 @@
 import numpy as np
 import pytest
 import torch
-from oracles.cd_grab import sketch as slow_sketch
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from flwr_hetero import keys
-from flwr_hetero.cd_grab.sampler import (
-    METHODS,
-    OrderedSampler,
-    batch_gradient,
-    random_signs,
-    sketch_gradients,
-)
+from flwr_hetero.cd_grab.gradients import batch_gradient
+from flwr_hetero.cd_grab.sampler import METHODS, OrderedSampler
 from flwr_hetero.cd_grab.wire import Answer, Terms, write_instruction
 from flwr_hetero.sampler import WeightedLoss
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
-    ("num_samples", "options", "num_units"),
-    [(40, {}, 5), (47, {}, 6), (3, {}, 1), (40, {"num_units": 7}, 7)],
+    ("num_samples", "options", "num_units", "num_batches"),
+    [
+        (40, {}, 5, 5),
+        (47, {}, 6, 6),
+        (3, {}, 1, 1),
+        (40, {"num_units": 7}, 7, 7),
+        (20, {"unit": "example"}, 20, 3),
+    ],
 )
-def test_pass_is_the_mean_over_all_examples(method, num_samples, options, num_units):
+def test_pass_is_the_mean_over_all_examples(method, num_samples, options, num_units, num_batches):
     sampler = OrderedSampler(num_samples, 8, seed=3, method=method, **options)
-    assert len(sampler) == num_units
+    assert (len(sampler.units), len(sampler)) == (num_units, num_batches)
     total = np.zeros(num_samples)
     seen = []
-    for _ in range(num_units):
+    for _ in range(num_batches):
+        before = sampler.node_order.position
         indices, weights = sampler.next_batch()
-        total[indices] += weights / len(indices)
+        units = sampler.node_order.position - before
+        total[indices] += units * weights / len(indices)  # in a step's mean, times its units
         seen += indices.tolist()
     assert sorted(seen) == list(range(num_samples))
     np.testing.assert_allclose(total, num_units / num_samples)
 
 
+def run_pass(sampler, gradients):
+    """Visit every batch; each unit's gradient is the mean of its examples'."""
+    visited = []
+    for _ in range(len(sampler)):
+        indices, _ = sampler.next_batch()
+        visited += indices.tolist()
+        rows = gradients[indices]
+        sampler.observe(rows if sampler.unit == "example" else rows.mean(dim=0, keepdim=True))
+    return visited
+
+
 @pytest.mark.parametrize(
-    ("method", "asked", "num_units"), [("cd-grab", 4, 4), ("cd-grab", 50, 12), ("id-grab", 3, 6)]
+    ("options", "asked", "num_units"),
+    [({}, 4, 4), ({}, 50, 12), ({"unit": "example"}, 4, 12), ({"method": "id-grab"}, 3, 6)],
 )
-def test_server_may_set_the_number_of_units(method, asked, num_units):
-    sampler = OrderedSampler(12, 2, method=method)
+def test_server_may_set_the_number_of_units(options, asked, num_units):
+    sampler = OrderedSampler(12, 2, **options)
     sampler.follow(write_instruction(Terms(num_units=asked), Answer()))
-    assert len(sampler) == num_units
+    assert len(sampler.units) == num_units
+    run_pass(sampler, torch.randn(12, 3))
     assert sampler.report().get(keys.NUM_UNITS, num_units) == num_units
 
 
@@ -147,8 +162,10 @@ def test_gradients_are_those_of_the_order(kind, told, zero):
     ("options", "message"),
     [
         ({"method": "best"}, "method must be one of cd-grab"),
+        ({"unit": "pixel"}, "unit must be one of batch, example"),
         ({"num_units": 21}, r"num_units must lie in 1\.\.20"),
-        ({"num_units": 0}, "num_units must be"),
+        ({"num_units": 5, "unit": "example"}, "num_units must .* unit='batch'"),
+        *(({"num_units": given}, "num_units must be") for given in (0, 1.5, "7", [7], True)),
     ],
 )
 def test_bad_settings_are_refused(options, message):
@@ -157,38 +174,12 @@ def test_bad_settings_are_refused(options, message):
 
 
 def test_bad_gradients_are_refused():
-    sampler = OrderedSampler(10, 4)
-    sampler.next_batch()
-    for shape in ((2, 3), (1,)):
-        with pytest.raises(ValueError, match=r"gradients must have shape \(1, dim\)"):
-            sampler.observe(torch.zeros(shape))
-    with pytest.raises(ValueError, match="gradients must be finite"):
-        sampler.observe(torch.full((1, 3), float("nan")))
-
-
-def test_batch_gradient_is_a_copy_with_zeros_for_missing_ones():
-    """The published code kept a reference to the buffer that the next step wrote over."""
-    model = nn.ModuleList([nn.Linear(2, 1), nn.Linear(3, 1)])
-    model[1](torch.ones(1, 3)).sum().backward()
-    first = batch_gradient(model)
-    model[1](torch.ones(1, 3)).sum().backward()
-    assert first.tolist() == [[0, 0, 0, 1, 1, 1, 1]]
-    assert batch_gradient(model).tolist() == [[0, 0, 0, 2, 2, 2, 2]]
-
-
-def test_random_signs_never_change():
-    """Nodes with different versions of this package and of NumPy must agree on them."""
-    assert random_signs(16, seed=0).tolist() == [
-        -1, 1, -1, 1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1, 1, -1,
-    ]  # fmt: skip
-    assert random_signs(100, seed=0)[:16].tolist() == random_signs(16, seed=0).tolist()
-    assert random_signs(64, seed=1).tolist() != random_signs(64, seed=2).tolist()
-    assert abs(random_signs(100_000, seed=5).double().mean()) < 4 / np.sqrt(100_000)
-
-
-@pytest.mark.parametrize(("dim", "size"), [(1, 5), (7, 7), (40, 1), (40, 8), (41, 12), (13, 12)])
-def test_sketch_is_the_sum_over_each_remainder(dim, size):
-    vectors = np.random.default_rng(0).standard_normal((2, dim))
-    expected = slow_sketch(vectors, size, random_signs(dim, seed=3).tolist())
-    whole = sketch_gradients(torch.from_numpy(vectors), size, seed=3)
-    np.testing.assert_allclose(whole, expected, atol=1e-5)
+    sampler = OrderedSampler(10, 4, unit="example")
+    for rows in (4, 4, 2):
+        sampler.next_batch()
+        for shape in ((rows + 1, 3), (rows,)):
+            with pytest.raises(ValueError, match=rf"gradients must have shape \({rows}, dim\)"):
+                sampler.observe(torch.zeros(shape))
+        with pytest.raises(ValueError, match="gradients must be finite"):
+            sampler.observe(torch.full((rows, 3), float("nan")))
+        sampler.observe(torch.zeros(rows, 3))

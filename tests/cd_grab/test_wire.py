@@ -34,6 +34,13 @@ def test_vectors_survive_the_wire(sketch_size, accuracy, scale):
     np.testing.assert_allclose(report.diffs, diffs, rtol=0, atol=accuracy * np.abs(diffs).max())
 
 
+@pytest.mark.parametrize("num_units", [2, 8, 17, 33])
+def test_answers_survive_the_wire(num_units):
+    order = np.random.default_rng(num_units).permutation(num_units)
+    back = read_answer(write_instruction(TERMS, Answer(4, order)), num_units)
+    assert (back.version, back.order.tolist()) == (4, order.tolist())
+
+
 @pytest.mark.parametrize("change", [{}, {keys.WHOLE_ORDER: np.arange(7, dtype="<i4").tobytes()}])
 def test_unfit_answers_are_no_answers(change):
     assert read_answer(write_instruction(TERMS, Answer(3)) | change, 8) == Answer()
@@ -45,13 +52,17 @@ BAD_REPORTS = [
     ({keys.SKETCH_SIZE: 5}, "whole rows of 5 numbers, got '24 bytes'"),
     ({keys.NUM_UNITS: 1 << 40}, "num-units must lie in"),
     ({keys.NUM_UNITS: 0}, "num-units must lie in"),
+    ({keys.NUM_UNITS: 5}, "first-pair must leave room for 2 pairs of 5 units, got 1"),
     ({keys.FIRST_PAIR: 3}, "first-pair must leave room for 2 pairs of 8 units, got 3"),
     ({keys.VERSION: "1"}, "version must be a whole number"),
+    ({keys.VERSION: None}, "version must be a whole number"),
     ({keys.VERSION: 2**64 - 1}, "version must be a whole number"),
     ({keys.VECTORS: "text"}, "vectors must be bytes"),
     ({keys.VECTORS: bytes(11)}, "whole rows"),
     ({keys.VECTORS: b"\xff\x7f" * 12}, "vectors must be finite"),
+    ({keys.SCALE: float("inf")}, "vectors must be finite"),
     ({keys.SCALE: -1.0}, "vectors must be finite"),
+    ({keys.SCALE: 1e39, keys.VECTORS: bytes(22) + b"\0\x3c"}, "at most 1e.15"),
     ({keys.SCALE: 1.01e15, keys.VECTORS: b"\0\x3c" * 12}, "at most 1e.15"),
     ({keys.SCALE: None}, "vectors must be bytes, with a scale"),
 ]

@@ -40,13 +40,16 @@ def test_times_by_hand():
 
 
 def test_an_instruction_comes_at_any_moment_between_two_polls():
-    rng = np.random.default_rng(1)
-    # Without polls nothing is drawn.
-    assert message_time_s(DeviceProfile(wait_s=1.0), rng) == 1.0
-    assert rng.random() == np.random.default_rng(1).random()
     device = DeviceProfile(wait_s=1.0, poll_s=3.0)
+    rng = np.random.default_rng(1)
     times_s = np.sort([message_time_s(device, rng) for _ in range(2000)])
     assert times_s == pytest.approx(np.linspace(1.0, 4.0, 2000), abs=0.15)
+
+
+def test_nothing_is_drawn_for_a_device_that_does_not_poll():
+    rng = np.random.default_rng(1)
+    assert message_time_s(DeviceProfile(wait_s=1.0), rng) == 1.0
+    assert rng.random() == np.random.default_rng(1).random()
 
 
 def test_jitter_has_the_stated_spread():
@@ -76,8 +79,11 @@ def test_profile_refusals(field, value):
     [
         ("", "at least one"),
         ("[[device]]\nspeed = 2", r"\[\[device\]\] must be one of .*compute_factor.*'speed'"),
+        ("[[device]]\ncompute-factor = 0", "compute_factor must be a number"),
         ("[[device]]\ncompute-factor = 'fast'", "compute_factor must be a number"),
         ("[[device]]\nshare = -1", "share must be a number"),
+        ("[[device]]\nwait-s = -1", "wait_s must be a number"),
+        ("[[device]]\nstart-s = '2 s'", "start_s must be a number"),
         ("[[device", "valid TOML"),
     ],
 )

@@ -13,7 +13,7 @@ from toy import reply_with, toy_app
 from flwr_hetero import keys
 from flwr_hetero.client import emulation
 from flwr_hetero.client import timing as timing_module
-from flwr_hetero.client.emulation import device_seed, stamp, work
+from flwr_hetero.client.emulation import device_rng, stamp, work
 from flwr_hetero.client.timing import NodePace, read_pace, times_beside
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.mod import emulated_device, timing
@@ -103,9 +103,9 @@ def test_work_is_what_the_reply_reports(metrics, expected, kind):
     assert work(answer(instruction(kind), **metrics)) == expected
 
 
-def test_a_devices_draws_depend_on_its_message_only():
+def test_device_rng_depends_on_its_message_only():
     def draw(seed=0, partition=1, **message):
-        return device_seed(seed, partition, instruction(**message)).generate_state(1)[0]
+        return device_rng(seed, partition, instruction(**message)).random()
 
     assert draw() == draw()
     others = [draw(seed=1), draw(partition=2), draw(kind="evaluate"), draw(server_round=4)]

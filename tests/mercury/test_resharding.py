@@ -134,6 +134,32 @@ def test_swap_by_hand() -> None:
     assert table.deliver("longer").slots == []
 
 
+def test_limits_are_fixed_at_the_first_offer() -> None:
+    table = SwapTable()
+    table.set_limits({"a": 3, "b": 5, "c": 10**6})
+    assert table.limits == {"a": 3, "b": 5, "c": 10}  # twice the median
+    table.set_limits({"a": 100, "d": 2})
+    assert (table.limits["a"], table.limits["d"]) == (3, 2)
+    table.add("a", [1, 2], b"AB")
+    table.add("a", [2, 3, 4], b"BCD")
+    assert (list(table.slots["a"]), table.store) == ([1, 2, 3], [b"A", b"B", b"C"])
+    assert table.room("a") == 0
+    assert restarted(table).limits["a"] == 3
+
+
+@pytest.mark.parametrize(
+    ("slots", "content"),
+    [([1], b""), ([], b"a"), ([1, 2], b"abc"), ([1, 1], b"abcd"), ([-1], b"ab"), ([1], b"abc")],
+)
+def test_bad_offer_is_refused_whole(slots: list[int], content: bytes) -> None:
+    table = SwapTable()
+    table.add("a", [7], b"xy")
+    with pytest.raises(ValueError, match=r"samples of one size|distinct"):
+        table.add("a", slots, content)
+    assert list(table.slots["a"]) == [7]
+    assert (table.store, table.received) == ([b"xy"], {"a": 1})
+
+
 def test_unpack_reads_what_pack_wrote() -> None:
     inputs = np.random.default_rng(0).random((3, 2, 5), np.float32)
     targets = np.array([0, 3, 1])

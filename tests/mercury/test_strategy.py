@@ -133,8 +133,6 @@ SPOILT = {
     "no samples": {keys.NUM_SAMPLES: 0},
     "odd size": {keys.CONTENT: bytes(2 * SIZE + 1)},
     "no list": {keys.SLOTS: b"123"},
-    "a slot twice": {keys.CONTENT: bytes(2 * SIZE), keys.SLOTS: np.array([1, 1], "<i4").tobytes()},
-    "a slot below 0": {keys.CONTENT: bytes(SIZE), keys.SLOTS: np.array([-1], "<i4").tobytes()},
     "missing what it never had": {keys.MISSING: np.array([99], "<i4").tobytes()},
     "long list": {keys.SLOTS: bytes(4_000_000)},  # refused unread: its numbers would take 36 MB
 }

@@ -22,6 +22,16 @@ def test_learn_follows_algorithm_2(computed_at, slope):
         assert now.slope[k] == pytest.approx(a, abs=1e-9)
 
 
+def test_trend_by_hand():
+    # ln 8 -> ln 2 over 2 iterations: -0.693; then ln 2 -> ln 4 over 1: 0.8 * 0.693 - 0.2 * 0.555
+    trend = pgd.start_trend(1)
+    log2 = math.log(2)
+    for priority, iteration, slope in ((8, 0, 0), (2, 2, -0.8 * log2), (4, 3, 0.64 * log2)):
+        trend = pgd.learn(trend, np.array([0]), np.array([float(priority)]), iteration)
+        assert trend.slope[0] == pytest.approx(slope)
+    assert pgd.estimate(trend, 5)[0] == pytest.approx(4 * math.exp(2 * trend.slope[0]))
+
+
 def test_estimate_is_bounded_and_nan_if_unknown():
     trend = pgd.Trend(np.array([1.0, -1.0]), np.array([5.0, -5.0]), np.array([0, 0]))
     np.testing.assert_allclose(pgd.estimate(trend, 2), [math.exp(10), -math.exp(-10)])

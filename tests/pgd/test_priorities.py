@@ -170,16 +170,18 @@ def test_layer_priorities_equal_forward_mode(make, layers):
 
 
 class Words(nn.Module):
-    """Embedding and head, used in some ``way``."""
+    """Embedding, perhaps an LSTM, which has no forward mode, and a head: used in some ``way``."""
 
-    def __init__(self, way):
+    def __init__(self, way, recurrent=False):
         super().__init__()
         self.embed = nn.Embedding(9, 6)
         self.way = way
+        self.lstm = nn.LSTM(6, 6, batch_first=True) if recurrent else None
         self.head = nn.Linear(6, 9)
 
     def forward(self, words):
-        return self.way(self, self.embed(words))
+        steps = self.embed(words)
+        return self.way(self, self.lstm(steps)[0] if self.lstm else steps)
 
 
 def time_first(self, steps):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fleet_app.task import RESHUFFLE, TOP_LOSS, FleetSettings
 from flwr_hetero import keys
-from flwr_hetero.cd_grab.sampler import batch_gradient
+from flwr_hetero.cd_grab.gradients import batch_gradient
 from flwr_hetero.client.batch_sampler import BatchSampler
 from flwr_hetero.client.device import reading_cost
 from flwr_hetero.mercury.scoring import collect_hidden, score_hidden
