@@ -94,7 +94,7 @@ def test_own_mean_is_grab_with_the_last_mean():
     for number in range(4):
         moved = vectors + number  # gradients change from pass to pass
         for unit in order:
-            assert own.next_unit() == unit
+            assert own.next_units(1).tolist() == [unit]
             own.observe(moved[[unit]])
         if number:
             np.testing.assert_allclose(own.mean, mean)  # of gradients as they came
