@@ -61,7 +61,7 @@ class Advice:
         names = next(iter(self.rows.values()))
         rows = {name: self.rows_of(name).values() for name in names}
         sure = [name for name in names if all(row.reached == row.seeds for row in rows[name])]
-        return sorted(sure or names, key=lambda name: -prod(row.speedup for row in rows[name]))
+        return sorted(sure or [*names], key=lambda name: -prod(row.speedup for row in rows[name]))
 
     @property
     def best(self) -> Candidate:

@@ -36,7 +36,7 @@ class Candidate:
 
     def inside_out(self, fast_steps: int) -> list[Part]:
         """Return the strategies from the base on, with the steps of a quick node."""
-        known = {"fast_steps": fast_steps}
+        known: dict[str, Any] = {"fast_steps": fast_steps}
         return [
             (kind, settings | known if "fast_steps" in settings else settings)
             for kind, settings in reversed(self.parts)

@@ -43,7 +43,7 @@ def ranks(fleet: str, lines: list[Line]) -> list[list[str]]:
         for product, speeds in zip(both, (advised, measured), strict=True):
             product |= {name: product.get(name, 1.0) * speed for name, speed in speeds.items()}
     means = {name: f"{speed ** (1 / len(PARTITIONS)):.1f}" for name, speed in both[1].items()}
-    return [*rows, [fleet, "both", *ranked(*both, means)]]
+    return [*rows, [fleet, "both", *ranked(both[0], both[1], means)]]
 
 
 def shown(setting: Row) -> str:
@@ -64,7 +64,7 @@ def ranked(advised: dict[str, float], found: dict[str, float], texts: dict[str, 
 
 
 def report(lines: list[Line], folder: Path) -> dict[str, Any]:
-    rows = []
+    rows: list[list[str]] = []
     for fleet, own in record.by(lines, "experiment").items():
         rows += ranks(fleet, own)
     taus = [float(row[2]) for row in rows if row[1] == "both"]

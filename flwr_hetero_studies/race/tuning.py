@@ -38,10 +38,10 @@ def trials_of(method: Entrant, found: dict[Choice, float]) -> list[Choice]:
         if todo:
             return todo
         best = min(wanted, key=lambda choice: found[choice])
-    rate, *settings = best
+    rate, first, second = best
     beyond = {min(method.rates): rate / 2, max(method.rates): rate * 2}
     if method.one_more and rate in beyond and len(found) == len(method.rates):
-        return [(beyond[rate], *settings)]
+        return [(beyond[rate], first, second)]
     return []
 
 
