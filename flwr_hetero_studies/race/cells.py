@@ -183,7 +183,8 @@ PACKED: dict[tuple[str, int], tuple[str, ...]] = {
 
 
 def rounds_in(cell: str, options: Options) -> int:
-    return round(CELLS[cell].length * options.settings["rounds"])
+    rounds: int = options.settings["rounds"]
+    return round(CELLS[cell].length * rounds)
 
 
 def case_of(kind: str, cell: str, at_work: int, name: str, options: Options, **more: Any) -> Case:
