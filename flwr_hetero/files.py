@@ -12,7 +12,7 @@ from typing import IO
 def drafted(path: Path, previous: Path | None = None) -> Iterator[IO[bytes]]:
     """Write a file in one step: readers see the old one, which may be kept, or the new one."""
     draft = path.with_name(f"{path.name}.draft")
-    # A killed process may have left a draft, or someone else a link that leads elsewhere.
+    # Of a process that was killed, or a link that would lead elsewhere.
     draft.unlink(missing_ok=True)
     with draft.open("xb") as file:
         yield file
@@ -41,7 +41,7 @@ class GrowingFile:
     def append(self, lines: Iterable[str]) -> None:
         """Add lines, which are on disk then; what was written and is not known of is cut off."""
         content = "".join(f"{line}\n" for line in lines).encode()
-        # Windows has no such flag.
+        # Windows has no such flag
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
         with os.fdopen(os.open(self.path, flags, 0o666), "r+b") as file:
             # A process that was killed may have begun a line.

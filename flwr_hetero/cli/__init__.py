@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib.metadata import entry_points
 
 from flwr_hetero import __version__
-from flwr_hetero.cli import apps, fleet, runs
+from flwr_hetero.cli import doctor, fleet, run, runs
 from flwr_hetero.cli.parsing import ExactParser, end_of_help
 
 # Entry points by which other packages add commands.
@@ -34,7 +34,14 @@ def _run(words: list[str]) -> int:
         return _fail(str(error))
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
-        return _fail(f"{package} is not installed: {apps.hint_for(package)}")
+        return _fail(f"{package} is not installed: {doctor.hint_for(package)}")
+    except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        # A command on run directories fails like this if their files hold nonsense. Anywhere
+        # else it is a bug, which needs its traceback.
+        if "directories" not in options:
+            raise
+        folders = ", ".join(map(str, options.directories))
+        return _fail(f"{folders}: the history cannot be read ({type(error).__name__}: {error})")
 
 
 def _fail(reason: str) -> int:
@@ -48,8 +55,15 @@ def _parser() -> argparse.ArgumentParser:
     parser = ExactParser(prog="flwr-hetero", description=text, epilog=end)
     parser.add_argument("--version", action="version", version=f"flwr-hetero {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for module in (apps, runs, fleet):
+    for module in (run, runs, fleet, doctor):
         module.add(commands)
     for entry in sorted(entry_points(group=COMMANDS), key=lambda entry: entry.name):
-        entry.load()(commands)
+        # A package whose command is broken must not disable the other commands.
+        try:
+            entry.load()(commands)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            print(
+                f"flwr-hetero: no command {entry.name} ({entry.value}): {reason}", file=sys.stderr
+            )
     return parser

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
@@ -30,6 +31,13 @@ def add_command(
     return parser
 
 
+def add_config(parser: argparse.ArgumentParser, name: str, *short: str) -> None:
+    """Add an option of ``flwr run`` for the settings of an app or a simulation."""
+    text = "as for flwr run: KEY=VALUE ..., with texts in quotes; may be given several times"
+    names = (f"--{name}-config", *short)
+    parser.add_argument(*names, action="append", default=[], metavar="KEYS", help=text)
+
+
 def tracked(items: Iterable[Item], text: str, total: int) -> Iterator[Item]:
     """Yield items, and show a bar on the error stream if that is a terminal."""
     from rich.console import Console
@@ -41,3 +49,10 @@ def tracked(items: Iterable[Item], text: str, total: int) -> Iterator[Item]:
     bar.disable = not console.is_terminal
     with bar:
         yield from bar.track(items, total, description=text)
+
+
+def waiting(text: str) -> AbstractContextManager[object]:
+    """Show a text on the error stream while something is done, if that is a terminal."""
+    from rich.console import Console
+
+    return Console(stderr=True).status(text)

@@ -6,15 +6,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-from flwr_hetero.cli.parsing import add_command, end_of_help
+from flwr_hetero.cli.parsing import add_command, end_of_help, tracked
 from flwr_hetero.errors import invalid
 from flwr_hetero.files import replace
 from flwr_hetero.report.history import HISTORY, LOCK, MODEL, REPORT, read_history
 
 # Names of the clocks on the command line and in the history.
 CLOCKS = {"virtual": "virtual_s", "wall": "wall_s", "round": "round"}
-# Seconds between two looks at a running run, and after which a browser loads its page again.
+# Seconds between two looks at the run.
+LOOK_S = 1.0
+# Seconds after which a browser loads the page of a running run again.
 REFRESH_S = 5
+# The share of a processor that making pages of a running run may take.
+WATCH_SHARE = 0.1
 KILLED = "The run was killed: its process is gone. resume=true continues from its checkpoint."
 
 
@@ -69,23 +73,30 @@ def _watch(options: argparse.Namespace) -> None:
     read_history(folder)
     print(f"{(folder / REPORT).as_uri()}  (stops with the run, or with Ctrl-C)", flush=True)
     drawn = None
+    pause_s = 0.0
     try:
         while _is_locked(folder / LOCK):
-            began_s = time.process_time()
-            written = (folder / HISTORY).stat().st_mtime_ns
-            if written != drawn:
+            pause_s -= LOOK_S
+            status = (folder / HISTORY).stat()
+            written = (status.st_ino, status.st_size)
+            if pause_s <= 0 and written != drawn:
                 drawn = written
+                began_s = time.process_time()
                 write_page(run_data(folder) | {"refresh": REFRESH_S}, folder / REPORT)
-            # The page of a long run takes a while: use at most a tenth of a processor for it.
-            time.sleep(max(REFRESH_S, 9 * (time.process_time() - began_s)))
+                # The page of a long run takes a while to make.
+                pause_s = (time.process_time() - began_s) / WATCH_SHARE
+            time.sleep(LOOK_S)
     except KeyboardInterrupt:
         return
     # The last page is not to be loaded again.
     write_page(run_data(folder), folder / REPORT)
-    # A run saves its model at its end. There may be an older model, of the run that it continues.
+    print(f"The run has ended: {folder}" if has_ended(folder) else KILLED, flush=True)
+
+
+def has_ended(folder: Path) -> bool:
+    """Return whether a run has saved its model, which it does at its end."""
     model = folder / MODEL
-    has_ended = model.exists() and model.stat().st_mtime >= (folder / HISTORY).stat().st_mtime
-    print(f"The run has ended: {folder}" if has_ended else KILLED, flush=True)
+    return model.is_file() and model.stat().st_mtime >= (folder / HISTORY).stat().st_mtime
 
 
 def _is_locked(path: Path) -> bool:
@@ -96,10 +107,10 @@ def _is_locked(path: Path) -> bool:
     if not path.exists():
         return False
     try:
-        with FileLock(path, timeout=0):
-            return False
+        FileLock(path).acquire(timeout=0).lock.release()
     except Timeout:
         return True
+    return False
 
 
 def _compare(options: argparse.Namespace) -> None:
@@ -109,8 +120,8 @@ def _compare(options: argparse.Namespace) -> None:
     # A name without .html may be a run directory that was put behind the option by mistake.
     if options.out.suffix != ".html":
         raise invalid("--out", str(options.out), "end in .html")
+    runs = read_runs(options.directories, lambda paths: tracked(paths, "Reading", len(paths)))
     clock = CLOCKS.get(options.clock)
-    runs = read_runs(options.directories)
     comparison = compare(runs, options.metric, options.target, clock=clock)
     page = write_page(comparison, options.out)
     if options.json:

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flwr_hetero.report.history import CLOCKS, Floats, History
-from flwr_hetero.report.style import TIMES, heading, is_share, size_unit, time_unit
+from flwr_hetero.report.history import CLOCKS, Floats, History, Indices
+from flwr_hetero.report.style import BLUE, TIMES, heading, is_share, size_unit, time_unit
 
 # Points of a mean over seeds.
 MEAN_POINTS = 100
@@ -102,6 +102,11 @@ def column_of(history: History, key: str) -> Floats:
     return np.cumsum(history.busy_s) if key == "device_s" else history.column(key)
 
 
+def drawn_rounds(count: int) -> Indices:
+    """Return the places of the rounds that are drawn, the first and the last among them."""
+    return np.unique(np.linspace(0, count - 1, min(count, MAX_POINTS)).astype(np.int64))
+
+
 def _names(histories: Sequence[History], first: str | None) -> list[str]:
     """Return the metrics and the figures of wrappers that all runs have."""
     names = [] if first is None else [first]
@@ -131,8 +136,7 @@ def _curve(xs: Sequence[Floats], ranges: Sequence[Floats]) -> dict[str, list[Any
         runs.append((x[has_point], values[has_point]))
     if len(runs) == 1:
         x, values = runs[0]
-        # The first and the last round are among the drawn ones.
-        places = np.linspace(0, len(x) - 1, min(len(x), MAX_POINTS)).astype(np.int64)
+        places = drawn_rounds(len(x))
         x = x[places]
         low, middle, high = values[places].T
     else:
@@ -151,3 +155,28 @@ def _curve(xs: Sequence[Floats], ranges: Sequence[Floats]) -> dict[str, list[Any
 def rounded(values: Floats) -> list[Any]:
     """Return numbers for the page: six digits, None where there is none."""
     return [float(f"{value:.6g}") if np.isfinite(value) else None for value in values.tolist()]
+
+
+def panels_of(history: History, clock: str) -> list[dict[str, Any]]:
+    """Return the charts beside the curves of one run: the time of each round, if it is known."""
+    axes = axes_of([history], clock)
+    seconds = history.clock[1]
+    if not axes or len(history.rounds) < 2 or np.isnan(seconds).all():
+        return []
+    places = drawn_rounds(len(history.rounds))
+    # If some rounds are not drawn, a dot is the mean over the rounds since the one before.
+    per_round = np.diff(seconds[places]) / np.diff(history.column("round")[places])
+    unit = time_unit(float(np.nanmax(per_round, initial=0.0)))
+    dots = {
+        "name": f"one {history.unit}",
+        "mode": "markers",
+        "marker": {"color": BLUE, "size": 6},
+        "y": [None, *rounded(per_round / TIMES[unit])],
+    }
+    chart = {
+        "title": f"Time of each {history.unit}",
+        "traces": [dots],
+        "yaxis": {"title": {"text": f"time ({unit})"}, "rangemode": "tozero"},
+        "x": {a.key: rounded(column_of(history, a.key)[places] / a.scale) for a in axes},
+    }
+    return [chart]

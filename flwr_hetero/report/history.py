@@ -1,7 +1,7 @@
 """The files of a run directory, and the figures in the history of a run."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite, nan
@@ -12,13 +12,16 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_hetero.errors import invalid
+from flwr_hetero.errors import clean, invalid
+from flwr_hetero.report.masking import masked
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 # A figure by its section in a line of the history and its key in that section.
 Key: TypeAlias = tuple[str, str]
 
+# The memory that a history takes is bounded, even if a node makes up metrics.
+MAX_KEYS = 1000
 MAX_FLOAT = float(np.finfo(np.float64).max)
 
 # The files of a run directory.
@@ -34,6 +37,7 @@ TIFL = "tifl"
 FEDBUFF = "fedbuff"
 FEDSLICE = "fedslice"
 FAIRNESS = "fairness"
+SECONDS = "seconds"
 # The parts into which the section "seconds" divides the time of a message.
 PARTS = ("wait", "start", "receive", "train", "send")
 # Sections with metrics of the app. A bare metric name is looked up in this order.
@@ -67,13 +71,15 @@ def read_config(directory: str | Path) -> dict[str, Any]:
     """Read the settings of a run; an empty dict if the file is missing or damaged."""
     try:
         text = (Path(directory) / CONFIG).read_text(encoding="utf-8")
-        config = as_dict(json.loads(text))
-        return config | {"settings": as_dict(config.get("settings"))}
+        config = as_dict(cleaned(json.loads(text)))
+        # Mask again: older versions recognized fewer secrets.
+        return config | {"settings": masked(as_dict(config.get("settings")))}
     except (OSError, ValueError, RecursionError):
         return {}
 
 
-@dataclass(frozen=True)
+# Compared by identity, so that functions can cache what they compute from a history.
+@dataclass(frozen=True, eq=False)
 class History:
     """The rounds of a run.
 
@@ -134,13 +140,7 @@ class History:
     @cached_property
     def table(self) -> dict[Key, Floats]:
         """Lowest, median and highest number of each figure: arrays of shape (rounds, 3)."""
-        table: dict[Key, Floats] = {}
-        for place, record in enumerate(self.rounds):
-            for key, numbers in _figures(record):
-                if key not in table:
-                    table[key] = np.full((len(self.rounds), 3), nan)
-                table[key][place] = min(numbers), median(numbers), max(numbers)
-        return table
+        return tabulate(self.rounds)
 
     @cached_property
     def names(self) -> dict[str, Key]:
@@ -182,6 +182,19 @@ class History:
                 if word in name.lower():
                     return name
         return None
+
+
+def tabulate(rounds: Sequence[dict[str, Any]]) -> dict[Key, Floats]:
+    """Collect the figures of rounds as arrays of shape (rounds, 3), at most a thousand of them."""
+    table: dict[Key, Floats] = {}
+    for place, record in enumerate(rounds):
+        for key, numbers in _figures(record):
+            if key not in table:
+                if len(table) == MAX_KEYS:
+                    continue
+                table[key] = np.full((len(rounds), 3), nan)
+            table[key][place] = min(numbers), median(numbers), max(numbers)
+    return table
 
 
 def _figures(record: dict[str, Any]) -> Iterator[tuple[Key, list[float]]]:
@@ -238,7 +251,19 @@ def parse(line: str) -> dict[str, Any]:
         record = None
     if not isinstance(record, dict) or type(record.get("round")) is not int:
         raise ValueError("is not a round")
-    return record
+    # Older versions wrote texts of nodes without making them printable.
+    if "\\" in line or not line.rstrip("\n").isprintable():
+        record = cleaned(record)
+    return as_dict(record)
+
+
+def cleaned(value: Any) -> Any:
+    """Make all names and texts in a value printable."""
+    if isinstance(value, dict):
+        return {cleaned(key): cleaned(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [cleaned(item) for item in value]
+    return clean(value, len(value)) if isinstance(value, str) else value
 
 
 def as_dict(value: Any) -> dict[str, Any]:

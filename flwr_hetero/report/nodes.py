@@ -3,16 +3,20 @@
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from functools import lru_cache
 from math import ceil, isfinite, nan
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from flwr_hetero.report.history import (
     EVALUATED,
     FAIRNESS,
+    PARTS,
+    SECONDS,
     TIFL,
+    Floats,
     History,
     as_dict,
     as_number,
@@ -47,13 +51,10 @@ class Fairness(NamedTuple):
     """Values by node; of a large fleet the history has the worst nodes only."""
 
 
+@lru_cache(2)
 def node_stats(history: History) -> list[NodeStats]:
     """Summarize each node, sorted by tier and then by latency."""
-    # The latest profiling counts.
-    profilings = [as_dict(record.get(TIFL)) for record in history.rounds]
-    last: dict[str, Any] = next((info for info in reversed(profilings) if "tiers" in info), {})
-    tiers = as_dict(last.get("tiers"))
-    profiled = as_dict(last.get("latency"))
+    tiers, profiled = latest_tiers(history)
     selected = Counter[str]()
     lost = Counter[str]()
     latencies: dict[str, list[float]] = defaultdict(list)
@@ -75,6 +76,35 @@ def node_stats(history: History) -> list[NodeStats]:
     return [stats[place] for place in np.lexsort(np.reshape(keys, (-1, 2)).T)]
 
 
+@lru_cache(2)
+def message_parts(history: History) -> dict[str, Floats]:
+    """Return by node the median seconds of each part of a message, the fastest node first.
+
+    The arrays have the order of ``PARTS``, and NaN for a part that is unknown.
+    """
+    seconds: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for record in history.rounds:
+        for part in PARTS:
+            for name, value in as_dict(as_dict(record.get(SECONDS)).get(part)).items():
+                if value is not None:
+                    seconds[name][part].append(as_number(value))
+    medians = {
+        name: np.array([median(by_part.get(part, [nan])) for part in PARTS])
+        for name, by_part in seconds.items()
+    }
+    names = sorted(medians, key=lambda name: (np.nansum(medians[name]), _natural(name)))
+    return {name: medians[name] for name in names}
+
+
+def latest_tiers(history: History) -> tuple[dict[str, int], dict[str, float | None]]:
+    """Return tier and latency by node, as of the latest profiling."""
+    for record in reversed(history.rounds):
+        info = as_dict(record.get(TIFL))
+        if "tiers" in info:
+            return as_dict(info["tiers"]), as_dict(info.get("latency"))
+    return {}, {}
+
+
 def last_fairness(history: History) -> Fairness | None:
     """Return how good the model is on each node, as last measured; None if it never was."""
     record = next((record for record in reversed(history.rounds) if FAIRNESS in record), None)
@@ -94,6 +124,7 @@ def last_fairness(history: History) -> Fairness | None:
     )
 
 
+@lru_cache(2)
 def slowest_nodes(history: History) -> list[str]:
     """Return the slowest fifth of the nodes by time per step, or by latency without steps.
 
@@ -127,6 +158,7 @@ def mean_over_nodes(history: History, *choices: Sequence[str]) -> float:
     return next((float(np.mean(values)) for values in numbers if values), nan)
 
 
+@lru_cache(2)
 def failure_groups(history: History) -> list[tuple[str, str, list[int]]]:
     """Return node, reason and rounds of failures, the most frequent failure first."""
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)

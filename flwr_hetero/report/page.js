@@ -1,15 +1,15 @@
 "use strict";
 const read = (id) => document.getElementById(id).textContent;
-const { curves, costs } = JSON.parse(read("data"));
+const { curves, panels, costs } = JSON.parse(read("data"));
 const drawings = [];
 const redraw = () => drawings.forEach((draw) => draw());
 
 // What the reader has chosen.
-const chosen = { metric: curves?.metrics[0], axis: curves?.axes[0], logarithmic: curves?.axes[0]?.log };
+const chosen = { axis: null, logarithmic: null, hidden: new Set() };
 
 function make(tag, properties = {}, ...children) {
   const element = Object.assign(document.createElement(tag), properties);
-  element.append(...children);
+  element.append(...children.filter((child) => child !== null));
   return element;
 }
 
@@ -29,17 +29,32 @@ function theme(width) {
   return {
     width, paper_bgcolor: colour("--paper"), plot_bgcolor: colour("--paper"),
     font: { color: colour("--ink"), family: "system-ui, sans-serif", size: 12.5 },
-    margin: { l: 46, r: 10, t: 34, b: 42 }, hovermode: "closest", uirevision: "kept",
+    margin: { l: 46, r: 10, t: 8, b: 42 }, hovermode: "closest", uirevision: "kept",
     legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, itemwidth: 30 },
     hoverlabel: { bgcolor: colour("--ground"), font: { color: colour("--ink") } },
     xaxis: { ...axis }, yaxis: { ...axis }, muted: colour("--muted"), ink: colour("--ink"),
   };
 }
 
-function plot(traces, layout, element) {
-  const buttons = ["sendChartToCloud", "lasso2d", "select2d", "autoScale2d"];
-  const config = { displaylogo: false, plotlyServerURL: "", modeBarButtonsToRemove: buttons };
-  Plotly.react(element, traces, layout, config);
+function plot(traces, layout, element, displayModeBar = false) {
+  const config = {
+    displaylogo: false, plotlyServerURL: "",
+    modeBarButtonsToRemove: ["sendChartToCloud", "lasso2d", "select2d", "autoScale2d"],
+  };
+  Plotly.react(element, traces, layout, displayModeBar ? config : { ...config, displayModeBar });
+}
+
+const chosenAxis = () => curves.axes.find((axis) => axis.key === chosen.axis) ?? curves.axes[0];
+const isLogarithmic = () => chosen.logarithmic ?? chosenAxis().log;
+
+function drawPanel(panel, element) {
+  const axis = chosenAxis();
+  const layout = theme(element.clientWidth);
+  layout.showlegend = panel.traces.length > 1;
+  layout.uirevision = axis.key;
+  layout.xaxis.title = { text: axis.label };
+  Object.assign(layout.yaxis, panel.yaxis);
+  plot(panel.traces.map((trace) => ({ ...trace, x: panel.x[axis.key] })), layout, element);
 }
 
 // Plotly's own ticks of a logarithmic axis have no labels between the powers of ten.
@@ -47,43 +62,43 @@ const powers = [-4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6];
 const ticks = powers.flatMap((power) => [1, 2, 5].map((digit) => Number(`${digit}e${power}`)));
 const logarithmicAxis = { type: "log", tickvals: ticks, ticktext: ticks.map(String) };
 
-function drawCurves(element) {
-  const { metric, axis, logarithmic } = chosen;
+function drawCurves(metric, element) {
+  const axis = chosenAxis();
   const curveOf = (line) => line.curves[metric.key][axis.key];
   const values = curves.lines.flatMap((line) => curveOf(line).y);
   const percent = metric.percent && Math.max(...values) <= 1 && Math.min(...values) >= 0;
-  const most = element.clientWidth < 500 ? 24 : 60;
   const traces = [];
-  for (const line of curves.lines) {
+  for (const line of curves.lines.filter(({ label }) => !chosen.hidden.has(label))) {
     let { x, y, low, high } = curveOf(line);
-    if (logarithmic) {
+    if (isLogarithmic()) {
       // A logarithmic axis has no place for 0.
       const first = Math.max(0, x.findIndex((value) => value > 0));
       [x, y, low, high] = [x, y, low, high].map((list) => list?.slice(first));
     }
-    // A click in the legend hides a curve together with its band.
-    const group = { x, legendgroup: line.label };
     if (low) {
-      const edge = { ...group, mode: "lines", line: { width: 0 }, hoverinfo: "skip", showlegend: false };
+      const edge = { x, mode: "lines", line: { width: 0 }, hoverinfo: "skip" };
       traces.push({ ...edge, y: low });
       traces.push({ ...edge, y: high, fill: "tonexty", fillcolor: line.colour + "33" });
     }
     const format = percent ? ".1%" : ".4g";
     traces.push({
-      ...group, y, name: escaped(shortened(line.label, most)), mode: x.length < 3 ? "markers" : "lines",
+      x, y, mode: x.length < 3 ? "markers" : "lines",
       line: { color: line.colour, width: 2.2 }, marker: { color: line.colour },
       hovertemplate: `${escaped(line.label)}<br>%{y:${format}} at %{x:.4g}<extra></extra>`,
     });
   }
   const layout = theme(element.clientWidth);
-  layout.showlegend = curves.lines.length > 1;
+  layout.showlegend = false;
   layout.uirevision = metric.key + axis.key;
+  layout.margin.t = 34;  // for the buttons
   layout.xaxis.title = { text: axis.label };
   layout.yaxis.title = { text: escaped(metric.label) };
-  if (logarithmic) Object.assign(layout.xaxis, logarithmicAxis);
+  if (isLogarithmic()) Object.assign(layout.xaxis, logarithmicAxis);
   if (percent) layout.yaxis.tickformat = ".4~p";
   if (metric.target !== null) addTarget(layout, metric.target, percent);
-  plot(traces, layout, element);
+  const caption = element.parentNode.querySelector(".caption");
+  caption.hidden = !traces.some((trace) => trace.fill);
+  plot(traces, layout, element, true);
 }
 
 function addTarget(layout, target, percent) {
@@ -108,7 +123,7 @@ function drawCosts(element) {
   layout.yaxis.autorange = "reversed";
   layout.yaxis.tickvals = places;
   layout.yaxis.ticktext = lines.map(({ label }) => escaped(shortened(label, most)));
-  layout.height = 100 + 40 * lines.length;
+  layout.height = 80 + 40 * lines.length;
   element.style.height = `${layout.height}px`;
   const mean = (list) => list.reduce((sum, cost) => sum + cost, 0) / (list.length || 1);
   const bars = {
@@ -128,13 +143,12 @@ function drawCosts(element) {
 
 // -- parts of the page --
 
-function addChart(title, draw, caption, ...controls) {
+function chart(title, draw, { controls = [], caption = "", tall = false } = {}) {
   const ariaLabel = `${title}; the tables have the figures`;
-  const element = make("div", { className: "plot", role: "img", ariaLabel });
+  const element = make("div", { className: tall ? "plot tall" : "plot", role: "img", ariaLabel });
   drawings.push(() => draw(element));
-  const text = make("p", { className: "caption" }, caption);
-  const card = make("section", { className: "card" }, make("h2", {}, title), ...controls, element, text);
-  document.getElementById("charts").append(card);
+  const text = caption ? make("p", { className: "caption" }, caption) : null;
+  return make("section", { className: "card" }, make("h2", {}, title), ...controls, element, text);
 }
 
 function choice(label, options, change) {
@@ -144,24 +158,91 @@ function choice(label, options, change) {
     if (section) groups[section] ??= select.appendChild(make("optgroup", { label: section }));
     (groups[section] ?? select).append(make("option", { value: key }, text));
   }
-  select.addEventListener("change", () => {
-    change(options.find(({ key }) => key === select.value));
-    redraw();
-  });
+  select.addEventListener("change", () => { change(select.value); redraw(); });
   return make("label", {}, `${label} `, select);
 }
 
-function addCurves() {
-  const box = make("input", { type: "checkbox", checked: chosen.logarithmic });
-  box.addEventListener("change", () => { chosen.logarithmic = box.checked; redraw(); });
-  const metrics = choice("show", curves.metrics, (metric) => { chosen.metric = metric; });
-  const axes = choice("against", curves.axes, (axis) => {
-    chosen.axis = axis;
-    box.checked = chosen.logarithmic = axis.log;
+function checkbox(checked, change, ...text) {
+  const box = make("input", { type: "checkbox", checked });
+  box.addEventListener("change", () => { change(box.checked); redraw(); });
+  return make("label", {}, box, " ", ...text);
+}
+
+function curveChart(title, { withAxes }) {
+  // The second chart begins with the second metric and follows the first one's axis.
+  let metric = curves.metrics[withAxes ? 0 : 1];
+  const metricChoice = choice("show", curves.metrics, (key) => {
+    metric = curves.metrics.find((other) => other.key === key);
   });
-  metrics.querySelector("select").value = chosen.metric.key;
-  const controls = make("div", { className: "controls" }, metrics, axes, make("label", {}, box, " logarithmic"));
-  addChart("Progress", drawCurves, "A band is the range over seeds or nodes.", controls);
+  metricChoice.querySelector("select").value = metric.key;
+  const controls = [make("div", { className: "controls" }, metricChoice)];
+  if (withAxes) {
+    const logarithmic = checkbox(isLogarithmic(), (on) => { chosen.logarithmic = on; }, "logarithmic");
+    const axisChoice = choice("against", curves.axes, (key) => {
+      chosen.axis = key;
+      logarithmic.querySelector("input").checked = isLogarithmic();
+    });
+    controls[0].append(axisChoice, logarithmic);
+    if (curves.lines.length > 1) controls.push(make("div", { className: "controls" }, ...curves.lines.map(lineSwitch)));
+  }
+  const caption = "Line and band: mean and range over seeds or nodes.";
+  return chart(title, (element) => drawCurves(metric, element), { controls, caption, tall: withAxes });
+}
+
+function lineSwitch({ label, colour }) {
+  const chip = make("span", { className: "chip" });
+  chip.style.background = colour;
+  const change = (on) => { chosen.hidden[on ? "delete" : "add"](label); };
+  return checkbox(true, change, chip, label);
+}
+
+function addCharts() {
+  const charts = document.getElementById("charts");
+  const numMetrics = curves?.metrics.length ?? 0;
+  const pair = make("div", { className: "pair" });
+  const hasSeeds = costs?.values.some((list) => list.length > 1);
+  if (numMetrics > 0) charts.append(curveChart("Progress", { withAxes: true }));
+  if (costs) charts.append(chart(costs.title, drawCosts, { caption: hasSeeds ? "Mean over the seeds that reach it. Dots are seeds." : "" }));
+  if (numMetrics > 1) pair.append(curveChart("Another figure", { withAxes: false }));
+  for (const panel of panels ?? []) pair.append(chart(panel.title, (element) => drawPanel(panel, element), panel));
+  charts.append(pair);
+}
+
+// -- tables --
+
+function compareCells(a, b) {
+  const [x, y] = [a, b].map((cell) => cell.dataset.value);
+  if (x !== undefined && y !== undefined) return x - y;
+  if (x !== undefined || y !== undefined) return x === undefined ? 1 : -1;
+  return a.textContent.localeCompare(b.textContent, undefined, { numeric: true });
+}
+
+function makeSortable(table) {
+  const [body] = table.tBodies;
+  const heads = [...table.tHead.rows[0].cells];
+  heads.forEach((head, place) => {
+    const button = make("button", { type: "button" }, head.textContent);
+    head.replaceChildren(button);
+    button.addEventListener("click", () => {
+      const sign = head.ariaSort === "ascending" ? -1 : 1;
+      heads.forEach((other) => other.removeAttribute("aria-sort"));
+      head.ariaSort = sign === 1 ? "ascending" : "descending";
+      body.append(...[...body.rows].sort((a, b) => sign * compareCells(a.cells[place], b.cells[place])));
+    });
+  });
+}
+
+function makeFilterable(table) {
+  const rows = [...table.tBodies[0].rows];
+  if (rows.length <= 5) return;
+  const scroll = table.parentNode;
+  const filter = make("input", { type: "search", ariaLabel: `filter ${scroll.ariaLabel}` });
+  filter.addEventListener("input", () => {
+    const wanted = filter.value.toLowerCase();
+    const matches = (cell) => cell.textContent.toLowerCase().includes(wanted);
+    for (const row of rows) row.hidden = ![...row.cells].some(matches);
+  });
+  scroll.before(make("label", { className: "filter" }, "filter ", filter));
 }
 
 // -- start --
@@ -172,9 +253,12 @@ async function unpack(id) {
   document.head.append(make("script", { textContent: await new Response(stream).text() }));
 }
 
+for (const table of document.querySelectorAll("table")) {
+  makeSortable(table);
+  makeFilterable(table);
+}
 unpack("plotly").then(() => {
-  if (curves?.metrics.length) addCurves();
-  if (costs) addChart(costs.title, drawCosts, "The mean over the seeds that reach it. Dots are seeds.");
+  addCharts();
   redraw();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   addEventListener("resize", redraw);

@@ -8,26 +8,21 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment
 from plotly.offline import get_plotlyjs
 
 from flwr_hetero.files import replace
 from flwr_hetero.report.compare import Recording, compare, verdict
 from flwr_hetero.report.compare.sentences import HOW_TO_EVALUATE, cost_text, slow_nodes_line
-from flwr_hetero.report.curves import Line, curve_data
+from flwr_hetero.report.curves import Line, curve_data, panels_of
 from flwr_hetero.report.history import REPORT, History, as_number, read_config, read_history
 from flwr_hetero.report.nodes import failure_groups, last_fairness, node_stats
-from flwr_hetero.report.style import (
-    BLUE,
-    UNKNOWN,
-    duration,
-    figure,
-    heading,
-    is_share,
-    size,
-    words,
-)
+from flwr_hetero.report.style import BLUE, duration, figure, heading, is_share, size, words
 from flwr_hetero.report.tables import settings_table, tables_of
+
+# What the scripts of a page draw; its template shows the rest.
+CHARTS = ("curves", "panels", "costs")
 
 
 def write_page(data: Mapping[str, Any], path: Path) -> Path:
@@ -43,8 +38,7 @@ def render(data: Mapping[str, Any]) -> str:
     css = (folder / "page.css").read_text(encoding="utf-8")
     html = (folder / "page.html").read_text(encoding="utf-8")
     plotly, plotly_hash = _plotly()
-    # The script draws these; the template shows the rest.
-    charts = {key: data.get(key) for key in ("curves", "costs")}
+    charts = {key: data.get(key) for key in CHARTS}
     # Browsers run only scripts with these hashes, so a text of a node can never run as one.
     hashes = [plotly_hash, _hash(script)]
     template = Environment(autoescape=True).from_string(html)
@@ -71,7 +65,7 @@ def write_report(directory: str | Path) -> Path:
 
 
 def run_data(directory: str | Path) -> dict[str, Any]:
-    """Return everything that the page of a run shows; the run may still be going on."""
+    """Return everything that the page of a run shows, for JSON; the run may still be going on."""
     folder = Path(directory).expanduser().absolute()
     history = read_history(folder)
     config = read_config(folder)
@@ -85,7 +79,7 @@ def run_data(directory: str | Path) -> dict[str, Any]:
         "mark": "",
         "sentences": [],
         "notes": list(history.notes),
-        "tables": [settings_table(title, rows) for title, rows in folded if rows],
+        "tables": [settings_table(title, rows).data() for title, rows in folded if rows],
     }
     if not history.rounds:
         data["notes"].append("No round was completed. The log gives the reason.")
@@ -94,6 +88,7 @@ def run_data(directory: str | Path) -> dict[str, Any]:
     if simulated is not None:
         data["mark"] = "simulated nodes" if simulated else "real nodes"
     metric = history.main_metric()
+    judge = None
     target = None
     clock = history.clock[0]
     lines = ["No trained model was evaluated.", HOW_TO_EVALUATE]
@@ -108,10 +103,12 @@ def run_data(directory: str | Path) -> dict[str, Any]:
         lines += [] if result.node_metric else [HOW_TO_EVALUATE]
     price = f"{size(history.traffic.sum())} sent and received, {duration(history.busy_s.sum())}"
     data["sentences"] = ["\n".join([*lines, f"Price of the run: {price} of device time."])]
+    tables = [table.data() for table in tables_of([("", None, history)])]
     return data | {
-        "facts": facts(history, settings),
+        "facts": facts(history, settings, judge),
         "curves": curve_data([Line(folder.name, BLUE, [history])], metric, clock, target),
-        "tables": tables_of(history) + data["tables"],
+        "panels": panels_of(history, clock),
+        "tables": tables + data["tables"],
     }
 
 
@@ -145,26 +142,42 @@ def _outcome(judge: verdict.Judge, result: verdict.Result, history: History) -> 
     return f"{text} The run ended early: {stopped}." if stopped else text
 
 
-def facts(history: History, settings: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def facts(
+    history: History, settings: Mapping[str, Any], judge: verdict.Judge | None
+) -> list[dict[str, str]]:
     """Return label, value and note of each figure at the top of the page of a run."""
     tiles = []
+
+    def add(label: str, value: str, note: str = "") -> None:
+        tiles.append({"label": label, "value": value, "note": note})
+
+    if judge:
+        final = figure(judge.metric, verdict.settled_value(history, judge.metric))
+        add(f"Final {words(judge.metric)}", final)
     fairness = last_fairness(history)
     if fairness:
-        label = f"{heading(fairness.metric)} on the worst tenth of the nodes"
         mean = figure(fairness.metric, fairness.mean)
-        note = f"{mean} on all {fairness.nodes}, {history.unit} {fairness.round}"
-        tiles.append((label, figure(fairness.metric, fairness.worst), note))
+        add(
+            f"{heading(fairness.metric)} on the worst tenth of the nodes",
+            figure(fairness.metric, fairness.worst),
+            f"{mean} on all {fairness.nodes}, {history.unit} {fairness.round}",
+        )
     planned = settings.get("num-server-rounds")
-    note = ""
-    if planned:
-        note = "as planned" if planned == history.last_round else f"of {planned} planned"
-    tiles.append((f"{history.unit}s".capitalize(), str(history.last_round), note))
-    virtual_s = duration(history.column("virtual_s")[-1])
-    wall_s = duration(history.column("wall_s")[-1])
-    tiles.append(("Time on the fleet's clock", virtual_s, f"{wall_s} on the server's"))
+    note = "as planned" if planned == history.last_round else f"of {planned} planned"
+    add(f"{history.unit}s".capitalize(), str(history.last_round), note if planned else "")
+    virtual_s = history.column("virtual_s")[-1]
+    wall_s = history.column("wall_s")[-1]
+    add("Time on the fleet's clock", duration(virtual_s), f"{duration(wall_s)} on the server's")
     nodes = node_stats(history)
+    busy_s = float(history.busy_s.sum())
+    all_s = virtual_s * len(nodes)
+    note = f"a node works for {100 * busy_s / all_s:.2g} % of the time" if all_s > 0 else ""
+    add("Time of all devices", duration(busy_s), note)
+    sent = float(np.nansum(history.column("bytes_up")))
+    received = float(np.nansum(history.column("bytes_down")))
+    add("Traffic", size(sent + received), f"{size(sent)} up, {size(received)} down")
     trained = sum(node.selected > node.lost for node in nodes)
-    tiles.append(("Nodes", str(len(nodes)) if nodes else UNKNOWN, f"{trained} of them trained"))
+    add("Nodes", str(len(nodes)) if nodes else "?", f"{trained} of them trained")
     failures = sum(len(rounds) for _, _, rounds in failure_groups(history))
-    tiles.append(("Failures", str(failures), "" if failures else "every reply was valid"))
+    add("Failures", str(failures), "" if failures else "every reply was valid")
     return tiles

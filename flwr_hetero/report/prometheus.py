@@ -7,12 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-# Environment variable with host and port of the endpoint.
 ADDRESS = "FLWR_HETERO_METRICS"
+"""Environment variable with host and port of the endpoint."""
 DEFAULT_ADDRESS = "127.0.0.1:9464"
-# The log warns of a node that has failed so often in a row, and again after so many failures.
 FAILURES = 3
-REPEAT = 20
+"""Rounds in a row in which a node has failed when the log has a warning."""
+REPEAT_ROUNDS = 20
+"""Rounds after which the warning is repeated if the node still fails."""
 
 logger = logging.getLogger("flwr")
 
@@ -62,15 +63,19 @@ class FailingNodes:
 
     def __init__(self) -> None:
         self._failures: Counter[str] = Counter()
+        self._warned: dict[str, int] = {}
 
     def look(self, record: dict[str, Any]) -> None:
-        """Count the failures of a round, and warn of nodes that have failed often."""
+        """Count the failures of a round, and warn where it is time."""
         for node in record["weights"]:
-            del self._failures[node]
+            self._failures.pop(node, None)
+            self._warned.pop(node, None)
         # A node that fails to train and to evaluate has failed once in this round.
         reasons = {failure["node"]: failure["reason"] for failure in record["failures"]}
         for node, reason in reasons.items():
             self._failures[node] += 1
-            if self._failures[node] % REPEAT == FAILURES:
+            is_due = record["round"] >= self._warned.get(node, -REPEAT_ROUNDS) + REPEAT_ROUNDS
+            if self._failures[node] >= FAILURES and is_due:
+                self._warned[node] = record["round"]
                 text = "%s has failed in %d rounds in a row, most recently because: %s"
                 logger.warning(text, node, self._failures[node], reason)

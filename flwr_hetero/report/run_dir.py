@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import platform
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from flwr_hetero.errors import check_count, install_hint, invalid
 from flwr_hetero.files import replace
 from flwr_hetero.report import history as files
+from flwr_hetero.report.masking import masked
 
 if TYPE_CHECKING:
     from filelock import FileLock
@@ -30,20 +30,6 @@ NEEDED = ("filelock", "safetensors", "jinja2", "plotly")
 PACKAGES = ("flwr-hetero", "flwr", "numpy", "torch")
 # A resume waits so many seconds for the previous run, which may still be making its report.
 ENDING_S = 30.0
-HIDDEN = "(hidden)"
-# A setting is hidden if its name matches this, even if it is a number.
-PASSWORD = re.compile(
-    r"passw|passphrase|passcode|secret|credential|(api|access|private)[-_]?(key|token)"
-)
-# A setting is hidden if its name matches this, unless it is a number, such as max-new-tokens.
-KEY = re.compile(r"(token|(\b|_)(key|auth|authorization|cookie|pass|pwd))s?$")
-# Keys of records, metrics and columns, and symbols of texts, are shown: loss-key, pad-token.
-HARMLESS = re.compile(
-    r"(record|public|loss|acc|accuracy|metrics?|by|label|target|column|feature|image|text|"
-    r"sort|group|partition|pad|bos|eos|unk|mask|sep|cls|stop)[-_.](key|token)s?$"
-)
-# "user:password@" in an address.
-LOGIN = re.compile(r"(\w://)[^/?#\s]+@")
 
 
 class RunDirectory:
@@ -54,7 +40,7 @@ class RunDirectory:
     path : str or Path
         Absolute path of the folder; ``~`` is the home directory. It is made if it does not exist.
     config : mapping, optional
-        Settings and seeds. Values that may be secrets, by their names, are not written.
+        Settings and seeds. Values that may be secrets, by their names or form, are not written.
     resume : bool, keyword-only
         Continue the run in the folder. Its history is cut back to the checkpoint.
     argument : str, keyword-only
@@ -206,17 +192,3 @@ class RunDirectory:
             "platform": platform.platform(),
         }
         return (json.dumps(content, indent=2) + "\n").encode()
-
-
-def masked(value: Any, name: str = "") -> Any:
-    """Hide what may be a secret in a plain value: a setting by its name, a login in an address."""
-    # wandbKey is wandb-key.
-    name = re.sub("([a-z])([A-Z])", r"\1-\2", name).lower()
-    is_key = KEY.search(name) and not HARMLESS.search(name) and not isinstance(value, int | float)
-    if value not in ("", None) and (is_key or PASSWORD.search(name)):
-        return HIDDEN
-    if isinstance(value, dict):
-        return {key: masked(item, key) for key, item in value.items()}
-    if isinstance(value, list):
-        return [masked(item) for item in value]
-    return LOGIN.sub(rf"\1{HIDDEN}@", value) if isinstance(value, str) else value

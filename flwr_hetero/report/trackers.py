@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
 from importlib.util import find_spec
@@ -24,17 +24,42 @@ SKIPPED = ("round", "latency", "weights", "fairness")
 class Tracker(NamedTuple):
     """A run in another system."""
 
-    log: Callable[[dict[str, Any]], object]
-    """Add the record of a round."""
+    log: Callable[[int, Mapping[str, float], dict[str, Any]], object]
+    """Add a round: its number, the figures of the whole run, and its record."""
     close: Callable[[], object]
     """End the run."""
+
+
+def check_trackers(names: Sequence[str]) -> list[str]:
+    """Refuse a tracker that is unknown (ValueError) or not installed (ModuleNotFoundError)."""
+    for name in names:
+        check_choice("trackers", name, TRACKERS)
+        if find_spec(MODULES.get(name, name)) is None:
+            hint = install_hint(name if name in MODULES else "trackers")
+            raise ModuleNotFoundError(f"trackers: {name} is not installed: {hint}", name=name)
+    return list(names)
+
+
+def figures_of(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield the numbers of a round: ``virtual_s``, ``global/accuracy``, ``tifl/tier``, ...
+
+    >>> record = {"round": 3, "virtual_s": 2.5, "global": {"accuracy": 0.5}, "failures": ["x"]}
+    >>> dict(figures_of(record))
+    {'virtual_s': 2.5, 'global/accuracy': 0.5, 'failures': 1.0}
+    """
+    for key, value in (record | {"failures": len(record["failures"])}).items():
+        if key in SKIPPED:
+            continue
+        for name, number in value.items() if isinstance(value, dict) else [("", value)]:
+            if type(number) in (int, float):
+                yield f"{key}/{name}" if name else key, float(number)
 
 
 class Trackers:
     """Send rounds to trackers; one that fails is dropped and never ends the run."""
 
     def __init__(self) -> None:
-        self._open: dict[str, Tracker | Endpoint] = {}
+        self._open: dict[str, Tracker] = {}
 
     def open(self, names: Sequence[str], checkpoint_dir: Path) -> None:
         """Begin or continue a run in each tracker; the run directory is the folder above."""
@@ -45,8 +70,9 @@ class Trackers:
 
     def log(self, record: dict[str, Any]) -> None:
         """Send the record of a round."""
+        figures = dict(figures_of(record))
         for name, tracker in list(self._open.items()):
-            self._try(name, partial(tracker.log, record))
+            self._try(name, partial(tracker.log, record["round"], figures, record))
 
     def close(self) -> None:
         """End the run in each tracker."""
@@ -63,41 +89,15 @@ class Trackers:
             logger.warning(text, name, type(error).__name__, error)
 
 
-def check_trackers(names: Sequence[str]) -> list[str]:
-    """Refuse a tracker that is unknown (ValueError) or not installed (ModuleNotFoundError)."""
-    for name in names:
-        check_choice("trackers", name, TRACKERS)
-        if find_spec(MODULES.get(name, name)) is None:
-            hint = install_hint(name if name in MODULES else "trackers")
-            raise ModuleNotFoundError(f"trackers: {name} is not installed: {hint}", name=name)
-    return list(names)
-
-
-def figures_of(record: dict[str, Any]) -> dict[str, float]:
-    """Return the numbers of a round: ``virtual_s``, ``global/accuracy``, ``tifl/tier``, ...
-
-    >>> figures_of({"round": 3, "virtual_s": 2.5, "global": {"loss": 0.5}, "failures": ["x"]})
-    {'virtual_s': 2.5, 'global/loss': 0.5, 'failures': 1.0}
-    """
-    figures = {}
-    for key, value in (record | {"failures": len(record["failures"])}).items():
-        if key in SKIPPED:
-            continue
-        for name, number in value.items() if isinstance(value, dict) else [("", value)]:
-            if type(number) in (int, float):
-                figures[f"{key}/{name}" if name else key] = float(number)
-    return figures
-
-
 def tensorboard(folder: Path) -> Tracker:
     """Write event files into the run directory, for ``tensorboard --logdir RUNS``."""
     from tensorboard.summary import Writer
 
     writer = Writer(str(folder / "tensorboard"))
 
-    def log(record: dict[str, Any]) -> None:
-        for name, value in figures_of(record).items():
-            writer.add_scalar(name, value, record["round"])
+    def log(step: int, figures: Mapping[str, float], record: dict[str, Any]) -> None:
+        for name, value in figures.items():
+            writer.add_scalar(name, value, step)
         writer.flush()
 
     return Tracker(log, writer.close)
@@ -119,13 +119,12 @@ def mlflow(folder: Path) -> Tracker:
     else:
         tags = {"run-directory": str(folder)}
         run_id = client.create_run(experiment_id, run_name=folder.name, tags=tags).info.run_id
-        for key, value in read_config(folder).get("settings", {}).items():
+        for key, value in _settings(folder).items():
             client.log_param(run_id, key, value)
 
-    def log(record: dict[str, Any]) -> None:
+    def log(step: int, figures: Mapping[str, float], record: dict[str, Any]) -> None:
         now_ms = int(1000 * time.time())
-        figures = figures_of(record).items()
-        metrics = [Metric(name, value, now_ms, record["round"]) for name, value in figures]
+        metrics = [Metric(name, value, now_ms, step) for name, value in figures.items()]
         client.log_batch(run_id, metrics)
 
     return Tracker(log, partial(client.set_terminated, run_id))
@@ -143,18 +142,24 @@ def wandb(folder: Path) -> Tracker:
         id=sha256(str(folder).encode()).hexdigest()[:16],
         resume="allow",
         dir=str(folder),
-        config=read_config(folder).get("settings"),
+        config=_settings(folder),
         mode=mode,
         settings=client.Settings(silent=True),
     )
-    return Tracker(lambda record: run.log(figures_of(record), step=record["round"]), run.finish)
+    return Tracker(lambda step, figures, record: run.log(dict(figures), step=step), run.finish)
 
 
-TRACKERS: dict[str, Callable[[Path], Tracker | Endpoint]] = {
-    "tensorboard": tensorboard,
-    "mlflow": mlflow,
-    "wandb": wandb,
-    "prometheus": Endpoint,
-}
+def prometheus(folder: Path) -> Tracker:
+    """Serve the figures at ``FLWR_HETERO_METRICS``, else at 127.0.0.1:9464, for Prometheus."""
+    endpoint = Endpoint(folder)
+    return Tracker(lambda step, figures, record: endpoint.log(record), endpoint.close)
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """Return a run's settings, without secrets, from its directory."""
+    return dict(read_config(folder).get("settings") or {})
+
+
+TRACKERS = {"tensorboard": tensorboard, "mlflow": mlflow, "wandb": wandb, "prometheus": prometheus}
 # Trackers whose module has another name; each has an extra of its own.
 MODULES = {"prometheus": "prometheus_client"}

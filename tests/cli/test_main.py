@@ -10,7 +10,7 @@ import pytest
 
 from flwr_hetero import cli
 from flwr_hetero.cli import fleet, runs
-from flwr_hetero.cli.parsing import tracked
+from flwr_hetero.cli.parsing import tracked, waiting
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,10 +55,18 @@ def test_every_help_ends_with_an_example_and_a_page(monkeypatch, capsys):
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_progress_is_shown_on_a_terminal_only(is_terminal, monkeypatch, capsys):
     monkeypatch.setenv("TTY_COMPATIBLE", str(int(is_terminal)))
-    shown = list(tracked(iter("ab"), "Reading", 2))
+    with waiting("Checking"):
+        shown = list(tracked(iter("ab"), "Reading", 2))
     output = capsys.readouterr()
     assert (shown, output.out) == (["a", "b"], "")
-    assert ("Reading" in output.err) == is_terminal
+    assert [text in output.err for text in ("Checking", "Reading")] == [is_terminal] * 2
+
+
+@pytest.mark.parametrize("command", [["fleet", "up"], ["run", "apps/tifl"]])
+def test_abbreviated_option_is_refused(command, capsys):
+    with pytest.raises(SystemExit):
+        cli.main([*command, "--node", "5"])
+    assert "unrecognized arguments: --node 5" in capsys.readouterr().err
 
 
 def test_interrupt_is_one_line(monkeypatch, capsys):

@@ -78,7 +78,7 @@ def run_page(make_run, rounds_of):
 def test_page_of_a_run(browser, run_page, width, scheme):
     look(browser, run_page, width, scheme)
     wanted, drawn = count_drawn(browser)
-    assert wanted == drawn == 1
+    assert wanted == drawn == 3
 
 
 @pytest.fixture
@@ -91,29 +91,38 @@ def comparison_page(make_run, rising, tmp_path):
     return write_page(compare(read_runs(folders)), tmp_path / "compare.html")
 
 
-def test_reader_chooses_what_is_drawn(browser, comparison_page):
-    def find(wanted):
-        return browser.find_elements(By.CSS_SELECTOR, wanted)
+def test_keyboard_switches_sorts_and_filters(browser, comparison_page, run_page):
+    def find(*wanted):
+        return browser.find_elements(By.CSS_SELECTOR, *wanted)
 
     look(browser, comparison_page, 390)
     look(browser, comparison_page)
     assert count_drawn(browser) == [2, 2]
     assert [text.text[:11] for text in find(".verdict")] == ["fast is 5.0", "slow never "]
-    assert len(find(".scatterlayer .js-line")) == 3
+    assert len(find(".tall .js-line")) == 3
+    find(".controls input[type=checkbox]")[1].send_keys(Keys.SPACE)  # 0: logarithmic
+    assert len(find(".tall .js-line")) == 2
     find(".controls select")[1].send_keys(Keys.ARROW_DOWN)
-    assert find(".plot .xtitle")[0].text == "rounds"
-    ticks = len(find(".plot:first-of-type .xtick"))
-    find(".controls input")[0].send_keys(Keys.SPACE)
-    assert len(find(".plot:first-of-type .xtick")) != ticks
-    find(".legendtoggle")[0].click()
-    WebDriverWait(browser, WAIT_S).until(lambda _: len(find(".scatterlayer .js-line")) == 2)
+    assert find(".tall .xtitle")[0].text == "rounds"
+    table = find("section table")[-1]
+    heads = table.find_elements(By.TAG_NAME, "button")
+    heads[2].send_keys(Keys.ENTER)  # time to the target
+    column = [row.text for row in table.find_elements(By.CSS_SELECTOR, "td:nth-child(3)")]
+    assert column == ["18 s", "1 min 30 s", "never"]
+    look(browser, run_page)
+    rows = "section:has(input[aria-label='filter Nodes']) tbody tr:not([hidden])"
+    assert len(find(rows)) == 20
+    find("input[aria-label='filter Nodes']")[0].send_keys("node-12")
+    [row] = find(rows)
+    assert row.text.startswith("node-12")
 
 
 def test_page_is_read_again(browser, make_run, rounds_of):
     folder = make_run("live", rounds_of(6))
+    rounds = rounds_of(20)
     page = page_of(run_data(folder) | {"refresh": 1}, folder / "report.html")
     look(browser, page.as_uri())
-    (folder / "history.jsonl").write_text("".join(json.dumps(x) + "\n" for x in rounds_of(20)))
-    write_report(folder)
     shown = "return [...document.querySelectorAll('.facts .value')].map((x) => x.textContent)"
+    (folder / "history.jsonl").write_text("".join(json.dumps(x) + "\n" for x in rounds))
+    write_report(folder)
     WebDriverWait(browser, WAIT_S).until(lambda d: "20" in d.execute_script(shown))

@@ -1,12 +1,13 @@
 import json
-import os
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
-from filelock import FileLock
 
-from flwr_hetero.cli import main, runs
+from flwr_hetero import cli
+from flwr_hetero.cli import main
 
 APP = Path(__file__).parents[2] / "apps" / "tifl"
 
@@ -16,13 +17,16 @@ def two_runs(make_run, rising):
     return str(make_run("slow", rising(600.0))), str(make_run("[bold]fast", rising(100.0)))
 
 
-def test_report_and_compare_say_where(two_runs, capsys, tmp_path):
+def test_report_and_compare_say_where(two_runs, capsys, tmp_path, monkeypatch):
+    track = Mock(side_effect=lambda items, text, total: items)
+    monkeypatch.setattr(cli.runs, "tracked", track)
     assert main(["report", two_runs[0]]) == 0
     assert capsys.readouterr().out.split() == [f"{tmp_path}/slow/report.html"]
     assert (tmp_path / "slow" / "report.html").stat().st_size > 10_000
     out = tmp_path / "page.html"
     options = ["--target", "0.4", "--clock", "round", "--out", str(out), "--json"]
     assert main(["compare", *two_runs, *options]) == 0
+    assert track.call_args.args[1:] == ("Reading", 2)
     *lines, page = capsys.readouterr().out.splitlines()
     words = "[bold]fast is about as fast as slow: 4 rounds to accuracy 40.0 % instead of 4 rounds."
     assert lines[0] == words
@@ -36,8 +40,8 @@ def test_report_and_compare_say_where(two_runs, capsys, tmp_path):
     ("arguments", "words"),
     [
         ("report {}", "run directory must hold a history.jsonl"),
-        ("report {}/none", "run directory must exist"),
         ("watch {}", "run directory must hold a history.jsonl"),
+        ("watch {}/none", "run directory must exist"),
         ("compare {}/slow --out a.png", "--out must end in .html, got 'a.png'"),
         ("compare {}/slow --out {}/no/a.html", "No such file or directory"),
         ("fleet status --dir {}/none", "dir must hold a fleet"),
@@ -51,54 +55,15 @@ def test_report_and_compare_say_where(two_runs, capsys, tmp_path):
     ],
 )
 @pytest.mark.usefixtures("two_runs")
-def test_errors_are_one_line(arguments, words, capsys, tmp_path):
-    typed = [
-        word.replace("{}", str(tmp_path)).replace("APP", str(APP)) for word in arguments.split()
-    ]
-    assert main(typed) == 2
+def test_errors_are_one_line(arguments, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
+    typed = [word.replace("{}", str(tmp_path)) for word in arguments.split()]
+    assert main([str(APP) if word == "APP" else word for word in typed]) == 2
     output = capsys.readouterr()
     assert output.err.startswith("flwr-hetero: error: ")
     assert output.err.count("\n") == 1
     assert words.replace("{}", str(tmp_path)) in output.err
     assert typed[0] == "fleet" or output.out == ""
-
-
-def test_page_follows_the_run(make_run, rounds_of, monkeypatch, capsys):
-    folder = make_run("run", rounds_of(5))
-    pages = []
-    lock = FileLock(folder / ".lock", thread_local=False)
-
-    def sleep(seconds):
-        pages.append((folder / "report.html").read_text())
-        if len(pages) == 1:
-            with (folder / "history.jsonl").open("a") as file:
-                file.write(json.dumps(rounds_of(6)[-1]) + "\n")
-        if len(pages) == 3:
-            lock.release()
-
-    monkeypatch.setattr(runs.time, "sleep", sleep)
-    lock.acquire()
-    assert main(["watch", str(folder)]) == 0
-    first, second, same = pages
-    assert all('http-equiv="refresh"' in page for page in pages)
-    assert first != second == same
-    assert 'http-equiv="refresh"' not in (folder / "report.html").read_text()
-    assert capsys.readouterr().out.startswith(f"file://{folder}/report.html ")
-
-
-@pytest.mark.parametrize(
-    ("model_after_s", "words"),
-    [(1, "The run has ended: "), (-1, runs.KILLED), (None, runs.KILLED)],
-    ids=["ended", "killed, with the model of the run before", "killed"],
-)
-def test_watch_says_how_the_run_ended(model_after_s, words, make_run, rounds_of, capsys):
-    folder = make_run("run", rounds_of(5))
-    if model_after_s is not None:
-        written_s = (folder / "history.jsonl").stat().st_mtime
-        (folder / "model.safetensors").touch()
-        os.utime(folder / "model.safetensors", 2 * (written_s + model_after_s,))
-    assert main(["watch", str(folder)]) == 0
-    assert capsys.readouterr().out.splitlines()[-1].startswith(words)
 
 
 def test_bare_command_shows_the_commands(capsys):
@@ -107,14 +72,48 @@ def test_bare_command_shows_the_commands(capsys):
     assert "rebuild report.html" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("line", ["nothing", '{"x": ' + "[" * 100_000 + "]" * 100_000 + "}"])
-def test_a_line_that_is_no_round_is_noted_on_the_page(line, make_run, rising):
-    folder = make_run("run", rising())
-    with (folder / "history.jsonl").open("a") as file:
-        file.write(f"{line}\n")
+HOSTILE = {
+    "not JSON": "nothing",
+    "deep": '{"round": 1, "x": ' + "[" * 100_000 + "]" * 100_000 + "}",
+    "a number of nodes": '{"round": 1, "selected": 7}',
+    "a number as a failure": '{"round": 1, "failures": [3]}',
+    "a text as a latency": '{"round": 1, "latency": {"a": "x"}}',
+    "half a tier": '{"round": 1, "selected": ["a"], "tifl": {"tiers": {"a": 0.5}}}',
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_history_gives_one_line(kind, make_run, capsys):
+    """A note on the page if the line is skipped, else the error of the command."""
+    good = json.dumps({"round": 0, "virtual_s": 1.0, "global": {"accuracy": 0.1}})
+    folder = make_run("run", [])
+    (folder / "history.jsonl").write_text(f"{good}\n{HOSTILE[kind]}\n")
     (folder / "config.json").write_text('{"settings": ' + "[" * 50_000 + "]" * 50_000 + "}")
-    assert main(["report", str(folder)]) == 0
-    assert "line 22 is not a round" in (folder / "report.html").read_text()
+    result = main(["report", str(folder)])
+    error = capsys.readouterr().err
+    if kind in ("not JSON", "deep"):
+        assert (result, error) == (0, "")
+        assert "line 2 is not a round" in (folder / "report.html").read_text()
+    elif kind == "half a tier":  # shown as it is
+        assert (result, error) == (0, "")
+    else:
+        assert result == 2
+        assert error.startswith("flwr-hetero: error: ")
+        assert error.count("\n") == 1
+
+
+def test_broken_command_of_another_package_is_named(monkeypatch, capsys, two_runs):
+    added = []
+    monkeypatch.setattr(sys.modules[__name__], "add_mine", added.append, raising=False)
+    plugins = [
+        EntryPoint(name, value, cli.COMMANDS)
+        for name, value in (("lost", "no_such_package:add"), ("mine", f"{__name__}:add_mine"))
+    ]
+    monkeypatch.setattr(cli, "entry_points", lambda group: plugins)
+    assert main(["report", two_runs[0]]) == 0
+    assert len(added) == 1
+    warning = "no command lost (no_such_package:add): ModuleNotFoundError: No module named"
+    assert capsys.readouterr().err.startswith(f"flwr-hetero: {warning}")
 
 
 def test_missing_extra_is_named(monkeypatch, capsys, tmp_path):

@@ -92,8 +92,8 @@ def test_headline_says_for_whom_and_at_what_price(make_run):
         "time instead of 16 min 40 s (0.1x)."
     )
     data = comparison_data(compared)
-    [table] = [table for table in data["tables"] if table.title == "Runs"]
-    shown = [row[-4:-1] for row in table.rows]
+    [table] = [table for table in data["tables"] if table["title"] == "Runs"]
+    shown = [[text for text, _ in row][-4:-1] for row in table["rows"]]
     assert shown == [["50.0 %", "20 kB", "16 min 40 s"], ["70.0 %", "20 kB", "1 min 40 s"]]
     lines = run_data(sliced)["sentences"][0].split("\n")
     assert lines[1] == f"{where} 70.0 % on their own data."
@@ -211,10 +211,10 @@ def test_page(three, make_run, rising, tmp_path):
     assert page.count('<p class="detail">') == len(lines) - 3
     assert all(f">{escape(line)}</p>" in page for line in lines)
     data = comparison_data(compared)
-    differing, runs = data["tables"]
-    assert differing.rows == [["policy", "vanilla", "fast", "slow", evil]]
-    assert [row[2] for row in runs.rows] == ["1 min 30 s", "18 s", "never", "9 s"]
-    assert data["notes"][0] in page
+    titles = [table["title"] for table in data["tables"]]
+    assert titles == ["Settings that differ", "Runs", "Tiers", "Failures"]
+    row = [(text, None) for text in ("policy", "vanilla", "fast", "slow", evil)]
+    assert data["tables"][0]["rows"] == [row]
     assert data["costs"]["values"] == [[90.0], [18.0], [], [9.0]]
     assert len({line["colour"] for line in data["curves"]["lines"]}) == 4
 

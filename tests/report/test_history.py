@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pytest
 
@@ -29,6 +31,22 @@ def test_rounds_in_order_bad_lines_noted(tmp_path, lines, rounds, notes):
     assert history.last_round == max(rounds, default=-1)
     assert history.main_metric() is None
     assert history.column("wall_s").tolist()[1:] == [2.0] * (len(rounds) == 2)
+
+
+def line(number, **more):
+    return json.dumps({"round": number, "virtual_s": 1.5 * number} | more) + "\n"
+
+
+def test_words_of_nodes_in_old_lines_are_printable_and_huge_numbers_are_none(tmp_path):
+    failure = {"node": "a\x1b[2J\u202e", "reason": "b\x7f\n\b"}
+    text = line(0, failures=[failure], train={"x\x1b": 1.0}, wall_s=10**400)
+    raw = line(1, failures=[failure]).encode().replace(b"\\u001b", b"\x7f")
+    (tmp_path / "history.jsonl").write_bytes(text.encode() + raw)
+    first, second = read_history(tmp_path).rounds
+    assert first["failures"] == [{"node": "a?[2J?", "reason": "b???"}]
+    assert second["failures"][0]["node"] == "a?[2J?"
+    assert first["train"] == {"x?": 1.0}
+    assert np.isnan(read_history(tmp_path).column("wall_s")).all()
 
 
 @pytest.mark.parametrize("name", ["nowhere", ""])

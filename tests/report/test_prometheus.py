@@ -8,13 +8,8 @@ from flwr.serverapp.strategy import FedAvg
 from toy import toy_app, toy_arrays
 
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
-from flwr_hetero.report.prometheus import ADDRESS, REPEAT, FailingNodes
+from flwr_hetero.report.prometheus import ADDRESS, REPEAT_ROUNDS, FailingNodes
 from flwr_hetero.strategy import Recorded, TiFL
-
-
-@pytest.fixture(autouse=True)
-def no_report(monkeypatch):
-    monkeypatch.setattr("flwr_hetero.report.page.write_report", lambda path: path)
 
 
 def record_of(number, replied=(), failed=()):
@@ -24,6 +19,7 @@ def record_of(number, replied=(), failed=()):
 
 def test_endpoint_has_the_figures_of_each_round(tmp_path, monkeypatch, caplog):
     pytest.importorskip("prometheus_client")
+    monkeypatch.setattr("flwr_hetero.report.page.write_report", lambda path: path)
     monkeypatch.setenv(ADDRESS, "127.0.0.1:0")
     caplog.set_level("INFO", "flwr")
     pages = []
@@ -59,11 +55,11 @@ def test_endpoint_has_the_figures_of_each_round(tmp_path, monkeypatch, caplog):
 
 def test_node_that_keeps_failing_is_named(caplog):
     nodes = FailingNodes()
-    for number in range(1, 6 + REPEAT):
+    for number in range(1, 6 + REPEAT_ROUNDS):
         nodes.look(record_of(number, ["a"], ["b"]))
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
     assert "b has failed in 3 rounds in a row, most recently because: reason 3" in caplog.text
-    assert f"b has failed in {3 + REPEAT} rounds in a row" in caplog.text
+    assert f"b has failed in {3 + REPEAT_ROUNDS} rounds in a row" in caplog.text
     # A good reply ends the row; two failures are not yet worth a warning.
     caplog.clear()
     for number in (31, 32):
@@ -73,7 +69,8 @@ def test_node_that_keeps_failing_is_named(caplog):
     assert not caplog.records
 
 
-def test_a_run_warns_of_a_failing_node(tmp_path, caplog):
+def test_a_run_warns_of_a_failing_node(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("flwr_hetero.report.page.write_report", lambda path: path)
     recorded = Recorded(FedAvg(), run_dir=tmp_path / "run")
     grid = LocalGrid(toy_app(), [DeviceProfile()] * 2, faults=[Fault(1, "errs")])
     recorded.start(grid, toy_arrays(), 4)

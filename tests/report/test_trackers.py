@@ -29,7 +29,7 @@ def run(monkeypatch, tmp_path):
         strategy = TiFL(clients_per_round=1, num_tiers=1)
         recorded = Recorded(strategy, run_dir=run_dir, resume=resume, trackers=[name])
         recorded.start(LocalGrid(toy_app(), [DeviceProfile()] * 2), toy_arrays(), num_rounds)
-        return [trackers.figures_of(record) for record in read_history(folder).rounds]
+        return [dict(trackers.figures_of(record)) for record in read_history(folder).rounds]
 
     return start
 
@@ -81,7 +81,7 @@ def test_tracker_that_fails_does_not_end_the_run(run, monkeypatch, caplog):
     # The name is that of a module that is installed, as check_trackers() demands.
     monkeypatch.setitem(trackers.TRACKERS, "json", lambda folder: trackers.Tracker(log, close))
     assert len(run("json", 3)) == 4
-    assert [call.args[0]["round"] for call in log.call_args_list] == [0, 1]
+    assert [call.args[0] for call in log.call_args_list] == [0, 1]
     close.assert_not_called()
     assert "json failed and gets no more rounds of this run: OSError: disk full" in caplog.text
 

@@ -1,7 +1,8 @@
 """Several runs on one page: grouped by their settings, judged, and labelled by what differs."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,10 +18,14 @@ from flwr_hetero.report.tables import setting_text
 
 # Settings in which repetitions of a run may differ.
 REPEATED = ("seed", "output-dir", "resume", "baseline")
-# The length of a run is in a label only if the other settings do not tell runs apart.
+# The length of a run is in a label only if no other setting tells runs apart.
 LENGTH = "num-server-rounds"
+# A label has no more settings, unless more are needed to tell runs apart.
+MAX_LABEL = 3
 # Settings of the data and the model: no winner is named if runs differ in one of them.
 SUBJECT = ("dataset", "task", "partition", "alpha", "classes-per-node", "model")
+# The header of a safetensors file is not longer than this.
+MAX_HEADER = 10**8
 
 
 class Recording(NamedTuple):
@@ -80,13 +85,15 @@ class Comparison(NamedTuple):
     """
 
 
-def read_runs(directories: Sequence[str | Path]) -> list[Recording]:
-    """Read run directories."""
+def read_runs(
+    directories: Sequence[str | Path], track: Callable[[list[Path]], Iterable[Path]] = iter
+) -> list[Recording]:
+    """Read run directories; ``track`` may show how many of their paths are done."""
     paths = [Path(directory).expanduser().resolve() for directory in directories]
     if len(set(paths)) < len(paths):
         raise invalid("DIR", [*map(str, directories)], "differ from each other")
     runs = []
-    for path in paths:
+    for path in track(paths):
         history = read_history(path)
         if not history.rounds:
             raise invalid("DIR", str(path), "hold at least one round")
@@ -183,13 +190,12 @@ def _unlike(base: Recording, other: Recording) -> str:
 
 def _shapes(folder: Path) -> dict[str, Any]:
     """Read the shapes of the saved model's arrays by name; none without a complete file."""
-    from safetensors import SafetensorError, safe_open
-
     try:
-        with safe_open(folder / MODEL, "np") as file:
-            names = file.keys()
-            return {name: file.get_slice(name).get_shape() for name in names}
-    except (OSError, SafetensorError):
+        with (folder / MODEL).open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(length, MAX_HEADER)))
+            return {name: entry.get("shape") for name, entry in header.items()}
+    except (OSError, ValueError, AttributeError):
         return {}
 
 
@@ -226,14 +232,14 @@ def differing_settings(runs: Sequence[Recording]) -> tuple[list[str], list[str]]
     keys = dict.fromkeys(key for run in runs for key in run.settings if key not in REPEATED)
     differ = [key for key in keys if len({run.setting(key) for run in runs}) > 1]
 
-    # A label has no more settings than are needed to tell the runs apart.
-    labels = [run.label([]) for run in runs]
-    shown: list[str] = []
-    for key in sorted(differ, key=lambda key: key == LENGTH):
-        shown.append(key)
-        labels = [run.label(shown) for run in runs]
-        if len(set(labels)) == len(labels):
-            break
+    def tells_apart(some: Sequence[str]) -> bool:
+        return len({run.label(some) for run in runs}) == len(runs)
+
+    # Label by as few settings as possible, and by all of them if no few suffice.
+    candidates = sorted(differ, key=lambda key: key == LENGTH)
+    few = (some for count in range(1, MAX_LABEL + 1) for some in combinations(candidates, count))
+    shown = next(filter(tells_apart, few), candidates)
+    labels = [run.label(shown) for run in runs]
     if len(set(labels)) < len(labels):
         labels = [f"{label} ({run.path})" for label, run in zip(labels, runs, strict=True)]
     return differ, labels
