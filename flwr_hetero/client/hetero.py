@@ -218,7 +218,7 @@ class StepLoader:
         # Opacus divides the size of the data by the length to get the size of a batch.
         caller = str(sys._getframe(1).f_globals.get("__name__"))
         if not gradients_are_on() or caller.startswith("opacus."):
-            return len(self._own)
+            return len(self._own)  # type: ignore[arg-type]
         self._work.carried.length_asked = True
         if self.num_steps is None:
             return len(self._loader)  # type: ignore[arg-type]
