@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from toy import reply_with, target, toy_app, toy_arrays
 
 from flwr_hetero import keys
+from flwr_hetero.client import emulation
 from flwr_hetero.client.data_pass import GlobalGenerators
 from flwr_hetero.exchange.nodes import GridView
 from flwr_hetero.fleet import DeviceProfile, Fault, LocalGrid
@@ -140,6 +141,20 @@ def test_messages_wait_for_the_poll_of_their_node():
     assert runs[0] == runs[1]
     assert len(set(runs[0])) == 8
     assert all(1.0 < arrival_s < 4.0 for arrival_s in runs[0])
+
+
+def test_a_device_draws_alike_in_flowers_simulation(monkeypatch):
+    device = DeviceProfile(2.0, jitter=0.3, poll_s=3.0)
+    grid = LocalGrid(toy_app(), [device], seed=4)
+    [message] = ask(grid)
+    grid.send_and_receive([message])
+    monkeypatch.setattr(emulation, "in_simulation", lambda: True)
+    monkeypatch.setattr(emulation, "_profiles", lambda fleet, num_nodes: [device])
+    node = {"partition-id": 0, "num-partitions": 1}
+    context = Context(1, 1000, node, RecordDict(), {"fleet": "these", "seed": 4})
+    times = toy_app(mods=[emulation.emulated_device])(message, context).content[keys.TIMING]
+    took_s = times[keys.TRAIN_TIME] + times[keys.TRANSFER_TIME]
+    assert took_s == pytest.approx(grid.virtual_time_s)
 
 
 def test_timeout_moves_the_clock():
