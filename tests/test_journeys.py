@@ -24,7 +24,7 @@ UPDATE = 10
 JOURNEYS = {
     "a round of TiFL(BiasedLocalSGD(CDGraB(FedAvg)))": (
         lambda: TiFL(BiasedLocalSGD(CDGraB(fedavg()), fast_steps=8), 4), False, 17),
-    "a server update of FedSlice": (lambda: FedSlice(fedavg()), True, 16),
+    "a server update of FedSlice": (lambda: FedSlice(fedavg()), True, 15),
     "a round of TiFL": (lambda: TiFL(fedavg(), 4), False, 12),
 }  # fmt: skip
 

@@ -96,6 +96,10 @@ class SliceRule(FedBuff):
         self.rates = RateCorrection((1.0, rate_correction))
         self.steps = strategy
         self.workers = Workers()
+        # A strategy such as Krum needs more updates than a buffer has.
+        self._least_updates = updates_needed(self.leaf)
+        # The noise of differential privacy fits one number of updates, which is set in advance.
+        self._is_private = any(map(is_private, self.chain()))
         # Nodes that train in a round, and messages in flight: fewer if nodes share workers.
         self._training = 1
         self._places = 1
@@ -150,7 +154,7 @@ class SliceRule(FedBuff):
 
     def places(self, in_flight: int) -> int:
         """Return how many messages may be in flight, given the number of workers."""
-        is_limited = self.shares_workers and not self._is_private()
+        is_limited = self.shares_workers and not self._is_private
         return self.workers.places(in_flight) if is_limited else in_flight
 
     def draw(self, idle: list[int], room: int) -> list[int]:
@@ -186,7 +190,7 @@ class SliceRule(FedBuff):
         """Return whether all nodes are asked, measured and about equally fast."""
         busy = () if self.fleet.queue is None else self.fleet.queue.busy
         step_s = self.steps.speeds.step_s
-        if len(idle) + len(busy) > (self.concurrency or inf) or self._is_private():
+        if len(idle) + len(busy) > (self.concurrency or inf) or self._is_private:
             return False
         nodes = {self.identity(node) for node in {*idle, *busy}}
         ratio = ALIKE_SHARED if self.shares_workers else algorithm.ALIKE
@@ -194,12 +198,7 @@ class SliceRule(FedBuff):
             [step_s[node] for node in nodes], ratio
         )
 
-    def _is_private(self) -> bool:
-        # The noise of differential privacy fits one number of updates, which is set in advance.
-        return any(map(is_private, self.chain()))
-
     # --- l. 2 and 3: when updates are added -------------------------------------------------
-
     def arrived(self, update: Update) -> None:
         """Learn that a node is idle, and which worker of a simulation replied."""
         self._sent_s.pop(update.pending.node_id, None)
@@ -237,8 +236,8 @@ class SliceRule(FedBuff):
 
     def default_size(self, in_flight: int) -> int:
         """Return the number of updates of a server update."""
-        # l. 3; a strategy such as Krum needs more updates.
-        size = max(algorithm.buffer_size(self.places(in_flight)), updates_needed(self.leaf))
+        # l. 3
+        size = max(algorithm.buffer_size(self.places(in_flight)), self._least_updates)
         return min(size, algorithm.buffer_size(in_flight))
 
     def check_nodes(self, nodes: int) -> None:
@@ -347,7 +346,7 @@ class SliceRule(FedBuff):
 
     def _ending(self) -> Ending:
         """Return how equal slices are in steps by now; equally fast nodes need no change."""
-        if not self.progress.rounds or self.alike or self._in_turn or self._is_private():
+        if not self.progress.rounds or self.alike or self._in_turn or self._is_private:
             return Ending()
         done = self.progress.done
         share = min(1.0, self._training / max(1, len(self._online())))
