@@ -14,7 +14,7 @@ from toy import toy_app, toy_arrays
 
 from flwr_hetero import strategy as ours
 from flwr_hetero._flwr import NodeInfo
-from flwr_hetero.exchange.nodes import NodeBook
+from flwr_hetero.exchange.nodes import MOST_KINDS, NodeBook
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.report import RunDirectory
 from flwr_hetero_studies import rivals
@@ -206,3 +206,15 @@ def test_names_of_registered_nodes_are_printable():
     book.learn(Registered(), [1, 2])
     assert book.identity(1) == "edge?[2J-1"
     assert len(book.identity(2)) == 300
+
+
+def test_memory_of_warnings_is_bounded(caplog):
+    book = NodeBook()
+    with caplog.at_level(logging.INFO):
+        for number in range(2000):
+            letters = "".join(random.choices(string.ascii_letters, k=30))
+            for text in (f"error 2: {letters}", f"metric '{letters}' is {number}", letters):
+                book.warn(number, f"reply dropped: {text}")
+    assert len(book._warned) <= MOST_KINDS + 1
+    assert max(len(kind) for kind in book._warned) < 100
+    assert sum("error 2" in log.getMessage() for log in caplog.records) == 3

@@ -341,3 +341,20 @@ def test_without_tiers_no_node_need_report_its_time(settings):
     tifl = in_training(**settings)
     tifl.start(InMemoryGrid(paper_grid(10), report=False), toy_arrays(), 2)
     assert len(tifl.tiers.tier) == 10
+
+
+def make_tiers():
+    """Three tiers of three nodes, and a dropout."""
+    latency = {f"node-{i}": float(i + 1) for i in range(9)}
+    tier = {name: i // 3 for i, name in enumerate(latency)}
+    return Tiers(latency | {"node-9": 99.0}, tier, [3.5, 6.5], [2.0, 5.0, 8.0])
+
+
+def test_late_joiner_is_placed_by_the_boundaries():
+    tiers = make_tiers()
+    placed = [tiers.add(f"node-{20 + i}", s) for i, s in enumerate((0.1, 3.5, 3.6, 50))]
+    assert placed == [0, 0, 1, 2]
+    assert tiers.members[2] == ["node-6", "node-7", "node-8", "node-23"]
+    assert tiers.latency["node-22"] == 3.6
+    assert tiers.moved(make_tiers())
+    assert not make_tiers().moved(make_tiers())
