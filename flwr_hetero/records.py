@@ -79,9 +79,10 @@ def num_parameters(arrays: ArrayRecord) -> int:
 
 def own_records(content: RecordDict) -> RecordDict:
     """Copy records, arrays left out: Flower's strategies share one record among all messages."""
-    own = RecordDict()
+    own = content.copy()
     for name, record in content.items():
-        own[name] = record if isinstance(record, ArrayRecord) else record.copy()
+        if not isinstance(record, ArrayRecord):
+            own[name] = record.copy()
     return own
 
 
@@ -145,8 +146,14 @@ def keep_metrics(reply: Message, kept: Set[str]) -> None:
 def names_in(reply: Message) -> str:
     """Return a digest of the names of records and metrics, which Flower wants to be equal."""
     content = reply.content
-    found = sorted(arrays_in(content)), sorted(metrics_in(content)), sorted(named_metrics(reply))
-    return sha256(json.dumps(found).encode()).hexdigest()[:16]
+    found = arrays_in(content), metrics_in(content), named_metrics(reply)
+    return _digest(*(tuple(sorted(names)) for names in found))
+
+
+# Most nodes send the same names.
+@lru_cache(maxsize=1024)
+def _digest(*names: tuple[str, ...]) -> str:
+    return sha256(json.dumps(names).encode()).hexdigest()[:16]
 
 
 def honest_range(name: str, values: Sequence[float]) -> tuple[float, float, float] | None:
@@ -198,8 +205,13 @@ def limit_metrics(
                 found[place][name] = counts
                 text = f"reports {name!r} as {_short(said)}, counts as {_short(counts)}"
                 cut.setdefault(place, text)
-    both = zip(pairs, found, strict=True)
-    return [RecordDict({**content, p: MetricRecord(own)}) for (content, p), own in both], cut
+    limited = []
+    for place, (content, name) in enumerate(pairs):
+        copied = content.copy()
+        metrics = metrics_in(content)[name]
+        copied[name] = MetricRecord(found[place]) if place in cut else metrics.copy()
+        limited.append(copied)
+    return limited, cut
 
 
 def _limited(name: str, values: Sequence[Any], before: Sequence[float] = ()) -> list[Any]:

@@ -32,10 +32,8 @@ POWERS = {"fair": (1.0, 1.0), "sqrt": (0.5, 0.5), "examples": (1.0, 0.0), "equal
 """By weighting: the powers of the wrapped strategy's weight and of the interval between replies."""
 MANY_IDLE = 200
 """Idle nodes of which all are looked at for each reply; of more, only some are."""
-CANDIDATES = 50
-"""Number of idle nodes that are looked at then."""
-CANDIDATES_FOR_EACH = 20
-"""The same for each node that is to be drawn, if these are more."""
+CANDIDATES = 20
+"""Number of idle nodes that are looked at then, for each node that is to be drawn."""
 KNOWN = 3
 """Replies after which a node's rate is known: the first replies depend on the start of the run."""
 MEMORY = 10
@@ -106,10 +104,11 @@ class Rule(Selection):
         num_nodes = min(self.concurrency or inf, in_flight + num_idle)
         self.turns.cost = num_nodes / (self.node_limit or inf)
         # In a large fleet, the nodes are drawn among some idle ones, which are drawn first.
-        num_candidates = max(CANDIDATES, CANDIDATES_FOR_EACH * room)
+        num_candidates = CANDIDATES * max(1, room)
         if num_idle > max(MANY_IDLE, num_candidates):
-            places = self.rng.choice(num_idle, num_candidates, replace=False)
-            idle = [idle[place] for place in sorted(places.tolist())]
+            # A draw without replacement takes several times as long. A place drawn twice is one.
+            places = set(self.rng.integers(num_idle, size=num_candidates).tolist())
+            idle = [idle[place] for place in sorted(places)]
         # If no other node is in flight, none of these has to rest.
         if in_flight and self.node_limit:
             held = {update.pending.node_id for update in waiting}

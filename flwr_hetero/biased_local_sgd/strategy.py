@@ -484,8 +484,12 @@ class NodeSpeeds:
         if (first_s := self.first_s.get(node)) is None:
             return self.link_s.get(node, nan)
         # Its own cost is unknown. One slice too long does more harm than one message too many.
-        usual_s = self.figure("link", self._median_link_s)
+        usual_s = self.usual_link_s()
         return nan if isnan(usual_s) else min(first_s, usual_s)
+
+    def usual_link_s(self) -> float:
+        """Return the median of the fixed costs that are known where some are not; else NaN."""
+        return self.figure("link", self._median_link_s) if self.first_s else nan
 
     def _median_link_s(self) -> float:
         known_s = [self.link_s[node] for node in self.link_s if node not in self.first_s]

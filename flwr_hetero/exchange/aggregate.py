@@ -197,7 +197,8 @@ def with_update(
 def with_model(message: Message, model: ArrayRecord) -> Message:
     """Return a message with another model and the same other records."""
     ((name, _),) = arrays_in(message.content).items()
-    content = RecordDict({**message.content, name: model})
+    content = message.content.copy()
+    content[name] = model
     return Message(content, metadata=message.metadata)  # type: ignore[call-overload,no-any-return]
 
 

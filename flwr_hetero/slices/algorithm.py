@@ -107,7 +107,7 @@ def draw_chances(slices_s: ArrayLike, usual_s: float, equal: float = 0.0) -> NDA
     array([1.  , 0.25, 1.  ])
     """
     # l. 0: a step of a slow node takes longer than a slice, and its message, too
-    times_s = np.nan_to_num(np.asarray(slices_s, np.float64))
+    times_s = _zero_if_unknown(slices_s)
     if not usual_s:
         return np.ones(len(times_s))
     return np.asarray((usual_s / np.maximum(times_s, usual_s)) ** (1 - equal))
@@ -133,12 +133,32 @@ def slice_steps(
     array([20, 40,  1,  2])
     """
     # l. 1: a slice is longer where a message's fixed cost is more than that share of it
-    fixed_s = np.nan_to_num(np.asarray(fixed_times_s, np.float64))
+    fixed_s = _zero_if_unknown(fixed_times_s)
     slice_s = np.maximum(quick_s, fixed_s * (1 - share) / share)
     steps = slice_s / np.asarray(step_times_s, np.float64)
+    steps[np.isnan(steps)] = FIRST_STEPS
     # The factor makes 3 steps of 0.3 / 0.1, and not 2.
-    whole = np.floor(np.minimum(np.nan_to_num(steps, nan=FIRST_STEPS), most) * (1 + 1e-9))
+    whole = np.floor(np.minimum(steps, most) * (1 + 1e-9))
     return np.asarray(np.maximum(whole, 1), np.int64)
+
+
+def seconds_of(
+    steps: ArrayLike, step_times_s: ArrayLike, fixed_times_s: ArrayLike
+) -> NDArray[np.float64]:
+    """Return how long slices of so many steps take with their messages; each of (num_nodes,).
+
+    >>> seconds_of([20, 2], step_times_s=[0.5, np.nan], fixed_times_s=[np.nan, np.nan])
+    array([10., nan])
+    """
+    compute_s = np.asarray(steps) * np.asarray(step_times_s, np.float64)
+    return np.asarray(compute_s + _zero_if_unknown(fixed_times_s))
+
+
+def _zero_if_unknown(times_s: ArrayLike) -> NDArray[np.float64]:
+    """Return a copy with 0 in place of NaN, which ``np.nan_to_num`` takes ten times as long for."""
+    known = np.array(times_s, np.float64)
+    known[np.isnan(known)] = 0.0
+    return known
 
 
 def quick_steps(steps: ArrayLike) -> float:

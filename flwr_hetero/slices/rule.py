@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Sequence, Set
 from logging import INFO, WARNING
-from math import inf, nan
+from math import inf, isfinite, nan
 from statistics import median, median_low
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -25,7 +25,7 @@ from flwr_hetero.asynchronous.strategy import (
     RateCorrection,
     first_of_each_node,
 )
-from flwr_hetero.biased_local_sgd.strategy import MeasuredSteps
+from flwr_hetero.biased_local_sgd.strategy import Job, MeasuredSteps
 from flwr_hetero.client.carried import MOST_BYTES
 from flwr_hetero.errors import check_number
 from flwr_hetero.exchange.aggregate import replaced, with_update
@@ -35,7 +35,7 @@ from flwr_hetero.records import (
     arrays_in,
     config_of,
     configs_in,
-    metrics_in,
+    metrics_of,
     num_parameters,
     read_number,
 )
@@ -296,7 +296,7 @@ class SliceRule(FedBuff):
         usual, mean_examples = self._usual_of_jobs()
         wanted = self._training * mean_examples
         self.count += 1
-        self.examples += sum(self._examples_of(update, usual) for update in self.updates.values())
+        self.examples += self._examples_of([*self.updates.values()], usual)
         # l. 6: the round is over. It does not end before a job is known, because missing client
         # support must raise its error first.
         if not self.steps.speeds.jobs or self.examples < wanted:
@@ -331,18 +331,21 @@ class SliceRule(FedBuff):
         known = [count for count in believed.tolist() if count > 0]
         return usual, sum(known) / len(known) if known else 0.0
 
-    def _examples_of(self, update: Update, usual: UsualJob) -> float:
-        """Return the number of examples that a node trained on; its whole job if unknown."""
-        (metrics,) = metrics_in(update.reply.content).values()
-        examples = max(0.0, read_number(metrics, self.steps.speeds.weight_key, 1.0))
-        said = self.steps.speeds.jobs.get(self.identity(update.pending.node_id))
-        steps = read_number(metrics, keys.NUM_STEPS, 0.0)
-        if said is None or not steps:
-            return examples
+    def _examples_of(self, updates: Sequence[Update], usual: UsualJob) -> float:
+        """Return the number of examples that nodes trained on; their whole jobs where unknown."""
+        speeds = self.steps.speeds
+        unknown = Job(1, nan, nan)
+        said = [speeds.jobs.get(self.identity(u.pending.node_id), unknown) for u in updates]
         # Both are bounded: steps by the instruction, and jobs by what most nodes report.
-        columns = algorithm.believed_jobs([said.passes], [said.steps], [said.examples], usual)
-        passes, job_steps, _ = (float(column[0]) for column in columns)
-        return examples if job_steps == inf else examples * passes * (steps / job_steps)
+        passes, job_steps, job_examples, _ = zip(*said, strict=True)
+        columns = algorithm.believed_jobs(passes, job_steps, job_examples, usual)
+        total = 0.0
+        for update, epochs, whole in zip(updates, *(c.tolist() for c in columns[:2]), strict=True):
+            metrics = metrics_of(update.reply)
+            steps = read_number(metrics, keys.NUM_STEPS, 0.0)
+            examples = max(0.0, read_number(metrics, speeds.weight_key, 1.0))
+            total += examples * epochs * (steps / whole) if steps and isfinite(whole) else examples
+        return total
 
     def _ending(self) -> Ending:
         """Return how equal slices are in steps by now; equally fast nodes need no change."""
@@ -413,10 +416,14 @@ class SliceSteps(MeasuredSteps):
         self.keep_optimizer = keep_optimizer
         # SliceRule sets it before it draws nodes.
         self.stage = Stage()
+        # By node: steps and seconds of its next slice, and what those of all nodes depend on.
+        self._slices: dict[str, tuple[int, float]] = {}
+        self._slices_of: Hashable = None
 
     def on_start(self, run: Run) -> None:
         """Say if the model is too large for nodes to keep the state of an optimizer."""
         super().on_start(run)
+        self._slices.clear()
         adam_bytes = 8 * num_parameters(run.arrays)
         if self.keep_optimizer and adam_bytes > MOST_BYTES and not run.continues:
             text = "FedSlice: optimizers start over in each message where their state exceeds %.1f "
@@ -430,17 +437,45 @@ class SliceSteps(MeasuredSteps):
             config_of(message)[keys.KEEP_OPTIMIZER] = is_kept
         return messages
 
+    def on_replies(self, context: Exchange, replies: Messages) -> Messages:
+        """Learn the nodes' speeds, on which their next slices depend."""
+        for reply in replies:
+            self._slices.pop(self.identity(reply.metadata.src_node_id), None)
+        return super().on_replies(context, replies)
+
     def num_steps(self, nodes: Sequence[str]) -> NDArray[np.int64]:
         """Return the steps of each node's next slice; shape (len(nodes),)."""
-        steps = self._fitting_steps(nodes)
+        return np.array([steps for steps, _ in self._next_slices(nodes)], np.int64)
+
+    def slices_s(self, nodes: Sequence[str]) -> NDArray[np.float64]:
+        """Return the seconds of each node's slice with its message; NaN where unknown."""
+        return np.array([seconds for _, seconds in self._next_slices(nodes)], np.float64)
+
+    def _next_slices(self, nodes: Sequence[str]) -> list[tuple[int, float]]:
+        """Return steps and seconds of each node's next slice, computed once until these change."""
         equal = self.stage.ending.equal
-        if not equal:
-            return steps
-        # l. 7: by the slices of all nodes that are known, and not of those alone
-        quick = self._figure(
-            "quick", lambda: algorithm.quick_steps(self._fitting_steps(self._known()))
-        )
-        return algorithm.equal_steps(steps, self._job_steps(nodes), quick, equal)
+        quick = 1.0
+        if equal:
+            # l. 7: by the slices of all nodes that are known, and not of those alone
+            quick = self._figure(
+                "quick", lambda: algorithm.quick_steps(self._fitting_steps(self._known()))
+            )
+        depends_on = self.stage, quick, self._quick_s(), self.speeds.usual_link_s()
+        if depends_on != self._slices_of:
+            self._slices.clear()
+            self._slices_of = depends_on
+        if new := [node for node in nodes if node not in self._slices]:
+            fitting = self._fitting_steps(new)
+            steps = algorithm.equal_steps(fitting, self._job_steps(new), quick, equal)
+            step_s = [self.speeds.step_s.get(node, nan) for node in new]
+            fixed_s = [self.speeds.fixed_s(node) for node in new]
+            seconds = algorithm.seconds_of(steps, step_s, fixed_s)
+            slices = zip(steps.tolist(), seconds.tolist(), strict=True)
+            self._slices |= zip(new, slices, strict=True)
+        return [self._slices[node] for node in nodes]
+
+    def _quick_s(self) -> float:
+        return self.speeds.quick_round_s(self.slice_steps, with_link=False)
 
     def _fitting_steps(self, nodes: Sequence[str]) -> NDArray[np.int64]:
         """Return the steps that fit each node's slice of equal time."""
@@ -449,7 +484,7 @@ class SliceSteps(MeasuredSteps):
         known = speeds.step_s
         # l. 1
         return algorithm.slice_steps(
-            speeds.quick_round_s(self.slice_steps, with_link=False),
+            self._quick_s(),
             [known.get(node, usual.step_s) for node in nodes],
             [speeds.fixed_s(node) if node in known else usual.fixed_s for node in nodes],
             self._job_steps(nodes),
@@ -460,12 +495,6 @@ class SliceSteps(MeasuredSteps):
         jobs = self.speeds.jobs
         usual = self.stage.usual.job_steps
         return [jobs[node].steps if node in jobs else usual for node in nodes]
-
-    def slices_s(self, nodes: Sequence[str]) -> NDArray[np.float64]:
-        """Return the seconds of each node's slice with its message; NaN where unknown."""
-        steps_s = [self.speeds.step_s.get(node, nan) for node in nodes]
-        fixed_s = np.nan_to_num([self.speeds.fixed_s(node) for node in nodes])
-        return np.asarray(self.num_steps(nodes) * steps_s + fixed_s)
 
     # --- figures of all nodes ---------------------------------------------------------------
 
