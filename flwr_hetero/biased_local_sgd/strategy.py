@@ -99,10 +99,11 @@ class MeasuredSteps(Wrapper):
             (metrics,) = metrics_in(reply.content).values()
             assigned = assigned_steps(context.instruction_of(reply))
             claim = read_number(metrics, keys.NUM_STEPS, 0.0)
-            # A message goes on until each epoch holds a whole step of the app's optimizers.
-            job = job_of(metrics, work_in(reply), assigned, self.speeds.weight_key)
-            if claim > assigned + (job.least if job.least > 1 else 0):
-                context.note(node_id, f"claims {claim:g} steps, was assigned {assigned}")
+            if claim > assigned:
+                # A message goes on until each epoch holds a whole step of the app's optimizers.
+                job = job_of(metrics, work_in(reply), assigned, self.speeds.weight_key)
+                if claim > assigned + (job.least if job.least > 1 else 0):
+                    context.note(node_id, f"claims {claim:g} steps, was assigned {assigned}")
             self._assigned[context.identity(node_id)] = assigned
             steps = self.steps_of(context, reply)
             if steps:

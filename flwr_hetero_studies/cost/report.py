@@ -109,6 +109,18 @@ def models_table(lines: Iterable[Line]) -> str:
     return tables.table(["strategy", *head], rows)
 
 
+def renewal_table(lines: Iterable[Line]) -> str:
+    """Tabulate accuracy on the way and at the end, by how often figures are renewed."""
+    rows = []
+    for name, runs in record.by(lines, "name").items():
+        accuracy = zip(*(line["metrics"]["accuracy"] for line in runs), strict=True)
+        points = [[100 * value for value in values] for values in accuracy]
+        seconds = [line["metrics"]["virtual_s"] for line in runs]
+        rows.append([name, *(tables.spread(each, ".1f") for each in points), tables.spread(seconds)])
+    head = [f"after {part} of the rounds" for part in ("1/4", "1/2", "3/4")]
+    return tables.table(["figures are renewed", *head, "at the end", "seconds"], rows)
+
+
 def simulators_table(lines: Iterable[Line]) -> str:
     """Tabulate replies a second and CPU time of a reply by job and engine."""
     found = {(line["case"]["job"], line["case"]["engine"]): line["metrics"] for line in lines}
@@ -130,6 +142,7 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     scales = record.of(lines, experiment="scale")
     if not scales:
         return {}
+    renewal = record.of(lines, experiment="renewal")
     models = record.of(lines, experiment="models")
     simulators = record.of(lines, experiment="simulators")
     costs = ReplyCosts(scales)
@@ -139,6 +152,8 @@ def report(lines: list[Line], folder: Path) -> dict[str, Any]:
     }
     software = record.software(scales, "flwr", "torch", "python", "machine")
     parts |= {"software": software, "by_training": costs.by_training()}
+    if renewal:
+        parts["renewal"] = renewal_table(renewal)
     if models:
         parts["models"] = models_table(models)
     if simulators:
