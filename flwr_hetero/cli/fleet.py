@@ -1,7 +1,6 @@
 """Commands on real fleets: ``fleet up``, ``status``, ``down``, ``certificates``, ``supernode``."""
 
 import argparse
-from math import isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +8,6 @@ from flwr_hetero.cli.parsing import add_command, end_of_help
 from flwr_hetero.errors import check_count
 
 if TYPE_CHECKING:
-    from flwr_hetero.fleet.processes import SuperNodeSpec
     from flwr_hetero.fleet.real_fleet import RealFleet
 
 FOLDER = "~/flwr-hetero-fleet"
@@ -39,13 +37,9 @@ def add(commands: Any) -> None:
     fleet_commands = fleet.add_subparsers(required=True, metavar="COMMAND")
 
     text = "start a SuperLink and SuperNodes with TLS and keys"
-    end = end_of_help("fleet up --nodes 5 --fleet paper-5 --cpu 0.5", PAGE)
+    end = end_of_help("fleet up --nodes 5", PAGE)
     up = add_command(fleet_commands, "up", _up, text, end, WARNING)
     up.add_argument("--nodes", type=int, default=4, help="SuperNodes (default: 4)")
-    text = "uniform, paper-5, or a TOML file of devices, whose speeds become shares of one CPU"
-    up.add_argument("--fleet", default="uniform", help=text)
-    text = "share of one CPU for the fastest device (default: 1)"
-    up.add_argument("--cpu", type=float, default=1.0, help=text)
     text = "use Flower's own SuperNodes, which start a new process for each message"
     up.add_argument("--cold", action="store_true", help=text)
 
@@ -89,13 +83,10 @@ def _fleet(options: argparse.Namespace) -> "RealFleet":
 
 
 def _up(options: argparse.Namespace) -> None:
-    from flwr_hetero.client.device import named_fleet
-
     check_count("--nodes", options.nodes, 1)
     fleet = _fleet(options)
-    devices = named_fleet(options.fleet, options.nodes)
     # Each step has a line in Flower's log.
-    fleet.up(devices, cpu=options.cpu, warm=not options.cold)
+    fleet.up(options.nodes, warm=not options.cold)
     _status(options)
     print(f"\nTo run an app on this fleet:\n\n  {fleet.run_line()}\n")
 
@@ -106,26 +97,12 @@ def _status(options: argparse.Namespace) -> None:
     online = fleet.online()
     state = "running" if fleet.is_alive(file.superlink_pid) else "stopped"
     print(f"SuperLink  https://{file.address}  {state}  logs in {fleet.folder / 'logs'}")
-    if file.needs_throttle:
-        is_throttled = fleet.is_alive(file.throttle_pid)
-        state = "running" if is_throttled else "STOPPED, no limits apply"
-        print(
-            f"throttle   {state}: pauses processes for CPU shares, relays traffic for link speeds"
-        )
     for node in file.nodes:
         if node.name in online:
             state = "online"
         else:
             state = "starting or cut off" if fleet.is_alive(node.pid) else "stopped"
-        print(f"{node.name:<10} {state:<8} {_limits(node)}")
-
-
-def _limits(node: "SuperNodeSpec") -> str:
-    limits = ["no CPU limit" if node.cpu == 1 else f"{node.cpu:.3g} CPU"]
-    for direction, mbps in (("up", node.uplink_mbps), ("down", node.downlink_mbps)):
-        if not isinf(mbps):
-            limits.append(f"{direction} {mbps:g} Mbit/s")
-    return ", ".join(limits)
+        print(f"{node.name:<10} {state}")
 
 
 def _down(options: argparse.Namespace) -> None:

@@ -11,10 +11,10 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,7 @@ def rest_of_process() -> Iterator[None]:
         _log.exception("a process of a warm node has failed")
     finally:
         with suppress(Exception):
+            threading._shutdown()  # type: ignore[attr-defined]
             atexit._run_exitfuncs()
         with suppress(Exception):
             sys.stdout.flush()
@@ -53,21 +54,23 @@ def rest_of_process() -> Iterator[None]:
         os._exit(code)
 
 
-def start_process(run: Callable[[Connection], None]) -> tuple[int, Connection]:
-    """Fork a process that calls a function with a connection; return its id and the other end."""
+def start_process(run: Callable[[], object], inherited: Iterable[Connection] = ()) -> int:
+    """Fork a process that calls a function; return its id.
+
+    Without ``inherited``, its parent's connections, it would keep them open after its parent's end.
+    """
     # Otherwise the child would write buffered text a second time.
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
-    near, far = Pipe()
     pid = os.fork()
     if pid:
-        far.close()
-        return pid, near
+        return pid
     with rest_of_process():
-        near.close()
-        run(far)
-    return 0, far
+        for connection in inherited:
+            connection.close()
+        run()
+    return 0
 
 
 def begin_process(seed: Callable[[], object]) -> None:
@@ -130,14 +133,14 @@ def reap() -> None:
             pass
 
 
-def load(app: _flwr.App) -> str:
+def load(file: Path) -> str:
     """Import an app and preload its data; return why no process may be forked, "" if one may."""
     with ExitStack() as stack:
         if NVML not in os.environ:
             os.environ[NVML] = "1"
             stack.callback(os.environ.pop, NVML, None)
         try:
-            _flwr.load_app(*app.fab)
+            app = _flwr.App.load(file)
             torch: Any = sys.modules.get("torch")
             if torch is not None:
                 # With one thread, torch starts no pool, for which a fork would wait forever.
@@ -163,11 +166,11 @@ def why_not_forkable() -> str:
     if threading.active_count() > 1 or multiprocessing.active_children():
         return f"it starts threads or processes {when}"
 
-    def probe(_: Connection) -> None:
+    def probe() -> None:
         begin_process(random.seed)
         compute(torch)
 
-    pid, _ = start_process(probe)
+    pid = start_process(probe)
     code = await_end(pid, PROBE_S)
     if code == NO_GPU:
         return f"it looks for the GPU {when}" if torch.cuda.device_count() else ""

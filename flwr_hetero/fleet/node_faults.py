@@ -7,17 +7,16 @@ import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Callable
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 from zipfile import BadZipFile, ZipFile
 
-from flwr_hetero.fleet import _flwr
+from flwr.app import Message
 
-REPEAT_S = 60.0  # a node that keeps failing repeats the first cause after so many seconds
+from flwr_hetero.fleet._flwr import App
+
 INSTALL_S = 2.0  # longest time in which another node is expected to install an app
 MOST_AHEAD_S = 3.0  # Flower allows 5 s, and the SuperLink gives its time in whole seconds
 MOST_BEHIND_S = 300.0
@@ -86,91 +85,67 @@ def is_whole(folder: Path, content: bytes) -> bool:
     return True
 
 
-def remove_half_installed(fab: Any, wait_s: float = INSTALL_S) -> None:
+def remove_half_installed(app: App, wait_s: float = INSTALL_S) -> None:
     """Remove an app that is not installed completely, since Flower would never complete it."""
-    for folder in _flwr.app_folders(fab):
+    for folder in app.folders():
         try:
-            if is_whole(folder, fab.content):
+            if is_whole(folder, app.content):
                 continue
             # Another node with the same FLWR_HOME may be installing the app at this moment.
             time.sleep(wait_s)
-            if not is_whole(folder, fab.content):
+            if not is_whole(folder, app.content):
                 shutil.rmtree(folder)
                 _log.warning("removed %s, a half-installed app, which is installed again", folder)
         except (OSError, BadZipFile) as error:
             _log.error("%s cannot be checked or removed: remove it by hand (%s)", folder, error)
 
 
-class Failures:
-    """Failures in a row of one kind: their causes go to the log, the first one repeatedly."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self.succeeded()
-
-    def succeeded(self) -> None:
-        """Forget all failures."""
-        self._first = ""
-        self._last = ""
-        self._count = 0
-        self._logged_s = 0.0
-
-    def failed(self, cause: str) -> None:
-        """Log a cause that is new, and the first one again if it was logged long ago."""
-        now_s = self._clock()
-        self._count += 1
-        if not self._first:
-            self._first = cause
-            self._logged_s = now_s
-        if cause != self._last:
-            _log.error("%s", cause)
-            self._last = cause
-        if now_s >= self._logged_s + REPEAT_S:
-            _log.error("failed %d times in a row. The first cause: %s", self._count, self._first)
-            self._logged_s = now_s
-
-
 class NodeFaults:
-    """What goes wrong on a SuperNode and between it and its SuperLink."""
+    """What goes wrong on a SuperNode and between it and its SuperLink.
+
+    Of several failures in a row with one cause, only the first is logged.
+    """
 
     def __init__(self) -> None:
-        self.messages = Failures()
-        self.requests = Failures()
         self.is_refused = False
+        self._apps: dict[int, App] = {}
+        self._last = {"message": "", "request": ""}
 
-    def watch(self) -> None:
-        """Watch the SuperNode of this process."""
-        _flwr.watch_node(self)
-        threading.excepthook = self._thread_failed
-
-    def received(self, fab: Any) -> None:
+    def fetched(self, run_id: int, app: App) -> None:
         """Mend an app before it is used: power may have been lost while it was installed."""
-        remove_half_installed(fab)
+        self._apps[run_id] = app
+        remove_half_installed(app)
 
-    def replied(self, error: str, fab: Any) -> None:
+    def replied(self, reply: Message) -> None:
         """Explain the error in a reply, if it has one, and mend the app that it came from."""
-        if not error:
-            self.messages.succeeded()
+        if not reply.has_error():
+            self._report("message", "")
             return
-        self.messages.failed(explain(error) or f"a message failed: {error}")
-        if fab is not None:
-            remove_half_installed(fab, wait_s=0.0)
+        error = str(reply.error.reason)
+        self._report("message", explain(error) or f"a message failed: {error}")
+        # An app whose signature was refused was never fetched.
+        if reply.metadata.run_id in self._apps:
+            remove_half_installed(self._apps[reply.metadata.run_id], wait_s=0.0)
 
     def answered(self, status: int, text: str, date: str) -> None:
         """Explain an answer of the SuperLink that is an error; 0 stands for no answer."""
-        hint = explain(text)
+        # Errors that are not explained here are the end of a run or the like.
+        cause = explain(text)
         if status == UNAUTHORIZED:
             self.is_refused = True
-            self.requests.failed(explain_refusal(date, time.time()))
-        elif hint:
-            self.requests.failed(hint)
-        elif not status or status >= SERVER_ERROR:
-            self.requests.failed(f"a request to the SuperLink failed: {text}")
-        else:
-            # Other errors are the end of a run or the like.
-            self.requests.succeeded()
+            cause = explain_refusal(date, time.time())
+        elif not cause and (not status or status >= SERVER_ERROR):
+            cause = f"a request to the SuperLink failed: {text}"
+        self._report("request", cause)
 
-    def _thread_failed(self, failure: threading.ExceptHookArgs) -> None:
+    def _report(self, kind: str, cause: str) -> None:
+        """Log the cause of a failure; "" is a success."""
+        if cause and cause != self._last[kind]:
+            _log.error("%s", cause)
+        self._last[kind] = cause
+
+    def thread_failed(self, failure: threading.ExceptHookArgs) -> None:
+        """Log why a thread has ended, as ``threading.excepthook``."""
         # The heartbeat of a node that was refused fails too, with a long traceback.
         if self.is_refused:
             _log.error("%s", failure.exc_value)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import random
 import signal
 import socket
@@ -12,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import islice
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +30,18 @@ TAG = "FLWR_HETERO_FLEET"  # environment variable of all processes of a fleet: i
 GRACE_S = 6.0  # seconds between SIGTERM and SIGKILL; Flower gives a ServerApp 5
 
 
-@dataclass(frozen=True)
+@dataclass
 class SuperNodeSpec:
-    """Limits, ports and process of a SuperNode. Only a limited link has a relay."""
+    """A SuperNode: its ports, its process, and its id, which the SuperLink gives it."""
 
     name: str
-    cpu: float = 1.0
-    uplink_mbps: float = inf
-    downlink_mbps: float = inf
+    superlink_port: int
     port: int = 0
-    relay_port: int = 0
     pid: int = 0
+    node_id: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass
 class FleetFile:
     """The description of a fleet, kept in its folder."""
 
@@ -51,18 +49,12 @@ class FleetFile:
     database: bool = False
     warm: bool = True
     superlink_pid: int = 0
-    throttle_pid: int = 0
     nodes: list[SuperNodeSpec] = field(default_factory=list)
 
     @property
     def address(self) -> str:
         """Address of the SuperLink in Flower's form."""
         return f"{HOST}:{self.port}"
-
-    @property
-    def needs_throttle(self) -> bool:
-        """Whether any node has a limited CPU or link."""
-        return any(node.cpu < 1 or node.relay_port for node in self.nodes)
 
     def node(self, name: str) -> SuperNodeSpec:
         """Return the node of a name; KeyError if there is none."""
@@ -79,6 +71,12 @@ class FleetFile:
             raise invalid("dir", str(folder), "hold a fleet", "start one with `up`")
         stored: dict[str, Any] = json.loads((folder / FILE).read_text(encoding="utf-8"))
         return cls(**stored | {"nodes": [SuperNodeSpec(**node) for node in stored["nodes"]]})
+
+
+def why_not_here() -> str:
+    """Return why this system cannot run real nodes; "" if it can."""
+    has_all = hasattr(os, "fork") and hasattr(signal, "SIGSTOP") and platform.system() == "Linux"
+    return "" if has_all else f"it needs forks, signals and /proc of Linux, not {platform.system()}"
 
 
 def prepare(folder: Path, fleet: FleetFile) -> None:
@@ -119,7 +117,7 @@ def supernode_command(folder: Path, fleet: FleetFile, node: SuperNodeSpec) -> li
     return [
         *(sys.executable, "-m", "flwr_hetero.fleet.supernode"),
         *(() if fleet.warm else ("--cold",)),
-        *("--superlink", f"{HOST}:{node.relay_port or fleet.port}"),
+        *("--superlink", f"{HOST}:{node.superlink_port}"),
         *("--root-certificates", str(keys / CA_CERTIFICATE)),
         *("--auth-supernode-private-key", str(keys / node.name)),
         *("--port", str(node.port)),

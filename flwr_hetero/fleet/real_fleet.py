@@ -1,29 +1,22 @@
-"""A real fleet on this machine: a SuperLink and SuperNodes with TLS, keys and limits."""
+"""A real fleet on this machine: a SuperLink and SuperNodes with TLS and keys."""
 
 import json
 import logging
 import shutil
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
-from math import isinf
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from shlex import quote
 
-from flwr_hetero.client.device import DeviceProfile
-from flwr_hetero.errors import check_number, invalid
+from flwr_hetero.errors import check_count, invalid
 from flwr_hetero.fleet import processes
-from flwr_hetero.fleet.linux import why_not_here
 from flwr_hetero.fleet.processes import FILE, FleetFile, SuperNodeSpec, no_proxy
 
 START_S = 120.0  # limit for a process to start
 END_S = 30.0  # limit for a process to end
 LIST_S = 60.0  # limit for the SuperLink to list the SuperNodes
-NODES = "nodes.json"
-"""File in the fleet's FLWR_HOME: names by node id, which the SuperLink does not list."""
 FILES = ("keys", "home", "homes", "logs", FILE, "state.db", "state.db-wal", "state.db-shm")
 """All that a fleet has in its folder. SIGKILL leaves the last two beside the database."""
 
@@ -43,9 +36,8 @@ class RealFleet:
 
     Examples
     --------
-    >>> from flwr_hetero.fleet import named_fleet
     >>> fleet = RealFleet(Path("~/flwr-hetero-fleet").expanduser())
-    >>> fleet.up(named_fleet("uniform", 2))     # doctest: +SKIP
+    >>> fleet.up(2)                             # doctest: +SKIP
     >>> fleet.flwr("run", "apps/tifl", "fleet") # doctest: +SKIP
     >>> fleet.down()                            # doctest: +SKIP
     """
@@ -60,35 +52,26 @@ class RealFleet:
         """The description of the fleet, as last saved."""
         return FleetFile.load(self.folder)
 
-    def up(
-        self,
-        profiles: Sequence[DeviceProfile],
-        *,
-        cpu: float = 1.0,
-        database: bool = False,
-        warm: bool = True,
-    ) -> None:
+    def up(self, num_nodes: int, *, database: bool = False, warm: bool = True) -> None:
         """Make keys, start all processes, register the SuperNodes, wait until all are online.
 
-        Each profile becomes a SuperNode with the link speeds of the profile and a share of one CPU.
-        The fastest gets ``cpu``, in (0, 1], and the others in proportion. With ``database``, the
-        state of the SuperLink survives a restart. Without ``warm``, each message starts a new
-        process, as in Flower's own nodes. ValueError for bad arguments or a folder that is not
-        empty. RuntimeError on other systems than Linux, or, with the end of the log, if a process
-        does not start.
+        With ``database``, the state of the SuperLink survives a restart. Without ``warm``, each
+        message starts a new process, as in Flower's own nodes. ValueError for bad arguments or a
+        folder that is not empty. RuntimeError on other systems than Linux, or, with the end of the
+        log, if a process does not start.
         """
-        reason = why_not_here()
+        reason = processes.why_not_here()
         if reason:
             hint = "LocalGrid emulates a fleet anywhere."
             raise RuntimeError(f"a real fleet cannot run here: {reason}. {hint}")
-        check_number("cpu", cpu, "(0, 1]")
+        check_count("num_nodes", num_nodes, 1)
         if self.folder.exists() and any(self.folder.iterdir()):
             hint = "end the fleet in it with `down`, or choose another"
             raise invalid("dir", str(self.folder), "be empty or new", hint)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o700)
-        port, *ports = processes.free_ports(1 + 2 * len(profiles))
-        nodes = specs_of(profiles, cpu, ports)
+        port, *ports = processes.free_ports(1 + num_nodes)
+        nodes = [SuperNodeSpec(f"node-{i}", port, own_port) for i, own_port in enumerate(ports)]
         fleet = FleetFile(port, database, warm, nodes=nodes)
         # Save the file first, so that `down` can end whatever has been started.
         fleet.save(self.folder)
@@ -97,11 +80,7 @@ class RealFleet:
             _log.info("Keys and certificates are in %s", self.folder / "keys")
             _log.info("Starting the SuperLink at https://%s", fleet.address)
             self.start_superlink()
-            self._register(nodes)
-            if fleet.needs_throttle:
-                command = [sys.executable, "-m", "flwr_hetero.fleet.throttle", str(self.folder)]
-                pid = self._start("throttle", command)
-                replace(self.file, throttle_pid=pid).save(self.folder)
+            self._register()
             for node in nodes:
                 _log.info("Starting %s", node.name)
                 self.start_node(node.name)
@@ -111,29 +90,30 @@ class RealFleet:
             self.down(keep=True)
             raise
 
-    def _register(self, nodes: Sequence[SuperNodeSpec]) -> None:
+    def _register(self) -> None:
         """Register the public keys of SuperNodes, and save the node ids from the SuperLink."""
-        ids = {}
-        for node in nodes:
+        fleet = self.file
+        for node in fleet.nodes:
             _log.info("Registering %s", node.name)
             key = str(self.folder / "keys" / f"{node.name}.pub")
             register = ("supernode", "register", key, processes.CONNECTION, "--name", node.name)
             done = self.flwr(*register, "--format", "json", timeout_s=START_S)
             try:
-                ids[str(json.loads(done.stdout)["node-id"])] = node.name
+                node.node_id = str(json.loads(done.stdout)["node-id"])
             except (ValueError, KeyError) as error:
                 reason = f"{node.name} cannot be registered:\n{done.stdout}{done.stderr}"
                 raise RuntimeError(reason) from error
-        (self.folder / "home" / NODES).write_text(json.dumps(ids), encoding="utf-8")
+        fleet.save(self.folder)
 
     def start_superlink(self) -> None:
         """Start or restart the SuperLink, and wait until it listens."""
         fleet = self.file
-        pid = self._start("superlink", processes.superlink_command(self.folder, fleet))
-        replace(fleet, superlink_pid=pid).save(self.folder)
+        command = processes.superlink_command(self.folder, fleet)
+        fleet.superlink_pid = self._start("superlink", command)
+        fleet.save(self.folder)
         deadline_s = time.monotonic() + START_S
         while not processes.listens(fleet.port):
-            if not self.is_alive(pid) or time.monotonic() > deadline_s:
+            if not self.is_alive(fleet.superlink_pid) or time.monotonic() > deadline_s:
                 raise self._failure("superlink")
             time.sleep(0.1)
 
@@ -141,9 +121,8 @@ class RealFleet:
         """Start or restart a SuperNode, which its key makes the same node as before."""
         fleet = self.file
         node = fleet.node(name)
-        pid = self._start(name, processes.supernode_command(self.folder, fleet, node))
-        nodes = [replace(node, pid=pid) if other == node else other for other in fleet.nodes]
-        replace(fleet, nodes=nodes).save(self.folder)
+        node.pid = self._start(name, processes.supernode_command(self.folder, fleet, node))
+        fleet.save(self.folder)
 
     def _start(self, name: str, command: list[str]) -> int:
         environment = processes.environment(self.folder / "homes" / name) | self.settings
@@ -194,13 +173,12 @@ class RealFleet:
         """Return the names of the SuperNodes that are online, by the SuperLink."""
         arguments = ("supernode", "list", processes.CONNECTION, "--format", "json")
         try:
-            names = json.loads((self.folder / "home" / NODES).read_text(encoding="utf-8"))
             nodes = json.loads(self.flwr(*arguments, timeout_s=LIST_S).stdout)["nodes"]
-        # No node is registered yet, or the SuperLink is starting or busy.
-        except (FileNotFoundError, subprocess.TimeoutExpired, ValueError, KeyError):
+        # The SuperLink is starting or busy.
+        except (subprocess.TimeoutExpired, ValueError, KeyError):
             return set()
         ids = {node["node-id"] for node in nodes if node["status"] == "online"}
-        return {name for node_id, name in names.items() if node_id in ids}
+        return {node.name for node in self.file.nodes if node.node_id in ids}
 
     def is_alive(self, pid: int) -> bool:
         """Return whether a process is alive and one of this fleet."""
@@ -234,17 +212,3 @@ class RealFleet:
             if not self.is_alive(process.pid):
                 process.wait(END_S)
         self._started = [process for process in self._started if process.returncode is None]
-
-
-def specs_of(
-    profiles: Sequence[DeviceProfile], cpu: float, ports: Sequence[int]
-) -> list[SuperNodeSpec]:
-    """Turn device profiles into the limits of SuperNodes on this machine, with two ports each."""
-    fastest = max(profile.compute_factor for profile in profiles)
-    specs = []
-    for i, profile in enumerate(profiles):
-        share = cpu * (profile.compute_factor / fastest)
-        links = (profile.uplink_mbps, profile.downlink_mbps)
-        relay_port = 0 if isinf(min(links)) else ports[2 * i + 1]
-        specs.append(SuperNodeSpec(f"node-{i}", share, *links, ports[2 * i], relay_port))
-    return specs

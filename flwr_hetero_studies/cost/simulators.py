@@ -21,10 +21,10 @@ from flwr.serverapp.strategy import FedAvg
 
 from flwr_hetero import keys
 from flwr_hetero.fleet import LocalGrid, named_fleet
-from flwr_hetero.fleet.throttle import cpu_time_s, descendants
 from flwr_hetero_studies import tasks
 from flwr_hetero_studies.core.plan import DIGITS, Data, NotHereError, Options, Trial
 from flwr_hetero_studies.core.record import Case
+from flwr_hetero_studies.real.throttle import cpu_time_s, descendants
 
 CORES = 2
 NODES = 50

@@ -11,7 +11,7 @@ from typing import Any
 
 from flwr_hetero.fleet import RealFleet, processes
 from flwr_hetero.fleet.processes import BIN, CONNECTION, environment
-from flwr_hetero.fleet.throttle import descendants
+from flwr_hetero_studies.real.throttle import descendants
 
 TOY_APP = Path(__file__).parents[2] / "tests" / "e2e" / "deploy" / "toy_app"
 History = list[dict[str, Any]]

@@ -16,8 +16,8 @@ from typing import Any
 from unittest import mock
 
 from flwr_hetero.fleet import DeviceProfile, RealFleet, certificates
-from flwr_hetero.fleet.throttle import descendants, send
 from flwr_hetero_studies.faults.fleet_run import FleetRun, durations, losses
+from flwr_hetero_studies.real.throttle import ThrottledFleet, descendants, send
 
 Found = dict[str, Any]
 
@@ -43,8 +43,8 @@ def own_fleet(
     folder: Path, profiles: Sequence[DeviceProfile] = EQUAL, *, warm: bool = True, **settings: str
 ) -> Iterator[RealFleet]:
     """Start a fleet whose SuperLink survives a restart; ``settings`` go to the environment."""
-    fleet = RealFleet(folder / "fleet", QUICK | settings)
-    fleet.up(profiles, database=True, warm=warm)
+    fleet = ThrottledFleet(folder / "fleet", profiles, QUICK | settings)
+    fleet.start(database=True, warm=warm)
     try:
         yield fleet
     finally:
@@ -261,25 +261,10 @@ def certificate_expires(folder: Path, *, warm: bool) -> Found:
         return resumed(run, what, reached, start_s, before) | {"said": said}
 
 
-def throttle_killed(folder: Path, *, warm: bool) -> Found:
-    """Kill the throttle in the middle of a run: the node behind its relay is cut off."""
-    nodes = [*EQUAL[1:], DeviceProfile(0.5, uplink_mbps=20.0)]
-    with own_fleet(folder, nodes, warm=warm) as fleet:
-        config = {"clients_per_round": 4, "num_server_rounds": 5, "work": 1.0, "timeout": 60.0}
-        run = FleetRun(fleet, folder / "run", **config)
-        run.start().wait_round(1)
-        fleet.end_process(fleet.file.throttle_pid)
-        run.finish()
-        note = f"online in the end: {', '.join(sorted(fleet.online()))}"
-        what = "throttle of `fleet up` killed, which is the relay of node-3"
-        return outcome_of(run, 5, fault(what, 2, "node-3", note=note))
-
-
 OWN_FLEET = {
     "killed_pushing": killed_pushing,
     "clocks_ahead": partial(clock_jumps, "all clocks a day ahead", 1, ALL),
     "clocks_back": partial(clock_jumps, "all clocks a day back", -1, ALL),
     "clock_ahead": partial(clock_jumps, "one node's clock a day ahead", 1, ("node-1",)),
     "certificate_expires": certificate_expires,
-    "throttle_killed": throttle_killed,
 }

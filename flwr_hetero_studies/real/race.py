@@ -13,13 +13,14 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file
 
-from flwr_hetero.fleet import DeviceProfile, RealFleet
+from flwr_hetero.fleet import DeviceProfile
 from flwr_hetero.report.history import MODEL, PARTS
 from flwr_hetero_studies import tasks
 from flwr_hetero_studies.core.apps import APPS, app_modules
 from flwr_hetero_studies.core.curves import Columns, columns, rounded, time_to
 from flwr_hetero_studies.faults.fleet_run import FleetRun, History
 from flwr_hetero_studies.race.network import accuracies
+from flwr_hetero_studies.real.throttle import ThrottledFleet
 from flwr_hetero_studies.real.workloads import SPEEDS
 
 LESS = 0.01
@@ -38,8 +39,8 @@ def race(
     load = round(os.getloadavg()[0], 2)
     # If this process is terminated, it still ends its fleet.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    fleet = RealFleet(folder / "fleet")
-    fleet.up(profiles, cpu=cpu, warm=warm)
+    fleet = ThrottledFleet(folder / "fleet", profiles, cpu=cpu)
+    fleet.start(warm=warm)
     try:
         run = FleetRun(fleet, folder / "run", APPS / "fleet", **config).start()
         history = run.finish(LONGEST_S)

@@ -62,7 +62,7 @@ def run(data: Data, seed: int, rounds: int, folder: Path) -> Found:
     write_data(learning, folder)
     fleet = RealFleet(folder / "fleet")
     # The nodes wait by themselves, so that no process needs to be slowed down.
-    fleet.up([DeviceProfile()] * NODES)
+    fleet.up(NODES)
     found: dict[str, Found] = {}
     message_s = 0.0
     try:

@@ -99,7 +99,7 @@ def run(folder, rounds, resume):
 
 def check(system, folder):
     from flwr_hetero.cli import main
-    from flwr_hetero.fleet import DeviceProfile, RealFleet, supernode
+    from flwr_hetero.fleet import RealFleet, supernode
 
     run(folder, 2, resume=False)
     assert len(run(folder, 3, resume=True).train_metrics_clientapp) == 3
@@ -111,7 +111,7 @@ def check(system, folder):
     assert main(["fleet", "up", "--dir", str(folder / "fleet")]) == 2
     fleet = RealFleet(folder / "fleet")
     with pytest.raises(RuntimeError, match=f"of Linux, not {system}. LocalGrid emulates a fleet"):
-        fleet.up([DeviceProfile()])
+        fleet.up(1)
     assert not fleet.folder.exists()
     assert system in supernode.why_cold([])
 

@@ -7,9 +7,8 @@ import time
 import pytest
 from waiting import wait_until
 
-from flwr_hetero.fleet import named_fleet, processes
+from flwr_hetero.fleet import processes
 from flwr_hetero.fleet.processes import FleetFile, SuperNodeSpec
-from flwr_hetero.fleet.real_fleet import specs_of
 
 SLEEP = "import time; print('up', flush=True); time.sleep(300)"
 WITH_CHILD = (
@@ -20,7 +19,7 @@ DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}"
 
 
 def test_file_survives_saving(tmp_path):
-    nodes = [SuperNodeSpec("node-0", uplink_mbps=5.0), SuperNodeSpec("node-1", cpu=0.5)]
+    nodes = [SuperNodeSpec("node-0", 1, 2), SuperNodeSpec("node-1", 1, 3, node_id="7")]
     fleet = FleetFile(port=1, database=True, superlink_pid=7, nodes=nodes)
     fleet.save(tmp_path)
     assert FleetFile.load(tmp_path) == fleet
@@ -29,20 +28,8 @@ def test_file_survives_saving(tmp_path):
         FleetFile.load(tmp_path / "other")
 
 
-@pytest.mark.parametrize("cpu", [1.0, 0.4])
-def test_specs_keep_the_ratios_of_the_profiles(cpu):
-    specs = specs_of(named_fleet("paper-5", 5), cpu, range(10))
-    assert [spec.cpu for spec in specs] == [cpu * share for share in (1.0, 0.5, 0.25, 0.125, 0.025)]
-    assert [spec.relay_port for spec in specs] == [0] * 5
-    (slow,) = specs_of(named_fleet("wifi-10", 1), cpu, [7, 8])
-    assert (slow.uplink_mbps, slow.port, slow.relay_port) == (10, 7, 8)
-    needs = [FleetFile(1, nodes=[node]).needs_throttle for node in (*specs, slow)]
-    assert needs == [cpu < 1, *[True] * 5]
-
-
 def test_commands_use_tls_authentication_and_files_that_are_made(tmp_path):
-    slow = SuperNodeSpec("node-0", port=2, relay_port=3, uplink_mbps=5.0)
-    fleet = FleetFile(port=1, nodes=[slow, SuperNodeSpec("node-1", cpu=0.5, port=4)])
+    fleet = FleetFile(port=1, nodes=[SuperNodeSpec("node-0", 3, 2), SuperNodeSpec("node-1", 1, 4)])
     processes.prepare(tmp_path, fleet)
     superlink = processes.superlink_command(tmp_path, fleet)
     assert {"--enable-supernode-auth", "--disable-runtime-dependency-installation"} < set(superlink)
@@ -50,7 +37,6 @@ def test_commands_use_tls_authentication_and_files_that_are_made(tmp_path):
     assert "--database" in processes.superlink_command(tmp_path, FleetFile(1, database=True))
     nodes = [processes.supernode_command(tmp_path, fleet, node) for node in fleet.nodes]
     values = [dict(zip(command[3::2], command[4::2], strict=True)) for command in nodes]
-    # the first through its relay
     assert [found["--superlink"] for found in values] == ["127.0.0.1:3", "127.0.0.1:1"]
     assert values[1]["--node-config"] == "partition-id=1 num-partitions=2"
     for found in values:

@@ -4,10 +4,12 @@ import subprocess
 
 import pytest
 
-from flwr_hetero.fleet import RealFleet, named_fleet
+from flwr_hetero.fleet import RealFleet
 from flwr_hetero.fleet.processes import FleetFile, SuperNodeSpec, prepare
 
-FILE = FleetFile(port=1, nodes=[SuperNodeSpec("node-0", port=2), SuperNodeSpec("node-1", port=4)])
+PIDS = {"superlink": 1, "node-0": 2, "node-1": 3}
+NODES = [SuperNodeSpec(f"node-{i}", 1, 2 + i, PIDS[f"node-{i}"], f"{7 + i}") for i in range(2)]
+FILE = FleetFile(port=1, superlink_pid=PIDS["superlink"], nodes=NODES)
 
 
 @pytest.fixture
@@ -55,7 +57,7 @@ def test_up_that_fails_leaves_what_down_can_end(tmp_path, monkeypatch, is_there)
     fleet = RealFleet(folder)
     for error, match in ((RuntimeError, "enough"), (ValueError, "dir must be empty or new")):
         with pytest.raises(error, match=match):
-            fleet.up(named_fleet("uniform", 2))
+            fleet.up(2)
     made = [path for path in folder.iterdir() if path.is_dir()]
     assert {path.name for path in made} == {"keys", "home", "logs", "homes"}
     for path in (folder, *made):
@@ -69,7 +71,7 @@ def test_run_line_can_be_typed(tmp_path, monkeypatch, num_nodes, tiers, clients)
     monkeypatch.setenv("no_proxy", "example.org")
     fleet = RealFleet(tmp_path / "my fleet")
     fleet.folder.mkdir()
-    nodes = [SuperNodeSpec(f"node-{i}") for i in range(num_nodes)]
+    nodes = [SuperNodeSpec(f"node-{i}", 1) for i in range(num_nodes)]
     FleetFile(port=1, nodes=nodes).save(fleet.folder)
     assert shlex.split(fleet.run_line()) == [
         *(f"FLWR_HOME={fleet.folder}/home", "no_proxy=example.org,127.0.0.1,localhost"),
@@ -82,8 +84,6 @@ def test_online_nodes_are_those_the_superlink_names(fleet, monkeypatch):
     def hang(*_, timeout, **__):
         raise subprocess.TimeoutExpired("flwr", timeout)
 
-    assert fleet.online() == set()  # before registration
-    (fleet.folder / "home" / "nodes.json").write_text('{"7": "node-0", "8": "node-1"}')
     listed = '{"nodes": [{"node-id": "%s", "status": "%s"}, {"node-id": "9", "status": "online"}]}'
     for word, names in (("online", {"node-1"}), ("offline", set())):
         told = subprocess.CompletedProcess((), 0, listed % ("8", word))
@@ -96,10 +96,7 @@ def test_online_nodes_are_those_the_superlink_names(fleet, monkeypatch):
 @pytest.mark.parametrize("ended", ["superlink", "node-1"])
 def test_wait_online_names_what_has_ended(fleet, monkeypatch, ended):
     (fleet.folder / "logs" / f"{ended}.log").write_text("out of memory")
-    pids = {"superlink": 1, "node-0": 2, "node-1": 3}
-    nodes = [SuperNodeSpec(name, pid=pids[name]) for name in ("node-0", "node-1")]
-    FleetFile(port=1, superlink_pid=1, nodes=nodes).save(fleet.folder)
     monkeypatch.setattr(fleet, "online", set)
-    monkeypatch.setattr(fleet, "is_alive", lambda pid: pid != pids[ended])
+    monkeypatch.setattr(fleet, "is_alive", lambda pid: pid != PIDS[ended])
     with pytest.raises(RuntimeError, match=rf"(?s){ended} did not come up.*out of memory"):
         fleet.wait_online(["node-0", "node-1"])

@@ -2,15 +2,17 @@
 
 import pytest
 
-from flwr_hetero.fleet import DeviceProfile, RealFleet, processes
+from flwr_hetero.fleet import DeviceProfile, processes
 from flwr_hetero_studies.faults.scenarios import QUICK, own_fleet
+from flwr_hetero_studies.real.throttle import ThrottledFleet
 
 
 @pytest.fixture(scope="module")
 def small_fleet(tmp_path_factory):
     """Two SuperNodes; the second has half a CPU behind a slow link."""
-    fleet = RealFleet(tmp_path_factory.mktemp("small") / "fleet", QUICK)
-    fleet.up([DeviceProfile(2.0), DeviceProfile(1.0, 20.0, 20.0)])
+    profiles = [DeviceProfile(2.0), DeviceProfile(1.0, 20.0, 20.0)]
+    fleet = ThrottledFleet(tmp_path_factory.mktemp("small") / "fleet", profiles, QUICK)
+    fleet.start()
     yield fleet
     fleet.down(keep=True)
     assert processes.find(fleet.folder) == []

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flwr_hetero.fleet import DeviceProfile, RealFleet, processes
+from flwr_hetero.fleet import RealFleet, processes
 from flwr_hetero_studies.faults.fleet_run import FleetRun
 from flwr_hetero_studies.faults.scenarios import QUICK
 
@@ -34,7 +34,7 @@ class MixedFleet(RealFleet):
 @pytest.fixture
 def fleet(tmp_path):
     fleet = MixedFleet(tmp_path / "fleet", QUICK)
-    fleet.up([DeviceProfile()] * 3)
+    fleet.up(3)
     yield fleet
     fleet.down(keep=True)
     assert processes.find(fleet.folder) == []

@@ -4,9 +4,9 @@ import signal
 
 import pytest
 
-from flwr_hetero.fleet.throttle import descendants, send
 from flwr_hetero_studies.faults import scenarios
 from flwr_hetero_studies.faults.fleet_run import TOY_APP, FleetRun
+from flwr_hetero_studies.real.throttle import descendants, send
 
 pytestmark = [pytest.mark.deploy, pytest.mark.nightly]
 

@@ -7,10 +7,10 @@ from e2e.conftest import GRID_APP
 from e2e.grids.promises import check
 from waiting import wait_until
 
-from flwr_hetero.fleet import DeviceProfile, RealFleet, certificates, processes
-from flwr_hetero.fleet.throttle import children
+from flwr_hetero.fleet import RealFleet, certificates, processes
 from flwr_hetero_studies.faults.fleet_run import FleetRun, command_of
 from flwr_hetero_studies.faults.scenarios import QUICK
+from flwr_hetero_studies.real.throttle import children
 
 pytestmark = pytest.mark.deploy
 
@@ -55,7 +55,7 @@ def test_a_strategy_over_tls_with_registered_nodes(small_fleet, tmp_path, grid_a
 @pytest.mark.nightly
 def test_a_strategy_on_flowers_own_nodes(tmp_path, grid_app):
     fleet = RealFleet(tmp_path / "fleet", QUICK)
-    fleet.up([DeviceProfile()] * 2, warm=False)
+    fleet.up(2, warm=False)
     try:
         check_nodes(fleet, tmp_path / "run", grid_app[1].ROWS, "TiFL")
         log = (fleet.folder / "logs" / "node-0.log").read_text()

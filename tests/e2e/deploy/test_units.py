@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flwr_hetero.fleet import RealFleet, named_fleet, processes
+from flwr_hetero.fleet import RealFleet, processes
 from flwr_hetero_studies.faults.fleet_run import TOY_APP, FleetRun
 from flwr_hetero_studies.faults.scenarios import QUICK
 
@@ -35,7 +35,7 @@ def test_services_work_under_their_limits(tmp_path, monkeypatch):
         name = f"{unit.stem.removeprefix('flower-')}_command"
         monkeypatch.setattr(processes, name, partial(limited, getattr(processes, name), unit))
     fleet = RealFleet(tmp_path / "fleet", QUICK)
-    fleet.up(named_fleet("uniform", 2), database=True)
+    fleet.up(2, database=True)
     try:
         run = FleetRun(fleet, tmp_path / "run", TOY_APP, num_server_rounds=2, work=0.1)
         history = run.start().finish()

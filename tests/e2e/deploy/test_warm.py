@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
-from flwr_hetero.fleet import DeviceProfile, RealFleet
-from flwr_hetero.fleet.throttle import descendants
+from flwr_hetero.fleet import RealFleet
 from flwr_hetero_studies.faults.fleet_run import FleetRun, command_of
+from flwr_hetero_studies.real.throttle import descendants
 
 pytestmark = [pytest.mark.deploy, pytest.mark.nightly]
 APP = Path(__file__).with_name("warm_app")
@@ -23,7 +23,7 @@ APP = Path(__file__).with_name("warm_app")
 def fleet(tmp_path):
     """Start a fleet of one node."""
     fleet = RealFleet(tmp_path / "fleet")
-    fleet.up([DeviceProfile()])
+    fleet.up(1)
     yield fleet
     fleet.down(keep=True)
 

@@ -1,19 +1,95 @@
-"""CPU limits by SIGSTOP and SIGCONT, link limits by a relay: ``python -m ... FOLDER``."""
+"""Real fleets of unequal devices: CPU shares by SIGSTOP and SIGCONT, and link speeds by a relay."""
 
 import asyncio
 import os
 import signal
-import sys
 import time
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import closing, suppress
-from math import inf
+from math import inf, isinf
 from pathlib import Path
+from threading import Thread
+from typing import Any, TypeVar
 
-from flwr_hetero.fleet.processes import HOST, FleetFile, has_tag
+from flwr_hetero.fleet import DeviceProfile, RealFleet
+from flwr_hetero.fleet.processes import HOST, free_ports
 
-BURST_S = 0.1  # time for which a device that was idle may run at full speed
+T = TypeVar("T")
+BURST_S = 0.1
+"""Time for which a device that was idle may run at full speed."""
 CHUNK_BYTES = 16 * 1024
-POLL_S = 0.02  # time between two polls of the devices' processes
+POLL_S = 0.02
+"""Time between two polls of the devices' processes."""
+
+
+class ThrottledFleet(RealFleet):
+    """A fleet whose nodes have the link speeds of device profiles, and shares of one CPU.
+
+    The fastest node has the share ``cpu``, and the shares of the others are in proportion.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        profiles: Sequence[DeviceProfile],
+        settings: Mapping[str, str] | None = None,
+        cpu: float = 1.0,
+    ) -> None:
+        super().__init__(folder, settings)
+        fastest = max(profile.compute_factor for profile in profiles)
+        self.profiles = {f"node-{i}": profile for i, profile in enumerate(profiles)}
+        shares = {name: cpu * p.compute_factor / fastest for name, p in self.profiles.items()}
+        self.throttles = {name: Throttle(share) for name, share in shares.items() if share < 1}
+        self._relays: list[asyncio.Server] = []
+        self._loop = asyncio.new_event_loop()
+        self._thread = Thread(target=self._loop.run_forever, daemon=True)
+
+    def start(self, **options: Any) -> None:
+        """Start all nodes, with the options of :meth:`up`."""
+        self._thread.start()
+        self.up(len(self.profiles), **options)
+        asyncio.run_coroutine_threadsafe(self._limit_shares(), self._loop)
+
+    def start_node(self, name: str) -> None:
+        """Start or restart a SuperNode, behind a relay if its link is limited."""
+        file = self.file
+        node = file.node(name)
+        links = (self.profiles[name].uplink_mbps, self.profiles[name].downlink_mbps)
+        if node.superlink_port == file.port and not isinf(min(links)):
+            (node.superlink_port,) = free_ports(1)
+            opened = relay(node.superlink_port, file.port, *map(LinkBucket, links))
+            self._relays.append(self._await(opened))
+            file.save(self.folder)
+        super().start_node(name)
+
+    def down(self, *, keep: bool = False) -> int:
+        """End all processes of the fleet, and its relays."""
+        num_ended = super().down(keep=keep)
+        if self._thread.is_alive():
+            self._await(self._end_tasks())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+        return num_ended
+
+    def _await(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    async def _end_tasks(self) -> None:
+        for server in self._relays:
+            server.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    async def _limit_shares(self) -> None:
+        while True:
+            # A restarted SuperNode has another process id.
+            for node in self.file.nodes:
+                if node.name in self.throttles and self.is_alive(node.pid):
+                    self.throttles[node.name].poll(node.pid)
+            await asyncio.sleep(POLL_S)
 
 
 class Throttle:
@@ -93,10 +169,8 @@ class LinkBucket:
         return self.free_at_s - now_s
 
 
-async def relay(port: int, superlink: int, up_mbps: float, down_mbps: float) -> asyncio.Server:
+async def relay(port: int, superlink: int, up: LinkBucket, down: LinkBucket) -> asyncio.Server:
     """Relay a device's connections at the speed of its link, with TLS unchanged."""
-    up = LinkBucket(up_mbps)
-    down = LinkBucket(down_mbps)
 
     async def serve(node_in: asyncio.StreamReader, node_out: asyncio.StreamWriter) -> None:
         # After an error, the device sees a broken connection, as on any network.
@@ -114,32 +188,3 @@ async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter, link: 
         sink.write(data)
         await sink.drain()
     sink.write_eof()
-
-
-async def enforce(folder: Path) -> None:
-    """Enforce the limits of a fleet until this is cancelled, then lift them."""
-    fleet = FleetFile.load(folder)
-    throttles = {node.name: Throttle(node.cpu) for node in fleet.nodes if node.cpu < 1}
-    for node in fleet.nodes:
-        if node.relay_port:
-            await relay(node.relay_port, fleet.port, node.uplink_mbps, node.downlink_mbps)
-    try:
-        while True:
-            for name, throttle in throttles.items():
-                pid = fleet.node(name).pid
-                if has_tag(pid, folder):
-                    throttle.poll(pid)
-            await asyncio.sleep(POLL_S)
-            # Read the file again, because a restarted SuperNode has another process id.
-            fleet = FleetFile.load(folder)
-    finally:
-        for name in throttles:
-            pid = fleet.node(name).pid
-            if has_tag(pid, folder):
-                send(descendants(pid), signal.SIGCONT)
-
-
-if __name__ == "__main__":
-    # This lets asyncio.run cancel its tasks, as after Ctrl-C.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-    asyncio.run(enforce(Path(sys.argv[1])))
