@@ -1,4 +1,4 @@
-"""Commands on real fleets: ``fleet up``, ``status``, ``down``, ``certificates``, ``supernode``."""
+"""Commands on real fleets: ``fleet up``, ``down``, ``certificates``, and ``supernode``."""
 
 import argparse
 from pathlib import Path
@@ -43,15 +43,11 @@ def add(commands: Any) -> None:
     text = "use Flower's own SuperNodes, which start a new process for each message"
     up.add_argument("--cold", action="store_true", help=text)
 
-    text = "show which processes are running"
-    end = end_of_help("fleet status", PAGE)
-    status = add_command(fleet_commands, "status", _status, text, end)
     text = "stop what `up` started and remove its files"
     down = add_command(fleet_commands, "down", _down, text, end_of_help("fleet down", PAGE))
-    for parser in (up, status, down):
-        parser.add_argument(
-            "--dir", default=FOLDER, help=f"folder of the fleet (default: {FOLDER})"
-        )
+    text = f"folder of the fleet (default: {FOLDER})"
+    for parser in (up, down):
+        parser.add_argument("--dir", default=FOLDER, help=text)
 
     text = "make keys and certificates for real devices"
     example = "fleet certificates keys --host superlink.lan --node jetson-1"
@@ -87,22 +83,8 @@ def _up(options: argparse.Namespace) -> None:
     fleet = _fleet(options)
     # Each step has a line in Flower's log.
     fleet.up(options.nodes, warm=not options.cold)
-    _status(options)
-    print(f"\nTo run an app on this fleet:\n\n  {fleet.run_line()}\n")
-
-
-def _status(options: argparse.Namespace) -> None:
-    fleet = _fleet(options)
-    file = fleet.file
-    online = fleet.online()
-    state = "running" if fleet.is_alive(file.superlink_pid) else "stopped"
-    print(f"SuperLink  https://{file.address}  {state}  logs in {fleet.folder / 'logs'}")
-    for node in file.nodes:
-        if node.name in online:
-            state = "online"
-        else:
-            state = "starting or cut off" if fleet.is_alive(node.pid) else "stopped"
-        print(f"{node.name:<10} {state}")
+    print(f"\n{options.nodes} SuperNodes are online. Logs are in {fleet.folder / 'logs'}.")
+    print(f"To run an app on this fleet:\n\n  {fleet.run_line()}\n")
 
 
 def _down(options: argparse.Namespace) -> None:

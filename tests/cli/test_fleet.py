@@ -1,7 +1,6 @@
 import pytest
 
 from flwr_hetero import cli
-from flwr_hetero.fleet.processes import FleetFile, SuperNodeSpec
 
 
 def main(arguments):
@@ -12,14 +11,6 @@ def test_up_warns_of_other_users(capsys):
     with pytest.raises(SystemExit):
         main(["up", "--help"])
     assert "CAN RUN CODE AS YOU" in " ".join(capsys.readouterr().out.split())
-
-
-def test_status_says_what_has_stopped(tmp_path, capsys):
-    FleetFile(port=1, nodes=[SuperNodeSpec("node-0", 1)]).save(tmp_path)
-    assert main(["status", "--dir", str(tmp_path)]) == 0
-    superlink, node = capsys.readouterr().out.splitlines()
-    assert superlink.startswith("SuperLink  https://127.0.0.1:1  stopped")
-    assert node.split() == ["node-0", "stopped"]
 
 
 def test_certificates_with_the_authority_key_offline(tmp_path, capsys):

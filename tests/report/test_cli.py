@@ -44,7 +44,7 @@ def test_report_and_compare_say_where(two_runs, capsys, tmp_path, monkeypatch):
         ("watch {}/none", "run directory must exist"),
         ("compare {}/slow --out a.png", "--out must end in .html, got 'a.png'"),
         ("compare {}/slow --out {}/no/a.html", "No such file or directory"),
-        ("fleet status --dir {}/none", "dir must hold a fleet"),
+        ("fleet down --dir {}/none", "dir must hold a fleet"),
         ("fleet up --dir {}", "dir must be empty or new"),
         ("fleet up --dir {}/new --nodes 0", "--nodes must be a whole number"),
         ("fleet up --dir {}/new --fleet warp", "fleet must be a known name"),

@@ -12,10 +12,7 @@ BUFFERED = {"engine": "buffered", "steps": "deadline", "weighting": "normalised"
 TEXTS = {"dataset": "stdlib", "model": "auto", "partition": "classes-by-speed", "fast_steps": 20}
 TEXTS |= {"steps": "deadline", "weighting": "auto", "learning_rate": 0.5}
 """Two packages are on the slowest node alone."""
-
-
-def start(num_nodes=5, **settings):
-    return AppRun("fleet", num_nodes, **PLAIN | settings)
+TOGETHER = {"engine": "rounds", "selection": "tifl", "order": "cd-grab", "clients_per_round": 2}
 
 
 def parts_of(**settings):
@@ -51,36 +48,32 @@ def test_parts_of_the_strategy_follow_the_settings(settings, parts):
 
 
 @pytest.mark.parametrize(
-    ("settings", "rounds", "left"),
+    ("settings", "num_nodes", "rounds", "left"),
     [
-        (STEPPED | {"steps": "by-speed", "weighting": "steps"}, 4, 0.8),
-        (STEPPED | {"sampler": "top-loss"}, 4, 0.8),
-        ({**TEXTS, "order": "cd-grab", "num_units": 6}, 6, 0.97),
+        (PLAIN | STEPPED | {"steps": "by-speed", "weighting": "steps"}, 5, 4, 0.8),
+        (PLAIN | STEPPED | {"sampler": "top-loss"}, 5, 4, 0.8),
+        (PLAIN | TEXTS | {"order": "cd-grab", "num_units": 6}, 5, 6, 0.97),
+        (PLAIN | BUFFERED | {"selection": "random", "concurrency": 3}, 5, 12, 0.8),
+        (PLAIN | {"sampler": "mercury"}, 5, 4, 0.8),
+        (PLAIN | {"sampler": "pgd"}, 5, 4, 0.8),
+        ({"model": "softmax"}, 6, 4, 0.8),
+        ({"model": "softmax", **TOGETHER}, 10, 8, 1.0),
     ],
 )
-def test_nodes_learn_with_every_part_of_theirs(settings, rounds, left):
-    assert start(**settings).loss_ratio(rounds) < left
+def test_nodes_learn(settings, num_nodes, rounds, left):
+    assert AppRun("fleet", num_nodes, **settings).loss_ratio(rounds) < left
 
 
-def test_buffered_engine_learns():
-    run = start(**BUFFERED, selection="random", concurrency=3, buffer_size=2)
-    assert run.loss_ratio(12) < 0.8
-    sizes = [len(record["fedbuff"]["nodes"]) for record in run.history.records[1:]]
-    assert sizes == [2] * 12
-
-
-def chain(run):
-    return [type(part).__name__ for part in run.history.inner.chain()]
-
-
-def test_default_is_fedslice_in_rounds():
-    run = AppRun("fleet", 6, model="softmax")
-    assert chain(run)[1:] == ["FedSlice", "RecentAverage", "SliceRule", "SliceSteps", "FedAvg"]
-    assert run.loss_ratio(4) < 0.8
-    facts = [record["fedslice"] for record in run.history.records[1:]]
-    assert [fact["updates"] > 1 for fact in facts] == [True] * 4
-    done, wanted = (sum(fact[name] for fact in facts) for name in ("examples", "examples_wanted"))
-    assert done == pytest.approx(wanted, rel=0.3)
+@pytest.mark.parametrize(
+    ("settings", "parts"),
+    [
+        ({}, ["FedSlice", "RecentAverage", "SliceRule", "SliceSteps", "FedAvg"]),
+        (TOGETHER, ["TiFL", "BiasedLocalSGD", "CDGraB", "FedAvg"]),
+    ],
+)
+def test_parts_by_default_and_all_together(settings, parts):
+    strategy = settings_of("fleet")(**settings).strategy(10)
+    assert [type(part).__name__ for part in strategy.chain()] == ["SamplerMetrics", *parts]
 
 
 def test_settings_reach_the_strategy():
@@ -93,27 +86,6 @@ def test_settings_reach_the_strategy():
     assert deadline.strategy(5).step_correction == 0.5
     assert settings_of("fleet")(**PLAIN | {"weighting": "auto"}).steps == "epochs"
 
-
-def test_all_parts_together_report():
-    parts = {"engine": "rounds", "selection": "tifl", "order": "cd-grab", "clients_per_round": 2}
-    run = AppRun("fleet", 10, model="softmax", **parts)
-    assert chain(run)[1:] == ["TiFL", "BiasedLocalSGD", "CDGraB", "FedAvg"]
-    assert run.loss_ratio(8) < 1.0
-    records = run.history.records
-    assert {"tifl", "biased_local_sgd", "cd_grab"} <= set(records[-1])
-    assert sum(record["cd_grab"]["pairs"] for record in records[1:]) > 0
-
-
-@pytest.mark.parametrize("sampler", ["mercury", "pgd"])
-def test_samplers_learn_and_report(sampler):
-    run = start(sampler=sampler, fraction_evaluate=1.0)
-    assert run.loss_ratio(4) < 0.8
-    record = run.history.records[-1]
-    assert record["evaluate"]["eval-acc"] > 0
-    assert {f"{sampler}-coverage", f"{sampler}-mean-age"} <= set(record["sampler"])
-
-
-# --- settings --------------------------------------------------------------------------------
 
 REFUSALS = [
     ({"sampler": "pgd", "order": "id-grab"}, "sampler must be uniform with order=id-grab"),

@@ -5,55 +5,31 @@ Flower's simulation (``tests/e2e/grids``) and `flwr run` on a SuperLink (``tests
 """
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 from app_run import failures
+from e2e.flower import flwr_run
 from recording import history
-
-from flwr_hetero.fleet import processes
 
 pytestmark = [pytest.mark.app, pytest.mark.nightly]
 APPS = Path(__file__).parents[3] / "apps"
 FILES = ("config.json", "model.safetensors", "report.html", "checkpoint/state.npz")
 
 
-@pytest.fixture(scope="module")
-def flower(tmp_path_factory):
-    """Give a function that runs an app to its end and returns what it printed.
-
-    Its Flower has its own home and ports, and is ended by the tag of its processes. A run takes a
-    minute or two; only a hang reaches the time-out.
-    """
-    home = tmp_path_factory.mktemp("flower-home")
-    ports = processes.free_ports(2)
-    environment = os.environ | {
-        processes.TAG: str(home),
-        "FLWR_HOME": str(home),
-        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(ports[0]),
-        "FLWR_LOCAL_CONTROL_API_PORT": str(ports[1]),
-        "PATH": f"{processes.BIN}{os.pathsep}{os.environ['PATH']}",
-        "HF_HUB_OFFLINE": "1",
-        "NO_COLOR": "1",
-    }
+@pytest.fixture
+def flower(tmp_path):
+    """Give a function that runs an app to its end and returns what it printed."""
 
     def run(app, num_nodes, **config):
         settings = " ".join(
             f"{key.replace('_', '-')}={json.dumps(value, default=str)}"
             for key, value in config.items()
         )
-        federation = f"num-supernodes={num_nodes} client-resources-num-cpus=1"
-        command = [processes.BIN / "flwr", "run", APPS / app, "--stream", "--run-config", settings]
-        command += ["--federation-config", federation]
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=1800, check=False
-        )
-        return done.stdout + done.stderr
+        home = tmp_path / "home"
+        return flwr_run(APPS / app, home, settings, f"num-supernodes={num_nodes}")
 
-    yield run
-    processes.end(home)
+    return run
 
 
 @pytest.mark.parametrize(

@@ -60,14 +60,6 @@ def biased(seen: Seen, plain_s: float) -> None:
         assert kept["share"] == pytest.approx(8 / 10)
 
 
-def fewer_steps(seen: Seen, plain_s: float) -> None:
-    asked = [record["adacomm"]["num_steps"] for record in seen.records[1:]]
-    assert asked[0] == 8
-    assert asked == sorted(asked, reverse=True)
-    assert asked[-1] <= 4
-    assert [record["train"]["num-steps"] for record in seen.records[1:]] == asked
-
-
 def orders(seen: Seen, plain_s: float) -> None:
     pairs = seen.records[1]["cd_grab"]["pairs"]
     assert pairs > 0
@@ -107,9 +99,6 @@ METHODS = {
     "LocalSteps": Method(
         "LocalSteps({}, fast_steps=8)", "steps", "8 steps on fast nodes, 2 on slow ones",
         steps, "LocalSteps({}, fast_steps=STEPS, gamma=1)"),
-    "AdaComm": Method(
-        "AdaComm({}, first_steps=8, interval_s=0)", "steps", "8 steps, then 4, then 2",
-        fewer_steps, "AdaComm({}, first_steps=STEPS, interval_s=1e9)"),
     "BiasedLocalSGD": Method(
         "BiasedLocalSGD({}, fast_steps=8)", "biased", "8 or 2 steps, high losses on fast nodes",
         biased, "BiasedLocalSGD({}, fast_steps=STEPS, gamma=1)"),
@@ -147,7 +136,7 @@ def learns_nothing(name: str) -> Refusal:
 MISSING = {
     name: missing(name, key)
     for name, key in {
-        **dict.fromkeys(("LocalSteps", "AdaComm", "BiasedLocalSGD"), "num-steps"),
+        **dict.fromkeys(("LocalSteps", "BiasedLocalSGD"), "num-steps"),
         "CDGraB": "flwr-hetero.order",
         "Resharding": "flwr-hetero.resharding",
     }.items()

@@ -18,7 +18,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from recording import History
 
-from flwr_hetero import strategy as ours
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.strategy import Wrapper
 
@@ -38,7 +37,7 @@ class App(NamedTuple):
     needs: tuple[str, ...]
     initial: str = ""
     """The model of the first round, in Python; without one the app has a server's half."""
-    strategy: str = "FedAvg"
+    strategy: str = "FedAvg(fraction_evaluate=0.0)"
     taken: str = "import numpy as np"
 
 
@@ -47,13 +46,14 @@ LIGHTNING = ("pytorch_lightning", "torch")
 TRAINER = ("transformers", "accelerate", "torch")
 OF_TASK = "from {package} import task"
 APPS = {
-    "torch": App("plain torch loop", DROPIN / "quickstart", "quickstart", TORCH),
+    "torch": App(
+        "plain torch loop", DROPIN / "quickstart", "quickstart", TORCH, strategy="FedAvg()"),
     "scikit-learn": App(
         "scikit-learn", HERE / "scikit_learn", "sklearn_app", ("sklearn",),
         "[np.zeros((10, 64)), np.zeros(10)]"),
     "xgboost": App(
         "XGBoost bagging", HERE / "xgboost", "xgboost_app", ("xgboost",),
-        "[np.frombuffer(b'', np.uint8)]", "FedXgbBagging"),
+        "[np.frombuffer(b'', np.uint8)]", "FedXgbBagging(fraction_evaluate=0.0)"),
     "lightning": App(
         "Lightning", HERE / "lightning", "lightning_app", LIGHTNING,
         "task.Classifier().state_dict()", taken=OF_TASK),
@@ -65,7 +65,7 @@ APPS = {
 SERVER = """
 from flwr.app import ArrayRecord
 from flwr.serverapp import ServerApp
-from flwr.serverapp.strategy import {strategy}
+from flwr.serverapp.strategy import {kind}
 {taken}
 
 app = ServerApp()
@@ -74,9 +74,8 @@ app = ServerApp()
 @app.main()
 def main(grid, context):
     rounds = context.run_config["num-server-rounds"]
-    strategy = {strategy}()
-    result = strategy.start(grid, ArrayRecord({initial}), num_rounds=rounds)
-    print("accuracy", result.evaluate_metrics_clientapp[rounds])
+    strategy = {strategy}
+    strategy.start(grid, ArrayRecord({initial}), num_rounds=rounds)
 """
 PROJECT = """
 [build-system]
@@ -109,7 +108,9 @@ def write(app: App, folder: Path) -> None:
     """Copy an app, and write what is alike in all but the first."""
     shutil.copytree(app.folder, folder, dirs_exist_ok=True)
     if app.initial:
-        words = app._asdict() | {"taken": app.taken.format(package=app.package)}
+        kind = app.strategy.partition("(")[0]
+        taken = app.taken.format(package=app.package)
+        words = app._asdict() | {"kind": kind, "taken": taken}
         (folder / app.package / "__init__.py").touch()
         (folder / app.package / "server_app.py").write_text(SERVER.format(**words))
         name = app.package.replace("_", "-")
@@ -132,13 +133,11 @@ def node_half(app: App, half: str) -> str | None:
 def server_half(app: App, wrapped: str) -> str:
     """Return the diff of the server's half: two lines, alike in all apps."""
     name = wrapped.partition("(")[0]
-    strategy = f"{app.strategy}()"
-    taken = f"from flwr.serverapp.strategy import {app.strategy}\n"
+    taken = f"from flwr.serverapp.strategy import {app.strategy.partition('(')[0]}\n"
     path = f"{app.package}/server_app.py"
-    place = "flwr_hetero.strategy" if name in ours.__all__ else "flwr_hetero_studies.rivals"
     return (
-        f"--- a/{path}\n+++ b/{path}\n@@ @@\n {taken}+from {place} import {name}\n"
-        f"@@ @@\n-    strategy = {strategy}\n+    strategy = {wrapped.format(strategy)}\n"
+        f"--- a/{path}\n+++ b/{path}\n@@ @@\n {taken}+from flwr_hetero.strategy import {name}\n"
+        f"@@ @@\n-    strategy = {app.strategy}\n+    strategy = {wrapped.format(app.strategy)}\n"
     )
 
 

@@ -1,91 +1,22 @@
-"""LoRA: what nodes return is trained, the rest keeps its value; by hand, and with PEFT."""
+"""LoRA with PEFT: what nodes return is trained, and the rest keeps its value.
+
+Other apps whose nodes return a part of the arrays are in tests/conformance/test_parts.py.
+"""
 
 import logging
 import re
 from pathlib import Path
 
 import pytest
-import torch
 from dropin.patching import changes
 from e2e.examples.running import HERE, App, run
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-from recording import History
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
-from flwr_hetero.fleet import DeviceProfile, LocalGrid
-from flwr_hetero.mod import hetero
-from flwr_hetero.strategy import Compressed, FedSlice
-
-FLEET = [DeviceProfile(speed) for speed in (4.0, 2.0, 1.0, 0.25)]
-
-# --- by hand -----------------------------------------------------------------------------------
-
-
-class Adapted(nn.Module):
-    """A frozen layer with adapters of rank 2."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.base = nn.Linear(32, 16).requires_grad_(False)
-        self.lora_a = nn.Linear(32, 16, bias=False)
-        self.lora_b = nn.Linear(16, 16, bias=False)
-
-    def forward(self, inputs):
-        return self.base(inputs) + self.lora_b(self.lora_a(inputs))
-
-
-app = ClientApp(mods=[hetero])
-
-
-@app.train()
-def train(msg, context):
-    """Train the adapters, and return them alone."""
-    model = Adapted()
-    partition = context.node_config["partition-id"]
-    model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
-    inputs = torch.randn(64, 32, generator=torch.Generator().manual_seed(partition))
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1)
-    losses = []
-    for (batch,) in hetero.batches(DataLoader(TensorDataset(inputs), 8, shuffle=True), msg):
-        optimizer.zero_grad()
-        loss = (model(batch) - batch[:, :16]).square().mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    arrays = ArrayRecord({k: v for k, v in model.state_dict().items() if "lora" in k})
-    metrics = {"num-examples": 64, "train-loss": sum(losses) / len(losses)}
-    content = RecordDict({"arrays": arrays, "metrics": MetricRecord(metrics)})
-    return Message(content, reply_to=msg)
-
-
-def test_adapters_by_hand(caplog):
-    """Other strategies than these two: tests/conformance/test_parts.py, with another app."""
-    caplog.set_level(logging.INFO, "flwr")
-    history = History(Compressed(FedSlice()))
-    before = Adapted().state_dict()
-    history.leaf.fraction_evaluate = 0.0
-    result = history.start(LocalGrid(app, FLEET), ArrayRecord(before), num_rounds=8)
-    after = result.arrays.to_torch_state_dict()
-    assert list(after) == list(before)
-    for key in before:
-        assert torch.equal(before[key], after[key]) == ("base" in key)
-    assert not any(record["failures"] for record in history.records)
-    losses = [record["train"]["train-loss"] for record in history.records[1:]]
-    assert losses[-1] < 0.8 * losses[0]
-    said = [r.message for r in caplog.records if "are not returned" in r.message]
-    assert said == [
-        "2 of 4 arrays are not returned by nodes and keep their value: base.bias, base.weight"
-    ]
-
-
-# --- with PEFT -----------------------------------------------------------------------------------
+from flwr_hetero.fleet import DeviceProfile
 
 ADAPTERS = "get_peft_model_state_dict(task.make_model())"
 APP = App(
     "PEFT", HERE / "lora", "lora_app", ("peft", "transformers", "sklearn"), ADAPTERS,
+    strategy="FedAvg()",
     taken="from peft import get_peft_model_state_dict\n\nfrom {package} import task",
 )  # fmt: skip
 LINES, WHOLE = (

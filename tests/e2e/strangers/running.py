@@ -4,14 +4,12 @@ import json
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from e2e.flower import flwr_run
 from e2e.strangers.apps import METHODS, App
-
-from flwr_hetero.fleet import processes
 
 HERE = Path(__file__).parent
 FOLDER = "FLWR_HETERO_STRANGERS"
@@ -95,40 +93,21 @@ def write(app: App, method: str, folder: Path) -> None:
 def run(app: App, method: str, tmp: Path, timeout_s: float = 600) -> Outcome:
     """Run an app with a method in it, in a SuperLink of its own."""
     folder = tmp / "app"
-    home = tmp / "home"
     records = tmp / "records"
-    home.mkdir()
     records.mkdir()
     write(app, method, folder)
-    ports = processes.free_ports(2)
     paths = [str(HERE / "kit"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {
-        processes.TAG: str(home),
+    variables = {
         "PYTHONPATH": os.pathsep.join(paths),
-        "PATH": f"{processes.BIN}{os.pathsep}{os.environ['PATH']}",
-        "FLWR_HOME": str(home),
-        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(ports[0]),
-        "FLWR_LOCAL_CONTROL_API_PORT": str(ports[1]),
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "HF_HUB_OFFLINE": "1",
         "HF_HOME": str(tmp / "hub"),
         "WANDB_MODE": "disabled",
-        "OMP_NUM_THREADS": "1",
-        "NO_COLOR": "1",
         "STRANGERS_RECORDS": str(records),
         "STRANGERS_NEEDS": app.needs,
     }
-    rounds = METHODS[method].rounds
-    config = f"num-server-rounds={rounds} {app.config}".strip()
-    federation = f"num-supernodes={NODES} client-resources-num-cpus=1 init-args-num-cpus={WORKERS}"
-    command = [str(processes.BIN / "flwr"), "run", str(folder), "--stream"]
-    command += ["--run-config", config, "--federation-config", federation]
-    how = {"capture_output": True, "text": True, "timeout": timeout_s, "check": False}
-    try:
-        done = subprocess.run(command, env=environment, cwd=tmp, **how)
-    finally:
-        processes.end(home)
-    return seen(app, records, done.stdout + done.stderr)
+    config = f"num-server-rounds={METHODS[method].rounds} {app.config}".strip()
+    federation = f"num-supernodes={NODES} init-args-num-cpus={WORKERS}"
+    log = flwr_run(folder, tmp / "home", config, federation, timeout_s, **variables)
+    return seen(app, records, log)
 
 
 def seen(app: App, records: Path, log: str) -> Outcome:

@@ -17,13 +17,12 @@ def make_model():
 
 
 def load_data(partition_id, num_partitions):
-    """Give a node its own part of the digits, some of it for testing."""
+    """Give a node its own part of the digits."""
     digits = load_digits()
-    mine = torch.arange(partition_id, 200, num_partitions)
+    mine = torch.arange(partition_id + 40, 200, num_partitions)
     pixels = torch.tensor(digits.data).long()
     labels = torch.tensor(digits.target)
-    rows = [{"input_ids": pixels[i], "labels": labels[i]} for i in mine]
-    return rows[len(rows) // 5 :], rows[: len(rows) // 5]
+    return [{"input_ids": pixels[i], "labels": labels[i]} for i in mine]
 
 
 def make_arguments():
@@ -32,7 +31,6 @@ def make_arguments():
         tempfile.gettempdir(),
         num_train_epochs=1,
         per_device_train_batch_size=4,
-        per_device_eval_batch_size=16,
         learning_rate=1e-3,
         use_cpu=True,
         report_to=[],

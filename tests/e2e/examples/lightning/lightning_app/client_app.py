@@ -8,30 +8,15 @@ from lightning_app.task import Classifier, load_data, make_trainer
 app = ClientApp()
 
 
-def open_node(msg: Message, context: Context):
-    """Load the model that was sent, and the node's data."""
-    model = Classifier()
-    model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
-    partition = context.node_config["partition-id"], context.node_config["num-partitions"]
-    return model, *load_data(*partition)
-
-
 @app.train()
 def train(msg: Message, context: Context):
     """Train the model on this node's data."""
-    model, loader, _ = open_node(msg, context)
+    model = Classifier()
+    model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
+    loader = load_data(context.node_config["partition-id"], context.node_config["num-partitions"])
     trainer = make_trainer()
     trainer.fit(model, loader)
     loss = trainer.callback_metrics["train_loss"].item()
     metrics = MetricRecord({"train_loss": loss, "num-examples": len(loader.dataset)})
     arrays = ArrayRecord(model.state_dict())
     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=msg)
-
-
-@app.evaluate()
-def evaluate(msg: Message, context: Context):
-    """Evaluate the model on this node's data."""
-    model, _, loader = open_node(msg, context)
-    (figures,) = make_trainer().test(model, loader, verbose=False)
-    metrics = MetricRecord({**figures, "num-examples": len(loader.dataset)})
-    return Message(RecordDict({"metrics": metrics}), reply_to=msg)

@@ -1,8 +1,8 @@
-"""A Grid that wraps another one whose nodes run a ClientApp of Flower's older API."""
+"""Apps of Flower's older API: ``NumPyClient`` and ``client_fn`` under strategies of today's."""
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -12,14 +12,6 @@ from flwr_hetero.arrays import view_array
 from flwr_hetero.errors import invalid
 from flwr_hetero.exchange.nodes import TranslatingGrid, whole_grid
 from flwr_hetero.records import arrays_in, configs_in
-
-
-class SentModel(NamedTuple):
-    """The category of a message, and the names of the model and of its arrays in it."""
-
-    category: str
-    arrays_key: str
-    names: tuple[str, ...]
 
 
 class OlderClients(TranslatingGrid):
@@ -60,19 +52,35 @@ class OlderClients(TranslatingGrid):
         if isinstance(whole_grid(grid), OlderClients):
             raise invalid("grid", "OlderClients", "be wrapped only once")
         super().__init__(grid)
-        self._sent: dict[str, SentModel] = {}
+        # The name of the model and those of its arrays, by message.
+        self._sent: dict[str, tuple[str, tuple[str, ...]]] = {}
 
     def write(self, message: Message) -> Message:
-        """Convert an instruction to the older form."""
-        return _to_older(message)
+        """Convert an instruction to the older form, with this package's own records beside it."""
+        category = _category_of(message)
+        if category not in ("train", "evaluate"):
+            return message
+        records = arrays_in(message.content)
+        if len(records) != 1:
+            rule = "send one ArrayRecord, as the older API has one list of arrays"
+            raise invalid("the strategy", list(records), rule)
+        config: dict[str, Any] = {}
+        for name, record in configs_in(message.content).items():
+            if not name.startswith(keys.PREFIX):
+                config.update(record)
+        for key, value in config.items():
+            if isinstance(value, list):
+                hint = "give a list as several keys, or as text"
+                raise invalid(f"config {key!r}", value, "be one value for clients of Flower", hint)
+        older = _flwr.older_content(category, *records.values(), config)
+        older.update(_own_records(message.content))
+        return Message(older, metadata=message.metadata)  # type: ignore[call-overload,no-any-return]
 
     def sent(self, message: Message, written: Message) -> None:
         """Remember the names in an instruction, for its reply."""
-        if written is message:
-            return
-        ((name, arrays),) = arrays_in(message.content).items()
-        category = _category_of(message)
-        self._sent[message.metadata.message_id] = SentModel(category, name, tuple(arrays))
+        if written is not message:
+            ((name, arrays),) = arrays_in(message.content).items()
+            self._sent[message.metadata.message_id] = (name, tuple(arrays))
 
     def read(self, reply: Message) -> Message:
         """Convert a reply to today's form, or to an error if it cannot be converted."""
@@ -81,7 +89,7 @@ class OlderClients(TranslatingGrid):
             return reply
         body: Any
         try:
-            body = _to_todays_form(reply.content, sent)
+            body = _to_todays_form(reply.content, _category_of(reply), *sent)
         # A node may send anything, so that any error is possible here.
         except Exception as error:
             body = Error(_flwr.CLIENT_APP_RAISED, f"{type(error).__name__}: {error}")
@@ -92,35 +100,13 @@ def _category_of(message: Message) -> str:
     return message.metadata.message_type.partition(".")[0]
 
 
-def _to_older(message: Message) -> Message:
-    """Convert an instruction to the older form, with this package's own records beside it."""
-    content = message.content
-    category = _category_of(message)
-    if category not in ("train", "evaluate"):
-        return message
-    records = arrays_in(content)
-    if len(records) != 1:
-        rule = "send one ArrayRecord, as the older API has one list of arrays"
-        raise invalid("the strategy", list(records), rule)
-    (arrays,) = records.values()
-    config: dict[str, Any] = {}
-    for name, record in configs_in(content).items():
-        if not name.startswith(keys.PREFIX):
-            config.update(record)
-    for key, value in config.items():
-        if isinstance(value, list):
-            hint = "give a list as several keys, or as text"
-            raise invalid(f"config {key!r}", value, "be one value for clients of Flower", hint)
-    older = _flwr.older_content(category, arrays, config)
-    older.update(_own_records(content))
-    return Message(older, metadata=message.metadata)  # type: ignore[call-overload,no-any-return]
-
-
-def _to_todays_form(content: RecordDict, sent: SentModel) -> RecordDict:
+def _to_todays_form(
+    content: RecordDict, category: str, model: str, names: tuple[str, ...]
+) -> RecordDict:
     """Convert a reply to today's form, with those of its metrics that are numbers."""
-    if not _flwr.is_older_reply(content, sent.category):
+    if not _flwr.is_older_reply(content, category):
         return content
-    reply = _flwr.read_older(content, sent.category)
+    reply = _flwr.read_older(content, category)
     if reply.status != _flwr.OLDER_OK:
         raise ValueError(reply.message)
     metrics: dict[str, Any] = {
@@ -128,12 +114,12 @@ def _to_todays_form(content: RecordDict, sent: SentModel) -> RecordDict:
         for name, value in reply.metrics.items()
         if isinstance(value, int | float)
     }
-    if sent.category != "train":
+    if category != "train":
         metrics["loss"] = float(reply.loss)
     metrics[keys.NUM_EXAMPLES] = int(reply.num_examples)
     records: dict[str, Any] = {"metrics": MetricRecord(metrics)}
-    if sent.category == "train":
-        records[sent.arrays_key] = _named(reply.tensors, reply.tensor_type, sent.names)
+    if category == "train":
+        records[model] = _named(reply.tensors, reply.tensor_type, names)
     return RecordDict(records | _own_records(content))
 
 

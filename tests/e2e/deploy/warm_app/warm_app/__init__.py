@@ -1,1 +1,0 @@
-"""Messages without work, timed."""
