@@ -1,6 +1,6 @@
-"""A warm node without Flower: apps and messages are functions below, and note what they find.
+"""A warm node without Flower: apps and messages are functions below, and report what they find.
 
-``warm_node.py FOLDER SCENARIO ...`` writes what each scenario returns to FOLDER/found.json.
+``warm_node.py FOLDER`` runs all scenarios, and writes which of them fail to FOLDER/found.json.
 """
 
 import json
@@ -13,12 +13,14 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from contextlib import suppress
 from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 from flwr.app import Context, RecordDict
 
 from flwr_hetero.client.preload import preload
@@ -82,7 +84,7 @@ def sleeps(kind):
 
 
 APPS = {
-    "plain": lambda: print("imported"),
+    "plain": lambda: (print("imported"), note("plain.log", os.getpid())),
     "seeds": lambda: (random.seed(3), np.random.seed(3)),  # noqa: NPY002
     "gated": wait_for_gate,
     "temporary": lambda: TEMPORARY.append(tempfile.TemporaryDirectory(dir=FOLDER)),
@@ -207,8 +209,8 @@ class Node:
             replies.append(self.reply())
         return replies
 
-    def end(self):
-        self.tasks.close()
+    def code(self):
+        """Wait for the end of the first parent; return its exit code."""
         return os.waitstatus_to_exitcode(os.waitpid(self.first, 0)[1])
 
 
@@ -232,38 +234,138 @@ def gone(*pids):
     return comes(lambda: not any(map(is_there, pids)))
 
 
-def several(node, app, body="change"):
-    return node.messages(4, app, body)
+def check_all_warm(replies):
+    assert all(reply["warm"] for reply in replies), replies
+    assert not any(reply["first"] for reply in replies), replies
 
 
-def in_turn(node):
-    """Send two messages at once."""
+# --- scenarios ---------------------------------------------------------------------------------
+
+
+def app_is_imported_once(node):
+    replies = node.messages(4, "plain")
+    check_all_warm(replies)
+    assert len({reply["parent"] for reply in replies}) == 1
+    assert len({reply["pid"] for reply in replies}) == 4
+    assert noted("imports.txt") == ["plain"]
+    # A message sees nothing of the one before.
+    assert [reply["found"] for reply in replies] == [[0, None, os.getcwd(), False]] * 4
+
+
+def random_numbers_are_those_of_new_processes(node):
+    drawn = [reply["found"] for reply in node.messages(4, "plain", "draw")]
+    assert all(len(set(numbers)) == 4 for numbers in zip(*drawn, strict=True))
+
+
+def app_that_sets_generators_begins_each_message_with_them(node):
+    drawn = [reply["found"] for reply in node.messages(4, "seeds", "draw")]
+    assert len({tuple(numbers) for numbers in drawn}) == 1
+
+
+def preloaded_data_are_read_once(node):
+    replies = node.messages(4, "reads", "read")
+    assert [reply["found"] for reply in replies] == [[replies[0]["parent"]]] * 4
+
+
+def looking_for_a_gpu_where_there_is_none_does_no_harm(node):
+    check_all_warm(node.messages(2, "no-gpu"))
+
+
+def message_begins_when_the_last_one_has_ended(node):
     node.ask("plain", "slow")
     node.ask("plain", "slow")
-    return [node.reply(), node.reply()]
+    assert node.reply()["end"] <= node.reply()["at"]
 
 
-def crashes(node):
-    result = node.messages(1, "plain")
+def message_that_crashes_costs_itself(node):
+    replies = node.messages(1, "plain")
     for body in ("exit", "kill", "memory"):
         node.ask("plain", body)
-        result += node.messages(1, "plain")
-    return result
+        replies += node.messages(1, "plain")
+    check_all_warm(replies)
+    assert noted("imports.txt") == ["plain"]
 
 
-def many_runs(node):
-    result = [node.messages(1, "plain", run=run)[0] for run in range(3)]
-    parents = [each["parent"] for each in result]
-    away = gone(parents[0])
-    alive = [is_there(pid) for pid in parents]
-    return {"away": away, "alive": alive, "again": node.messages(1, "plain", run=0)}
+def oldest_of_too_many_runs_is_forgotten(node):
+    parents = [node.messages(1, "plain", run=run)[0]["parent"] for run in range(3)]
+    assert gone(parents[0])
+    assert all(map(is_there, parents[1:]))
+    check_all_warm(node.messages(1, "plain", run=0))
 
 
-def killed_parent(node):
-    result = node.messages(2, "plain")
-    os.kill(result[1]["parent"], signal.SIGKILL)
-    gone(result[1]["parent"])
-    return [*result, *node.messages(2, "plain")]
+def apps_parent_is_killed(node):
+    replies = node.messages(2, "plain")
+    os.kill(replies[1]["parent"], signal.SIGKILL)
+    assert gone(replies[1]["parent"])
+    replies += node.messages(2, "plain")
+    assert [reply["warm"] for reply in replies] == [True, True, False, True]
+
+
+def apps_parent_is_killed_while_it_loads(node):
+    os.kill(begin_loading(node), signal.SIGKILL)
+    node.tasks.recv()
+    (FOLDER / "gate").touch()
+    assert [reply["warm"] for reply in node.messages(2, "gated")] == [False, False]
+
+
+def launcher_ends_while_an_app_is_loaded(node):
+    parent = begin_loading(node)
+    node.tasks.close()
+    (FOLDER / "gate").touch()
+    assert node.code() == 0
+    assert gone(parent)
+
+
+def message_of_a_run_that_was_not_prepared_is_cold(node):
+    node.tasks.send((1, ("plain", "change", node.answers)))
+    assert not node.reply()["warm"]
+
+
+def message_leaves_a_process(node):
+    replies = node.messages(2, "plain", "leave")
+    for reply in replies:
+        os.kill(reply["found"], signal.SIGKILL)
+    check_all_warm(replies)
+
+
+def message_ends_with_its_threads(node):
+    [reply] = node.messages(1, "plain", "threaded")
+    assert gone(reply["pid"])
+    assert (FOLDER / "late").exists()
+
+
+def nothing_is_left_of_a_node_that_has_ended(node):
+    replies = node.messages(2, "temporary", "own_folder")
+    node.tasks.close()
+    assert node.code() == 0
+    assert gone(*(reply[key] for reply in replies for key in ("parent", "pid")))
+    # One is the message's own, and one the parent's, which no message removes.
+    assert [len(reply["found"]) for reply in replies] == [2, 2]
+
+
+def launcher_goes_on_without_its_first_parent(_):
+    runs, on_message = os.pipe()
+    _, done = os.pipe()
+    before = set(children(os.getpid()))
+
+    def superexec(launch, sleep, close):
+        (first,) = set(children(os.getpid())) - before
+        (FOLDER / "5").write_text("plain 1.0.0 hash")
+        os.write(on_message, b"5\n5\n")
+        sleep(60.0)
+        assert noted("imports.txt") == ["plain"]
+        os.kill(first, signal.SIGKILL)
+        os.waitpid(first, 0)
+        for _ in range(2):
+            os.write(on_message, b"5\n")
+            sleep(60.0)
+        with pytest.raises(OSError, match="closed"):
+            launch(5, ("plain", "change", 0))
+        close()
+
+    os.environ[warm.PIPES] = f"{runs} {done} {FOLDER}"
+    _flwr.run_superexec = superexec
+    warm.main()
 
 
 def begin_loading(node):
@@ -273,78 +375,64 @@ def begin_loading(node):
     return int(noted("loading.txt")[0])
 
 
-def killed_loading(node):
-    os.kill(begin_loading(node), signal.SIGKILL)
-    node.tasks.recv()
-    (FOLDER / "gate").touch()
-    return node.messages(2, "gated")
+def cold(app):
+    """Make a scenario of an app that cannot be forked."""
+
+    def scenario(node):
+        replies = node.messages(2, app)
+        assert [reply["warm"] for reply in replies] == [False] * 2
+        assert all(reply["first"] for reply in replies)
+
+    return scenario
 
 
-def ends_loading(node):
-    """Let the launcher end while an app is imported."""
-    parent = begin_loading(node)
-    node.tasks.close()
-    (FOLDER / "gate").touch()
-    return {"code": os.waitstatus_to_exitcode(os.waitpid(node.first, 0)[1]), "gone": gone(parent)}
+COLD = {
+    "threads": "it starts threads or processes when",
+    "processes": "it starts threads or processes when",
+    "hangs": "it uses pools of threads when",
+    "gpu": "it uses the GPU when",
+    "looks": "it looks for the GPU when",
+    "raises": "ValueError: no such data",
+    "exits": "SystemExit: not here",
+}
+"""Apps that cannot be forked, and what the log says of them."""
+PLAIN = [
+    app_is_imported_once,
+    random_numbers_are_those_of_new_processes,
+    app_that_sets_generators_begins_each_message_with_them,
+    preloaded_data_are_read_once,
+    looking_for_a_gpu_where_there_is_none_does_no_harm,
+    message_begins_when_the_last_one_has_ended,
+    message_that_crashes_costs_itself,
+    oldest_of_too_many_runs_is_forgotten,
+    apps_parent_is_killed,
+    apps_parent_is_killed_while_it_loads,
+    launcher_ends_while_an_app_is_loaded,
+    message_of_a_run_that_was_not_prepared_is_cold,
+    message_leaves_a_process,
+    message_ends_with_its_threads,
+    nothing_is_left_of_a_node_that_has_ended,
+    launcher_goes_on_without_its_first_parent,
+]
+SCENARIOS = {scenario.__name__: scenario for scenario in PLAIN}
+SCENARIOS |= {f"cold: {app}": cold(app) for app in COLD}
 
 
-def without_app(node):
-    """Send a message of a run that was never prepared."""
-    node.tasks.send((1, ("plain", "change", node.answers)))
-    return [node.reply()]
-
-
-def leaves(node):
-    result = node.messages(2, "plain", "leave")
-    for each in result:
-        os.kill(each["found"], signal.SIGKILL)
-    return result
-
-
-def threads(node):
-    [result] = node.messages(1, "plain", "threaded")
-    gone(result["pid"])
-    return (FOLDER / "late").exists()
-
-
-def ended(node):
-    """Tell what is left of a node whose launcher has gone."""
-    result = node.messages(2, "temporary", "own_folder")
-    code = node.end()
-    pids = [each[key] for each in result for key in ("parent", "pid")]
-    return {"code": code, "gone": gone(*pids), "found": result}
-
-
-def launcher(_):
-    """Kill the first parent of a launcher, as the system may; tell how it goes on."""
-    runs, on_message = os.pipe()
-    _, done = os.pipe()
-    result = {}
-
-    def superexec(launch, sleep, close):
-        (first,) = set(children(os.getpid())) - before
-        (FOLDER / "5").write_text("plain 1.0.0 hash")
-        os.write(on_message, b"5\n5\n")
-        sleep(60.0)
-        result["imports"] = noted("imports.txt")
-        os.kill(first, signal.SIGKILL)
-        os.waitpid(first, 0)
-        os.write(on_message, b"5\n")
-        sleep(60.0)
-        try:
-            launch(5, ("plain", "change", 0))
-        except OSError:
-            result["refused"] = True
-        os.write(on_message, b"5\n")
-        sleep(60.0)
-        close()
-
-    before = set(children(os.getpid()))
-    os.environ[warm.PIPES] = f"{runs} {done} {FOLDER}"
-    _flwr.import_process = lambda: None
-    _flwr.run_superexec = superexec
-    warm.main()
-    return result
+def run(name):
+    """Run a scenario; return what failed."""
+    forks.PROBE_S = 0.3 if name == "cold: hangs" else 60.0
+    for file in [*FOLDER.glob("*.txt"), *FOLDER.glob("gate")]:
+        file.unlink()
+    node = Node()
+    try:
+        SCENARIOS[name](node)
+        if not node.tasks.closed:
+            node.tasks.close()
+            assert node.code() == 0
+        assert not list(FOLDER.glob("tmp*"))
+    except Exception:
+        return traceback.format_exc()
+    return ""
 
 
 def main():
@@ -352,22 +440,11 @@ def main():
     logging.getLogger("flwr").propagate = False
     _flwr.App = StoredApp
     _flwr.answer_message = answer
-    result = {}
-    for name in sys.argv[2:]:
-        scenario, _, argument = name.partition(":")
-        forks.PROBE_S = 0.3 if name == "several:hangs" else 60.0
-        for file in [*FOLDER.glob("*.txt"), *FOLDER.glob("gate")]:
-            file.unlink()
-        node = Node()
+    found = {}
+    for name in SCENARIOS:
         print(f"--- {name}", file=sys.stderr, flush=True)
-        words = argument.split(",") if argument else []
-        result[name] = {"result": globals()[scenario](node, *words)}
-        if not node.tasks.closed:
-            result[name]["code"] = node.end()
-        result[name]["imports"] = noted("imports.txt")
-        result[name]["left"] = [str(path) for path in FOLDER.glob("tmp*")]
-        sys.stdout.flush()
-    (FOLDER / "found.json").write_text(json.dumps(result))
+        found[name] = run(name)
+    (FOLDER / "found.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
