@@ -6,9 +6,9 @@
     app's parent  has imported the app and its preloaded data; forks the process of each message
     message       Flower's ClientApp process; it ends with its message and leaves nothing behind
 
-The SuperNode names the run of each message before the launcher can ask for the message. The
-launcher then waits until the app's parent is ready. A message takes no time meanwhile, since
-Flower gives up a message that was asked for and does not begin within 30 s.
+The SuperNode tells the launcher of each message's run before the message can be asked for. The
+launcher then waits until the app's parent is ready. It must not ask before, since Flower gives up a
+message that was asked for and does not begin within 30 s.
 
 Parents have one thread and no GPU; otherwise no process is forked from them.
 """
@@ -166,6 +166,8 @@ def main() -> None:
     def launch(run_id: int, spec: Any) -> None:
         first_parent.send((run_id, spec))
 
+    # The first message may have come while this process was starting.
+    sleep(0.0)
     _flwr.run_superexec(launch, sleep, first_parent.close)
 
 

@@ -38,23 +38,12 @@ class Count:
         self.reset()
 
     def reset(self):
-        self.size = 0
+        self.size = 0  # of the last batch that the model saw with gradients
         self.pending = 0
         self.examples = 0
 
-    def saw(self, size):
-        """Note the size of the last batch that the model saw with gradients."""
-        self.size = size
-
-    def went_back(self):
-        self.pending += self.size
-
     def stepped(self, *_):
         self.examples += self.pending
-        self.pending = 0
-
-    def dropped(self):
-        """Forget gradients that were deleted before a step."""
         self.pending = 0
 
 
@@ -77,7 +66,7 @@ def count_torch():
             given = [*args, *kwargs.values()]
             sizes = [len(x) for x in given if torch.is_tensor(x) and x.dim() and len(x)]
             if sizes:
-                COUNT.saw(sizes[0])
+                COUNT.size = sizes[0]
         depth[0] += 1
         try:
             return call(module, *args, **kwargs)
@@ -86,12 +75,13 @@ def count_torch():
 
     @functools.wraps(back)
     def backward(tensor, *args, **kwargs):
-        COUNT.went_back()
+        COUNT.pending += COUNT.size
         return back(tensor, *args, **kwargs)
 
     @functools.wraps(zero)
     def zero_grad(optimizer, *args, **kwargs):
-        COUNT.dropped()
+        # Gradients that are deleted before a step train nothing.
+        COUNT.pending = 0
         return zero(optimizer, *args, **kwargs)
 
     torch.nn.Module.__call__, torch.Tensor.backward = called, backward
@@ -117,7 +107,7 @@ class Warnings(logging.Handler):
     """Keep what is logged as a warning or worse, by Flower or by flwr-hetero."""
 
     def emit(self, record):
-        note("warning", level=record.levelname, text=record.getMessage())
+        note("warning", text=record.getMessage())
 
 
 def counted(call):
@@ -126,12 +116,7 @@ def counted(call):
     @functools.wraps(call)
     def answered(app, message, context):
         COUNT.reset()
-        facts = {
-            "type": message.metadata.message_type,
-            "id": message.metadata.message_id,
-            "node": context.node_config.get("partition-id"),
-            "round": message.metadata.group_id,
-        }
+        facts = {"type": message.metadata.message_type}
         try:
             reply = call(app, message, context)
             records = reply.content.config_records if reply.has_content() else {}
