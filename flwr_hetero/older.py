@@ -13,6 +13,8 @@ from flwr_hetero.errors import invalid
 from flwr_hetero.exchange.nodes import TranslatingGrid, whole_grid
 from flwr_hetero.records import arrays_in, configs_in
 
+__all__ = ["OlderClients"]
+
 
 class OlderClients(TranslatingGrid):
     """Let strategies train clients of Flower's older API: ``NumPyClient`` and ``client_fn``.

@@ -94,18 +94,21 @@ class App(NamedTuple):
         return list((flwr_home() / APP_DIR).glob(f"*.{self.fab_hash[:FAB_HASH_TRUNCATION]}"))
 
     def save(self, file: Path) -> None:
-        """Write the app to a file, from which another process loads it."""
+        """Write the app to a file, from which another process reads it."""
         file.write_bytes(pickle.dumps(self))
 
     @classmethod
-    def load(cls, file: Path) -> "App":
-        """Read an app, install and import it; later loads in this process find it."""
+    def read(cls, file: Path) -> "App":
+        """Read an app that was saved."""
+        app: App = pickle.loads(file.read_bytes())
+        return app
+
+    def load(self) -> None:
+        """Install and import the app; later loads in this process find it."""
         from flwr.clientapp.utils import get_load_client_app_fn
 
-        app: App = pickle.loads(file.read_bytes())
-        import_process().install_from_fab(app.content, skip_prompt=True)
-        get_load_client_app_fn("", None, True)(app.fab_id, app.version, app.fab_hash)
-        return app
+        import_process().install_from_fab(self.content, skip_prompt=True)
+        get_load_client_app_fn("", None, True)(self.fab_id, self.version, self.fab_hash)
 
 
 # --- the SuperNode ---------------------------------------------------------------------------

@@ -21,6 +21,7 @@ import numpy as np
 
 from flwr_hetero.client.preload import preload_all
 from flwr_hetero.fleet import _flwr
+from flwr_hetero.fleet.node_faults import remove_half_installed
 
 PROBE_S = 20.0  # seconds of the fork that tries whether numerical libraries work in it
 NO_GPU = 3  # exit code of a fork that cannot use CUDA
@@ -135,12 +136,16 @@ def reap() -> None:
 
 def load(file: Path) -> str:
     """Import an app and preload its data; return why no process may be forked, "" if one may."""
+    try:
+        app = _flwr.App.read(file)
+    except OSError as error:
+        return f"its app was not saved: {error}"
     with ExitStack() as stack:
         if NVML not in os.environ:
             os.environ[NVML] = "1"
             stack.callback(os.environ.pop, NVML, None)
         try:
-            app = _flwr.App.load(file)
+            app.load()
             torch: Any = sys.modules.get("torch")
             if torch is not None:
                 # With one thread, torch starts no pool, for which a fork would wait forever.
@@ -153,6 +158,8 @@ def load(file: Path) -> str:
                 torch.optim.SGD([torch.zeros(1, requires_grad=True)])
         # The message will raise the same error again and report it to the server.
         except (Exception, SystemExit) as error:
+            # Flower would take an app that is installed in part for a whole one.
+            remove_half_installed(app, wait_s=0.0)
             return f"{type(error).__name__}: {error}"
     return why_not_forkable()
 

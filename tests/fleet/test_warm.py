@@ -205,6 +205,7 @@ def test_messages_of_a_node_are_watched(tmp_path, node_module, monkeypatch):
     monkeypatch.setattr(
         "flwr.clientapp.utils.get_load_client_app_fn", lambda *_: lambda *app: steps.append(app)
     )
-    app = _flwr.App.load(tmp_path / "5")
+    app = _flwr.App.read(tmp_path / "5")
+    app.load()
     assert steps == [b"files", ("me/app", "1.2.3", "0123456789")]
     assert app.context == Context(0, 7, {"a": 1}, RecordDict(), {"lr": 0.5})

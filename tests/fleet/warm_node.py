@@ -154,11 +154,12 @@ class StoredApp(_flwr.App):
     """An app whose import calls a function of APPS."""
 
     @classmethod
-    def load(cls, file):
-        app = cls(*file.read_text().split(), b"", EMPTY)
-        note("imports.txt", app.fab_id)
-        APPS[app.fab_id]()
-        return app
+    def read(cls, file):
+        return cls(*file.read_text().split(), b"", EMPTY)
+
+    def load(self):
+        note("imports.txt", self.fab_id)
+        APPS[self.fab_id]()
 
 
 def answer(spec, on_end, *, is_loaded):

@@ -2,7 +2,6 @@
 
 import json
 import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -137,12 +136,3 @@ def test_compose_file_agrees_with_itself_and_the_readme():
             files = {value for option, value in options.items() if option.startswith("ssl")}
             assert files <= inside
     assert partitions == {f"partition-id={i} num-partitions=2" for i in range(2)}
-
-
-def test_check_of_wheels_reads_the_commands_of_the_guide():
-    words = runpy.run_path(str(DEPLOY / "check-aarch64"))["guide_words"]()
-    assert words.count("constraints.txt") == 2
-    assert {"torch", "torchvision", ".[task]"} <= set(words)
-    # pip prefers torch+cpu of the first index, and finds the other packages in the second one
-    urls = [words[words.index(option) + 1] for option in ("--index-url", "--extra-index-url")]
-    assert urls == ["https://download.pytorch.org/whl/cpu", "https://pypi.org/simple"]
