@@ -11,8 +11,8 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,24 @@ NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _log = logging.getLogger("flwr")
 
 
-@contextmanager
-def rest_of_process() -> Iterator[None]:
-    """Run a block as the rest of a forked process, and end the process as a program ends."""
+def start_process(run: Callable[[], object], inherited: Iterable[Connection] = ()) -> int:
+    """Fork a process that calls a function, and ends as a program ends; return its id.
+
+    It closes the connections of its parent that it has inherited. Otherwise, they would stay open
+    after the end of the parent.
+    """
+    # Otherwise the child would write buffered text a second time.
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    pid = os.fork()
+    if pid:
+        return pid
     code = 1
     try:
-        yield
+        for connection in inherited:
+            connection.close()
+        run()
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -53,25 +65,6 @@ def rest_of_process() -> Iterator[None]:
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
-
-
-def start_process(run: Callable[[], object], inherited: Iterable[Connection] = ()) -> int:
-    """Fork a process that calls a function; return its id.
-
-    Without ``inherited``, its parent's connections, it would keep them open after its parent's end.
-    """
-    # Otherwise the child would write buffered text a second time.
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
-    pid = os.fork()
-    if pid:
-        return pid
-    with rest_of_process():
-        for connection in inherited:
-            connection.close()
-        run()
-    return 0
 
 
 def begin_process(seed: Callable[[], object]) -> None:

@@ -63,14 +63,13 @@ class ThrottledFleet(RealFleet):
         super().start_node(name)
 
     def down(self, *, keep: bool = False) -> int:
-        """End all processes of the fleet, and its relays."""
-        num_ended = super().down(keep=keep)
+        """Lift the limits, and end all processes of the fleet."""
         if self._thread.is_alive():
             self._await(self._end_tasks())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
-        return num_ended
+        return super().down(keep=keep)
 
     def _await(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()

@@ -14,7 +14,7 @@ from flwr_hetero_studies.faults.fleet_run import FleetRun, command_of
 from flwr_hetero_studies.real.throttle import descendants
 
 pytestmark = [pytest.mark.deploy, pytest.mark.nightly]
-MESSAGES = 500
+MESSAGES = 300
 
 
 @pytest.fixture
