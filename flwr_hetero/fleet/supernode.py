@@ -1,4 +1,4 @@
-"""Flower's SuperNode with the options of Flower's: kept warm, timed, and with its faults explained.
+"""Flower's SuperNode with its options: kept warm, timed, and with its faults explained.
 
 :mod:`flwr_hetero.fleet.warm` has the processes that keep it warm.
 """
