@@ -28,7 +28,7 @@ CLIENT_APP = "flwr.supernode.runtime.run_clientapp"
 PARTS = {
     f"{NODE}:subprocess.Popen": "",
     f"{NODE}:_pull_and_store_message": "state: node_config: receive:",
-    f"{NODE}:_push_messages": "state: send:",
+    f"{NODE}:_push_messages": "send:",
     f"{NODE}:get_fused_config_from_fab": "fab_file: run:",
     f"{CONNECTION}:NodeAuthHttpInterceptor.intercept": "call_next:",
     f"{SUPEREXEC}.run_superexec:get_executor": "",
