@@ -38,7 +38,7 @@ class RealFleet:
     --------
     >>> fleet = RealFleet(Path("~/flwr-hetero-fleet").expanduser())
     >>> fleet.up(2)                             # doctest: +SKIP
-    >>> fleet.flwr("run", "apps/tifl", "fleet") # doctest: +SKIP
+    >>> fleet.flwr("run", "apps/fedslice", "fleet") # doctest: +SKIP
     >>> fleet.down()                            # doctest: +SKIP
     """
 
@@ -159,15 +159,11 @@ class RealFleet:
         return subprocess.run(command, env=home, capture_output=True, text=True, timeout=timeout_s)
 
     def run_line(self) -> str:
-        """Return a shell command that runs TiFL on this fleet, with settings for its size."""
+        """Return a shell command that runs FedSlice on this fleet."""
         # Behind a proxy, Flower would look for 127.0.0.1 there.
         variables = f"FLWR_HOME={quote(str(self.folder / 'home'))} no_proxy={quote(no_proxy())}"
-        count = len(self.file.nodes)
-        num_tiers = min(5, count if count < 6 else count // 2)
-        clients = min(3, count // num_tiers)
-        config = f"fleet='real' num-tiers={num_tiers} clients-per-round={clients}"
-        command = f"flwr-hetero run apps/tifl {processes.CONNECTION}"
-        return f'{variables} {command} --run-config "{config}"'
+        command = f"flwr-hetero run apps/fedslice {processes.CONNECTION}"
+        return f"{variables} {command} --run-config \"fleet='real'\""
 
     def online(self) -> set[str]:
         """Return the names of the SuperNodes that are online, by the SuperLink."""

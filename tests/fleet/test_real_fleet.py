@@ -66,17 +66,12 @@ def test_up_that_fails_leaves_what_down_can_end(tmp_path, monkeypatch, is_there)
     assert not folder.exists()
 
 
-@pytest.mark.parametrize(("num_nodes", "tiers", "clients"), [(1, 1, 1), (3, 3, 1), (7, 3, 2)])
-def test_run_line_can_be_typed(tmp_path, monkeypatch, num_nodes, tiers, clients):
+def test_run_line_can_be_typed(tmp_path, monkeypatch):
     monkeypatch.setenv("no_proxy", "example.org")
     fleet = RealFleet(tmp_path / "my fleet")
-    fleet.folder.mkdir()
-    nodes = [SuperNodeSpec(f"node-{i}", 1) for i in range(num_nodes)]
-    FleetFile(port=1, nodes=nodes).save(fleet.folder)
     assert shlex.split(fleet.run_line()) == [
         *(f"FLWR_HOME={fleet.folder}/home", "no_proxy=example.org,127.0.0.1,localhost"),
-        *("flwr-hetero", "run", "apps/tifl", "fleet", "--run-config"),
-        f"fleet='real' num-tiers={tiers} clients-per-round={clients}",
+        *("flwr-hetero", "run", "apps/fedslice", "fleet", "--run-config", "fleet='real'"),
     ]
 
 
