@@ -37,9 +37,9 @@ class RealFleet:
     Examples
     --------
     >>> fleet = RealFleet(Path("~/flwr-hetero-fleet").expanduser())
-    >>> fleet.up(2)                             # doctest: +SKIP
+    >>> fleet.up(2)                                 # doctest: +SKIP
     >>> fleet.flwr("run", "apps/fedslice", "fleet") # doctest: +SKIP
-    >>> fleet.down()                            # doctest: +SKIP
+    >>> fleet.down()                                # doctest: +SKIP
     """
 
     def __init__(self, folder: str | Path, settings: Mapping[str, str] | None = None) -> None:
