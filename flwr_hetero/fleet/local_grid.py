@@ -22,6 +22,7 @@ from flwr_hetero.fleet.faults import Fault, corrupt
 
 FIRST_NODE_ID = 1_000
 POLL_S = 0.1  # virtual seconds that an unsuccessful poll takes
+Answer = tuple[float, Message | None]  # when a reply arrives, and the reply if there is one
 
 
 @dataclass
@@ -35,7 +36,7 @@ class LocalNode:
 
     def answer(
         self, message: Message, client_app: ClientApp, faults: Sequence[Fault], now_s: float
-    ) -> tuple[float, Message | None]:
+    ) -> Answer:
         """Run the ClientApp on an instruction; return when the reply arrives, and the reply."""
         partition = int(self.context.node_config[keys.PARTITION_ID])
         if faults:
@@ -157,7 +158,8 @@ class LocalGrid(Grid):
         self.virtual_time_s = 0.0
         self.num_sent = 0
         self.pending: dict[str, PendingReply] = {}
-        self._next_expiry_s = inf  # No pending reply expires before this.
+        # No pending reply expires before this.
+        self._next_expiry_s = inf
         self._run = _flwr.new_run(_flwr.be_server_task(run_id=1, task_id=1, node_id=1))
         self._run_config = dict(run_config or {})
         self._node_config = {keys.EMULATED: True, "num-partitions": len(profiles)}
@@ -233,23 +235,23 @@ class LocalGrid(Grid):
             self.num_sent += 1
             _flwr.set_message_id(message, f"{self.num_sent:08d}")
         with GlobalGenerators().restored():
-            return [self._run_node(message) for message in sent]
+            return [self._keep(message, self._answer(message)) for message in sent]
 
-    def _run_node(self, message: Message) -> str:
-        """Run a node on an instruction, and keep its reply until it is collected; return the id."""
-        message_id = message.metadata.message_id
+    def _answer(self, message: Message) -> Answer:
+        """Run a node on an instruction; return when its reply arrives, and the reply."""
         node_id = message.metadata.dst_node_id
         now_s = self.virtual_time_s
-        arrival_s = now_s
-        reply: Message | None
-        if node_id in self._online:
-            node = self._nodes[node_id]
-            arrival_s, reply = node.answer(message, self.client_app, self.faults, now_s)
-        else:
+        if node_id not in self._online:
             offline = Error(_flwr.NODE_UNAVAILABLE, "the node is offline")
-            reply = Message(offline, reply_to=message)
+            return now_s, Message(offline, reply_to=message)
+        return self._nodes[node_id].answer(message, self.client_app, self.faults, now_s)
+
+    def _keep(self, message: Message, answer: Answer) -> str:
+        """Keep a reply until it is collected; return the message's id."""
+        arrival_s, reply = answer
+        message_id = message.metadata.message_id
         message.metadata.delivered_at = datetime.now(UTC).isoformat()
-        expiry_s = now_s + message.metadata.ttl
+        expiry_s = self.virtual_time_s + message.metadata.ttl
         # Flower, too, answers a message that has expired with an error.
         if reply is None or arrival_s > expiry_s:
             arrival_s = expiry_s
