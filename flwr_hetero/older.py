@@ -74,7 +74,8 @@ class OlderClients(TranslatingGrid):
             if isinstance(value, list):
                 hint = "give a list as several keys, or as text"
                 raise invalid(f"config {key!r}", value, "be one value for clients of Flower", hint)
-        older = _flwr.older_content(category, *records.values(), config)
+        (arrays,) = records.values()
+        older = _flwr.older_content(category, arrays, config)
         older.update(_own_records(message.content))
         return Message(older, metadata=message.metadata)  # type: ignore[call-overload,no-any-return]
 
