@@ -26,8 +26,8 @@ from flwr.app import Message
 from flwr_hetero import keys
 from flwr_hetero._flwr import pull_quickly
 from flwr_hetero.fleet import _flwr
-from flwr_hetero.fleet.linux import why_not_here
 from flwr_hetero.fleet.node_faults import NodeFaults, explain, why_not_writable
+from flwr_hetero.fleet.processes import why_not_here
 from flwr_hetero.fleet.warm import NOT_WARM, PIPES
 
 COLD = "--cold"  # option for a node that starts a process for each message, as Flower's does
