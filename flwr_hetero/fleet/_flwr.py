@@ -129,7 +129,7 @@ def replace_in_node(sleep: Callable[[float], None], start: Callable[[Sequence[st
 def watch_node(watcher: Any) -> None:
     """Report what a SuperNode receives, sends and is answered to the methods of an object.
 
-    ``fetched(app)`` gets the app of each new run, after Flower has verified it and before its
+    ``fetched(run_id, app)`` gets each new run, after Flower has verified its app and before its
     first message may begin; ``received(message, seconds)`` and ``replied(message, seconds)`` each
     message and reply; and ``answered(status, error, date)`` each answer of the SuperLink, with
     status 0 if there is none.
