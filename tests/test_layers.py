@@ -135,7 +135,7 @@ def test_no_import_circle():
     assert list(TopologicalSorter(inside).static_order())
 
 
-TOTALS = {"flwr_hetero": 22_620, "flwr_hetero_studies": 15_010, "tests": 26_170}
+TOTALS = {"flwr_hetero": 22_430, "flwr_hetero_studies": 15_010, "tests": 26_030}
 """Lines of Python that each part may have: what comes in makes room for itself."""
 MOST_PAIRS = 3.0
 """Assignments of several values to several names, of which a line has one each, in 1,000 lines."""

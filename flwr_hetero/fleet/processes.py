@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import random
 import signal
 import socket
@@ -30,9 +31,9 @@ TAG = "FLWR_HETERO_FLEET"  # environment variable of all processes of a fleet: i
 GRACE_S = 6.0  # seconds between SIGTERM and SIGKILL; Flower gives a ServerApp 5
 
 
-@dataclass(frozen=True)
+@dataclass
 class SuperNodeSpec:
-    """Limits, ports and process of a SuperNode. Only a limited link has a relay."""
+    """Limits, ports, process and id of a SuperNode. Only a limited link has a relay."""
 
     name: str
     cpu: float = 1.0
@@ -41,9 +42,10 @@ class SuperNodeSpec:
     port: int = 0
     relay_port: int = 0
     pid: int = 0
+    node_id: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass
 class FleetFile:
     """The description of a fleet, kept in its folder."""
 
@@ -79,6 +81,12 @@ class FleetFile:
             raise invalid("dir", str(folder), "hold a fleet", "start one with `up`")
         stored: dict[str, Any] = json.loads((folder / FILE).read_text(encoding="utf-8"))
         return cls(**stored | {"nodes": [SuperNodeSpec(**node) for node in stored["nodes"]]})
+
+
+def why_not_here() -> str:
+    """Return why this system cannot run real nodes; "" if it can."""
+    has_all = hasattr(os, "fork") and hasattr(signal, "SIGSTOP") and platform.system() == "Linux"
+    return "" if has_all else f"it needs forks, signals and /proc of Linux, not {platform.system()}"
 
 
 def prepare(folder: Path, fleet: FleetFile) -> None:
