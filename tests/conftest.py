@@ -53,12 +53,9 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(autouse=True)
-def a_checkpoint_each_round(monkeypatch):
-    """Let no round go without a checkpoint because the machine is busy."""
+def no_waiting(monkeypatch):
+    """Wait for no disk, and let no round go without a checkpoint because the machine is busy."""
+    monkeypatch.setattr(os, "fsync", lambda file: None)
     monkeypatch.setattr(checkpoint, "ALWAYS_S", float("inf"))
-
-
-@pytest.fixture(autouse=True)
-def no_collection_per_reply(monkeypatch):
-    """Keep Flower's QFedAvg and Bulyan from collecting garbage after each reply: 0.3 s a time."""
+    # Flower's QFedAvg and Bulyan collect garbage after each reply: 0.3 s a time
     monkeypatch.setattr(gc, "collect", lambda *generation: 0)
