@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from flwr_hetero.server import checkpoint
-
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # each worker has one core
 settings.register_profile("no-clock", deadline=None)
 settings.load_profile("no-clock")
@@ -56,6 +54,6 @@ def pytest_collection_modifyitems(items):
 def no_waiting(monkeypatch):
     """Wait for no disk, and let no round go without a checkpoint because the machine is busy."""
     monkeypatch.setattr(os, "fsync", lambda file: None)
-    monkeypatch.setattr(checkpoint, "ALWAYS_S", float("inf"))
+    monkeypatch.setattr("flwr_hetero.server.checkpoint.ALWAYS_S", float("inf"))
     # Flower's QFedAvg and Bulyan collect garbage after each reply: 0.3 s a time
     monkeypatch.setattr(gc, "collect", lambda *generation: 0)

@@ -143,7 +143,7 @@ def test_no_import_circle(arrows):
     assert list(TopologicalSorter(inside).static_order())
 
 
-TOTALS = {"flwr_hetero": 22_620, "flwr_hetero_studies": 15_010, "tests": 26_157}
+TOTALS = {"flwr_hetero": 22_620, "flwr_hetero_studies": 15_010, "tests": 26_154}
 """Lines of Python that each part may have: what comes in makes room for itself."""
 PAIR = re.compile(r"^ *\(?[\w.\[\]\"*]+, .* = ", re.MULTILINE)
 MOST_PAIRS = 3.0
