@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from flwr_hetero.server import checkpoint
-
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # each worker has one core
 settings.register_profile("no-clock", deadline=None)
 settings.load_profile("no-clock")
@@ -53,12 +51,9 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(autouse=True)
-def a_checkpoint_each_round(monkeypatch):
-    """Let no round go without a checkpoint because the machine is busy."""
-    monkeypatch.setattr(checkpoint, "ALWAYS_S", float("inf"))
-
-
-@pytest.fixture(autouse=True)
-def no_collection_per_reply(monkeypatch):
-    """Keep Flower's QFedAvg and Bulyan from collecting garbage after each reply: 0.3 s a time."""
+def no_waiting(monkeypatch):
+    """Wait for no disk, and let no round go without a checkpoint because the machine is busy."""
+    monkeypatch.setattr(os, "fsync", lambda file: None)
+    monkeypatch.setattr("flwr_hetero.server.checkpoint.ALWAYS_S", float("inf"))
+    # Flower's QFedAvg and Bulyan collect garbage after each reply: 0.3 s a time
     monkeypatch.setattr(gc, "collect", lambda *generation: 0)

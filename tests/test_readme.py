@@ -37,6 +37,7 @@ def test_examples_of_a_page_run(page, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HOME", str(tmp_path))
     names: dict = {}
     for number, block in enumerate(blocks(page)):
+        block = block.replace(", 20)\n", ", 8)\n")  # rounds of the tutorial
         exec(compile(block, f"{page.name}, example {number + 1}", "exec"), names)
     if page.stem == "tutorial":
         said = capsys.readouterr().out
@@ -56,6 +57,7 @@ def test_app_of_the_tutorial_runs(strategy, tmp_path, monkeypatch):
     server, client = (import_module(module).app for module in modules)
     folder = tmp_path / "run"
     config = app["config"] | {"strategy": strategy, "output-dir": str(folder)}
+    config["num-server-rounds"] = 3
     grid = LocalGrid(client, named_fleet(config["fleet"], 10), run_config=config)
     server(grid, Context(0, 0, {}, RecordDict(), config))
     assert (folder / "report.html").is_file()
@@ -72,7 +74,7 @@ def test_strategies_and_imports_of_a_method_page_run(page, monkeypatch):
         exec(compile("\n".join(lines), page.parent.name, "exec"), names)
 
 
-@pytest.mark.parametrize("num_rounds", [5, pytest.param(20, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("num_rounds", [2, pytest.param(20, marks=pytest.mark.nightly)])
 def test_notebook_runs_and_is_small(num_rounds, tmp_path, monkeypatch, capsys):
     """By day with fewer rounds than it shows: the tutorial runs much the same code in full."""
     pyplot = pytest.importorskip("matplotlib.pyplot")

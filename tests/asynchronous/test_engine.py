@@ -20,7 +20,7 @@ def paper(**settings):
     return History(strategy)
 
 
-@pytest.mark.parametrize(("concurrency", "size"), [(5, 2), (5, 4), (5, 9), (3, 3), (1, 2)])
+@pytest.mark.parametrize(("concurrency", "size"), [(5, 4), (3, 3), (1, 2)])
 def test_the_papers_rule_equals_its_naive_twin(concurrency, size):
     grid = Watched(GOALS, SPEEDS, lr=LR)
     strategy = paper(concurrency=concurrency, buffer_size=size)
@@ -65,7 +65,7 @@ def test_two_nodes_by_hand():
     assert [r["device_s"] for r in strategy.records[1:]] == pytest.approx([40.0, 20.0])
 
 
-@pytest.mark.parametrize("concurrency", [1, 3, 7, 99])
+@pytest.mark.parametrize("concurrency", [1, 3, 99])
 def test_no_more_nodes_are_in_flight_than_asked_for(concurrency):
     grid = Watched([1.0] * 7, np.linspace(0.5, 4, 7), jitter=0.5, seed=3)
     models(paper(concurrency=concurrency, buffer_size=2), grid, 40)

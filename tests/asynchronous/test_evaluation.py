@@ -60,9 +60,9 @@ def test_training_goes_on():
 @pytest.mark.parametrize("kind", ["errs", "dies"])
 def test_a_node_that_fails_holds_no_evaluation_up(kind):
     faults = [Fault(2, kind, 2), Fault(1, kind, 1, message_type="evaluate")]
-    records, _, result, _ = run(200, faults=faults, timeout=60.0)
+    records, _, result, _ = run(100, faults=faults, timeout=60.0)
     assert len(result.evaluate_metrics_clientapp) >= 3
-    assert 200 in result.evaluate_metrics_clientapp
+    assert 100 in result.evaluate_metrics_clientapp
     assert len({f["reason"] for r in records for f in r["failures"]}) == 1
 
 

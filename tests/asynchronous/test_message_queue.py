@@ -13,7 +13,7 @@ from flwr_hetero.exchange.context import NoProgressError
 from flwr_hetero.exchange.queue import Clock, Costs, MessageQueue
 from flwr_hetero.fleet import DeviceProfile, LocalGrid
 from flwr_hetero.strategy import FedBuff, Wrapper
-from flwr_hetero_studies.rivals import FedAsync, FedAT, FedCompass
+from flwr_hetero_studies.rivals import FedCompass
 
 GOALS = [0.0, 1.0, 2.0, 3.0, 4.0]
 SPEEDS = [0.31, 1.0, 0.7, 2.3, 0.53]
@@ -43,7 +43,7 @@ def test_a_simulation_with_emulated_devices_equals_a_local_grid(settings, monkey
     assert lines[-1][0] > STEPS
 
 
-@pytest.mark.parametrize("kind", [FedBuff, FedAsync, FedAT, FedCompass])
+@pytest.mark.parametrize("kind", [FedBuff, FedCompass])
 def test_devices_that_are_not_emulated(kind, monkeypatch):
     grid = InMemoryGrid(fleet(), 5, monkeypatch)
     strategy = History(kind(fedavg(fraction_evaluate=1.0)))

@@ -139,10 +139,10 @@ def test_names_are_bounded_whatever_the_size_of_a_buffer(name, count, length, tm
 def test_a_quick_liar_adds_no_metric_and_hides_none(name):
     quick = [DeviceProfile(20.0), *[DeviceProfile(1.0 + 0.01 * i) for i in range(9)]]
     lie = flood(3)
-    records, _ = run(BUFFERS[name](), {0: lie}, profiles=quick, rounds=60)
-    assert all(set(record["train"]) <= {"train-loss"} for record in records[-30:])
-    late = [record for record in records[-30:] if record["weights"]]
-    assert len(late) > 15
+    records, _ = run(BUFFERS[name](), {0: lie}, profiles=quick, rounds=40)
+    assert all(set(record["train"]) <= {"train-loss"} for record in records[-20:])
+    late = [record for record in records[-20:] if record["weights"]]
+    assert len(late) > 10
     assert all("train-loss" in record["train"] for record in late)
 
 

@@ -33,8 +33,11 @@ def parallel_sgd_of(sizes, epochs, dtype):
     return parallel_sgd(each, sizes[0] // BATCH, DIM, epochs, 0.02, dtype)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("sizes", [[20] * 2, [14] * 3, [12]], ids=str)
+@pytest.mark.parametrize(
+    ("sizes", "dtype"),
+    [([20] * 2, np.float32), ([14] * 3, np.float64), ([12], np.float64)],
+    ids=str,
+)
 def test_exact_mode_is_the_papers_algorithm(sizes, dtype):
     epochs = 4
     units = sizes[0] // BATCH

@@ -43,6 +43,8 @@ SAMPLERS = {
     "pgd": {"sampler": PGDSampler},
     "ordered": {"sampler": OrderedSampler},
 }
+BY_DAY = [(name, "none") for name in STRATEGIES] + [("FedSlice", "ordered")]
+"""The other samplers: tests/client/test_samplers.py, without the rounds of a fleet."""
 every_strategy = pytest.mark.parametrize("strategy", ["FedSlice", "LocalSteps"])
 every_pair = pytest.mark.parametrize(
     ("strategy", "sampler"),
@@ -50,7 +52,7 @@ every_pair = pytest.mark.parametrize(
         pytest.param(
             strategy,
             sampler,
-            marks=[] if sampler == "none" or strategy == "FedSlice" else pytest.mark.nightly,
+            marks=[] if (strategy, sampler) in BY_DAY else pytest.mark.nightly,
         )
         for strategy in STRATEGIES
         for sampler in SAMPLERS
@@ -297,7 +299,7 @@ def test_an_app_that_steps_by_hand_is_left_alone(caplog):
     assert not texts_in(caplog, "optimizer") + texts_in(caplog, "batches")
 
 
-def rates_of(make, *, rounds=4, per_epoch=False, strategy="FedSlice", batches_of=None):
+def rates_of(make, *, rounds=3, per_epoch=False, strategy="FedSlice", batches_of=None):
     """Return the rates of each node's steps with a schedule, in the order of its messages."""
     rates = {}
     batches_of = batches_of or (lambda loader, msg: hetero.batches(loader, msg))
@@ -531,7 +533,7 @@ def test_a_loop_by_steps_that_repeats_batches_is_told_what_to_do(repeat, caplog)
     def train(model, msg, partition):
         fit(model, sgd(model), repeat(hetero.batches(data_of(partition), msg)))
 
-    run = Stranger(train, rounds=6)
+    run = Stranger(train, rounds=4)
     assert texts_in(caplog, "hetero.num_steps(msg, default=30)")
     if repeat is restarted:
         job = [work["job-steps"] for _, _, work in run.replies[3 * len(SPEEDS) :]]

@@ -36,7 +36,7 @@ def traffic(records):
 
 @pytest.mark.parametrize("build", [fedavg, lambda: FedSlice(fedavg())])
 def test_bytes_and_fixed_point_at_4_bits(build):
-    size = 5_000
+    size = 2_000
     speeds = [1.0, 1.0, 2.0, 4.0]
     goals = goals_of(4, size)
     whole, before = run(build(), Wire(goals, speeds), 5, size)

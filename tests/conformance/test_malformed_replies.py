@@ -21,7 +21,7 @@ from flwr_hetero import keys
 from flwr_hetero import strategy as ours
 from flwr_hetero.biased_local_sgd.shared_data import read_samples, samples_record
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "4"))
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "2"))
 NUM_NODES = 6
 HOSTILE = (0, 3)
 ROUNDS = 3

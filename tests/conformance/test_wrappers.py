@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import random
 from collections import deque
 from functools import partial
@@ -121,8 +120,7 @@ def case(pair):
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda file: None)
+def _without_logs():
     logging.disable(logging.WARNING)
     yield
     logging.disable(logging.NOTSET)

@@ -91,8 +91,9 @@ SPEEDS = [8.0, 4.1, 4.0, 1.0, 0.9, 0.3]
     ],
     ids=["fedbuff", "few in flight", "tifl", "tifl in training", "deadline"],
 )
-@pytest.mark.parametrize("faults", [[], [Fault(4, "dies", first_round=2)]], ids=["", "one dies"])
-def test_all_that_nodes_did_is_in_the_history(make, rounds, timeout_s, faults):
+def test_all_that_nodes_did_is_in_the_history(make, rounds, timeout_s):
+    """One node dies in round 2."""
+    faults = [Fault(4, "dies", first_round=2)]
     history = History(make())
     grid = Counted(SPEEDS, faults=faults)
     models(history, grid, rounds, timeout=timeout_s)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from recording import checkpoint, history, timeless
 
-MOMENTS = 6
+MOMENTS = 4
 
 
 def left_behind(folder: Path) -> dict:

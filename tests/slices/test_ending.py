@@ -88,11 +88,13 @@ def test_slices_become_equal_in_steps():
     assert after[slow] == after[fast]
 
 
-@pytest.mark.parametrize("total_rounds", [None, 30])
-def test_calls_of_start_for_a_round_each_go_on_where_the_last_one_ended(total_rounds, caplog):
+@pytest.mark.parametrize(("total_rounds", "calls"), [(None, 10), (30, 30)])
+def test_calls_of_start_for_a_round_each_go_on_where_the_last_one_ended(
+    total_rounds, calls, caplog
+):
     caplog.set_level(logging.INFO, "flwr")
     strategy = FedSlice(fedavg(), concurrency=2, total_rounds=total_rounds)
-    found = slices_of(strategy, 1, calls=30)
+    found = slices_of(strategy, 1, calls=calls)
     is_known = total_rounds is not None
     assert (found[-1]["node-9"] == found[-1]["node-0"]) == is_known
     assert strategy.rule.progress.done == (1.0 if is_known else 0.0)

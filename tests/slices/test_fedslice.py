@@ -72,7 +72,7 @@ def test_the_history_says_what_the_bound_on_lengths_cuts(limit):
     """FedSlice's own bound is not the limit on updates, which a user may lift."""
     strategy = FedSlice(quiet())
     strategy.update_limit = limit
-    _, records, _ = run(strategy, 6)
+    _, records, _ = run(strategy, 3)
     for record in records[1:]:
         assert len(record["fedbuff"]["bounded_share"]) == record["fedslice"]["updates"]
     cut = [share for record in records[1:] for share in record["fedbuff"]["bounded_share"]]
@@ -97,7 +97,7 @@ def test_slices_are_sized_by_what_a_message_costs():
 
 
 @pytest.mark.parametrize(
-    ("num_rounds", "num_seeds"), [(6, 2), pytest.param(12, 3, marks=pytest.mark.nightly)]
+    ("num_rounds", "num_seeds"), [(6, 1), pytest.param(12, 3, marks=pytest.mark.nightly)]
 )
 def test_it_ends_as_good_as_fedavg_in_a_fraction_of_the_time(num_rounds, num_seeds):
     behind = []
@@ -145,7 +145,7 @@ def test_all_in_flight_take_one_step_of_an_adaptive_server(nodes, part):
     assert leaf.eta == 0.01
 
 
-@pytest.mark.parametrize(("inner", "part"), [(FedAvg, 0.5), (FedAvgM, 0.0), (FedAdam, 0.0)])
+@pytest.mark.parametrize(("inner", "part"), [(FedAvg, 0.5), (FedAdam, 0.0)])
 def test_nodes_train_from_half_way_to_the_average(inner, part):
     sent = []
 
@@ -159,19 +159,18 @@ def test_nodes_train_from_half_way_to_the_average(inner, part):
                 sent.extend((newest + part * (average - newest), each) for each in own)
             return messages
 
-    how = {"server_momentum": 0.9} if inner is FedAvgM else {}
-    run(Seen(inner(fraction_evaluate=0.0, **how), concurrency=5), 3)
+    run(Seen(inner(fraction_evaluate=0.0), concurrency=5), 2)
     assert len(sent) > 5
     for expected, found in sent:
         np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 def test_every_round_has_one_line_one_evaluation_and_one_on_nodes():
-    _, records, result = run(FedSlice(), 4)
-    assert len(records) == 5
-    assert sorted(result.evaluate_metrics_serverapp) == list(range(5))
-    assert sorted(result.evaluate_metrics_clientapp) == list(range(1, 5))
-    assert sorted(result.train_metrics_clientapp) == list(range(1, 5))
+    _, records, result = run(FedSlice(), 3)
+    assert len(records) == 4
+    assert sorted(result.evaluate_metrics_serverapp) == list(range(4))
+    assert sorted(result.evaluate_metrics_clientapp) == list(range(1, 4))
+    assert sorted(result.train_metrics_clientapp) == list(range(1, 4))
     for record in records[1:]:
         assert record["fedslice"]["updates"] > 1
         assert len(record["fedbuff"]["nodes"]) == len(record["fedbuff"]["staleness"])
@@ -185,22 +184,22 @@ def test_a_loop_of_single_rounds_with_evaluation_takes_little_longer():
     grid = Metered(TASK.app, named_fleet("paper-5", NODES), seed=1, run_config=CONFIG)
     strategy = FedSlice(FedAvg(fraction_evaluate=1.0))
     arrays = TASK.first()
-    for _ in range(8):
+    for _ in range(4):
         result = strategy.start(grid, arrays, 1, evaluate_fn=accuracy)
         arrays = result.arrays
         # What is returned is what was evaluated, although training has gone on.
         found = result.evaluate_metrics_serverapp[1]["accuracy"]
         assert found == accuracy(1, arrays)["accuracy"]
         assert len(result.evaluate_metrics_clientapp[1])
-    whole, _, other = run(FedSlice(FedAvg(fraction_evaluate=1.0)), 8)
+    whole, _, other = run(FedSlice(FedAvg(fraction_evaluate=1.0)), 4)
     assert grid.virtual_time_s < 1.4 * whole.virtual_time_s
-    assert found == pytest.approx(other.evaluate_metrics_serverapp[8]["accuracy"], abs=0.03)
+    assert found == pytest.approx(other.evaluate_metrics_serverapp[4]["accuracy"], abs=0.03)
 
 
 def test_other_arrays_begin_a_new_run():
     grid = Metered(TASK.app, named_fleet("paper-5", NODES), seed=1, run_config=CONFIG)
     strategy = FedSlice(quiet())
-    strategy.start(grid, TASK.first(), 3)
+    strategy.start(grid, TASK.first(), 2)
     result = strategy.start(grid, TASK.first(), 1, evaluate_fn=accuracy)
     assert result.evaluate_metrics_serverapp[0]["accuracy"] == accuracy(0, TASK.first())["accuracy"]
     assert strategy.rule.engine.version < 20

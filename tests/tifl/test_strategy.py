@@ -61,7 +61,11 @@ def test_algorithm_2_favours_low_accuracy(gain, probs):
 
 @pytest.mark.parametrize(
     ("worst", "tier", "low", "high"),
-    [(0, 0, 37, 43), pytest.param(4, 4, 30, 43, marks=pytest.mark.nightly), (None, 4, 2, 5)],
+    [
+        (0, 0, 37, 43),
+        pytest.param(4, 4, 30, 43, marks=pytest.mark.nightly),
+        pytest.param(None, 4, 2, 5, marks=pytest.mark.nightly),
+    ],
 )
 def test_adaptive_shares_hold_though_tiers_are_formed_again(worst, tier, low, high):
     """Within about two rounds of the probabilities; accuracies change the slow tier's tenfold."""

@@ -23,7 +23,7 @@ BY_DAY = ["BiasedLocalSGD", "Compressed", "FedBuff", "Resharding", "TiFL"]
 """Rows that CI runs in Ray: steps, slices, no rounds, an error, tiers."""
 BY_NIGHT = sorted({*NAMES} - {*BY_DAY})
 NODES = 8
-WORKERS = 4
+WORKERS = 2
 DEVICES = [DeviceProfile(1.0 if i % 2 else 6.0, seconds_per_example=0.1) for i in range(NODES)]
 
 

@@ -113,7 +113,7 @@ def test_equals_its_naive_twin(strategy, twin, settings):
 
 @pytest.mark.parametrize(
     ("strategy", "merges", "tolerance"),
-    [(RescaledASGD(fedavg(), server_rate=0.2), 240, 0.2), (RingleaderASGD(fedavg()), 40, 0.05)],
+    [(RescaledASGD(fedavg(), server_rate=0.2), 160, 0.2), (RingleaderASGD(fedavg()), 40, 0.05)],
     ids=["rescaled", "ringleader"],
 )
 def test_reaches_the_mean_of_all_goals(strategy, merges, tolerance):
