@@ -115,8 +115,8 @@ def renewal_table(lines: Iterable[Line]) -> str:
     for name, runs in record.by(lines, "name").items():
         accuracy = zip(*(line["metrics"]["accuracy"] for line in runs), strict=True)
         points = [[100 * value for value in values] for values in accuracy]
-        seconds = [line["metrics"]["virtual_s"] for line in runs]
-        rows.append([name, *(tables.spread(each, ".1f") for each in points), tables.spread(seconds)])
+        cells = [tables.spread(each, ".1f") for each in points]
+        rows.append([name, *cells, tables.spread(record.metric(runs, "virtual_s"))])
     head = [f"after {part} of the rounds" for part in ("1/4", "1/2", "3/4")]
     return tables.table(["figures are renewed", *head, "at the end", "seconds"], rows)
 
