@@ -1,4 +1,4 @@
-"""The internals of Flower's SuperNode that this package watches, and that a warm node replaces.
+"""The internals of Flower's SuperNode that a warm node replaces.
 
 Each is looked for in the installed version before it is replaced. Tried with flwr 1.41 to 1.43.
 """
@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import entry_points
 from inspect import signature
@@ -20,38 +21,47 @@ import flwr
 import httpx
 from flwr.app import Context, RecordDict
 
-from flwr_hetero.files import replace
-
 PROCESS = "flwr-clientapp"  # name of a message's process
 NODE = "flwr.supernode.start_client_internal"
-CONNECTION = "flwr.supernode.fleet_http_connection"
 SUPEREXEC = "flwr.supercore.superexec"
 CLIENT_APP = "flwr.supernode.runtime.run_clientapp"
-WATCHED = {
-    f"{NODE}:_pull_and_store_message": "state: node_config: receive:",
-    f"{NODE}:_push_messages": "send:",
-    f"{NODE}:get_fused_config_from_fab": "fab_file: run:",
-    f"{CONNECTION}:NodeAuthHttpInterceptor.intercept": "call_next:",
-    "flwr.common.constant:APP_DIR": "",
-    "flwr.common.constant:FAB_HASH_TRUNCATION": "",
-}
-"""What a node that explains its faults uses of Flower, and what each signature must contain."""
-WARM = WATCHED | {
+WARM = {
     f"{NODE}:subprocess.Popen": "",
+    f"{NODE}:_pull_and_store_message": "receive:",
+    f"{NODE}:_push_messages": "send:",
     f"{SUPEREXEC}.run_superexec:get_executor": "",
     f"{SUPEREXEC}.run_superexec:AutoExecPlugin.launch_task": "token: task:",
     f"{SUPEREXEC}.executor:SubprocessExecutor.launch": "spec:",
     f"{SUPEREXEC}.executor.types:ExecutionSpec": "task_type: token: insecure: parent_pid:",
-    f"{CLIENT_APP}:push_task_output": "",
-    f"{CLIENT_APP}:install_from_fab": "fab_file: skip_prompt:",
-    f"{CLIENT_APP}:run_clientapp": "token: insecure: certificates: parent_pid:",
     "flwr.supercore.tls:validate_and_resolve_root_certificates": "",
+    f"{CLIENT_APP}:pull_task_input": "client: .Message, .Context, .Run, .Fab]",
+    f"{CLIENT_APP}:push_task_output": "",
+    f"{CLIENT_APP}:install_from_fab": "",
+    f"{CLIENT_APP}:run_clientapp": "token: insecure: certificates: parent_pid:",
 }
-"""What a warm node uses of it."""
+"""What a warm node uses of Flower, and what the signature of each function must contain."""
+CONNECTION = "flwr.supernode.fleet_http_connection"
+WATCHED = {
+    f"{NODE}:_pull_and_store_message": "get_fab:",
+    f"{NODE}:_push_messages": "state: send:",
+    f"{CONNECTION}:NodeAuthHttpInterceptor.intercept": "call_next:",
+    "flwr.common.constant:APP_DIR": "",
+    "flwr.common.constant:FAB_HASH_TRUNCATION": "",
+}
+"""What a node that explains its faults uses of Flower."""
 
 
-def lacking(parts: Mapping[str, str]) -> str:
-    """Return what the installed Flower lacks of what is used; "" if nothing."""
+def why_not_warm() -> str:
+    """Return what the installed Flower lacks of what a warm node uses; "" if nothing."""
+    return _lacking(WARM)
+
+
+def why_not_watched() -> str:
+    """Return what it lacks of what a node that explains its faults uses; "" if nothing."""
+    return _lacking(WATCHED)
+
+
+def _lacking(parts: Mapping[str, str]) -> str:
     for name, contents in parts.items():
         try:
             part: Any = resolve_name(name)
@@ -76,49 +86,6 @@ def with_replaced(module: Any, **replaced: Any) -> SimpleNamespace:
     return SimpleNamespace(**vars(module) | replaced)
 
 
-def flwr_home() -> Path:
-    """Return the folder in which Flower keeps apps and its state."""
-    from flwr.supercore.utils import get_flwr_home
-
-    return get_flwr_home()
-
-
-class App(NamedTuple):
-    """An app that was pulled for a run, and a context without state for the data it preloads."""
-
-    fab_id: str
-    version: str
-    fab_hash: str
-    content: bytes
-    context: Context
-
-    def folders(self) -> list[Path]:
-        """Return the folders in which the app is installed, completely or not."""
-        from flwr.common.constant import APP_DIR, FAB_HASH_TRUNCATION
-
-        return list((flwr_home() / APP_DIR).glob(f"*.{self.fab_hash[:FAB_HASH_TRUNCATION]}"))
-
-    def save(self, file: Path) -> None:
-        """Write the app to a file, from which another process reads it."""
-        replace(file, pickle.dumps(self))
-
-    @classmethod
-    def read(cls, file: Path) -> "App":
-        """Read an app that was saved."""
-        app: App = pickle.loads(file.read_bytes())
-        return app
-
-    def load(self) -> None:
-        """Install and import the app; later loads in this process find it."""
-        from flwr.clientapp.utils import get_load_client_app_fn
-
-        import_process().install_from_fab(self.content, skip_prompt=True)
-        get_load_client_app_fn("", None, True)(self.fab_id, self.version, self.fab_hash)
-
-
-# --- the SuperNode ---------------------------------------------------------------------------
-
-
 def replace_in_node(sleep: Callable[[float], None], start: Callable[[Sequence[str]], Any]) -> None:
     """Let a SuperNode sleep, and start its SuperExec, in another way."""
     node: Any = import_module(NODE)
@@ -126,57 +93,88 @@ def replace_in_node(sleep: Callable[[float], None], start: Callable[[Sequence[st
     node.subprocess = with_replaced(node.subprocess, Popen=start)
 
 
-def watch_node(watcher: Any) -> None:
+def time_messages(
+    on_received: Callable[[str, float], None], on_sent: Callable[[str, float], None]
+) -> None:
+    """Report each message that a SuperNode receives or sends: its type, and the seconds."""
+    node: Any = import_module(NODE)
+    pull = node._pull_and_store_message
+    push = node._push_messages
+
+    def timed_pull(*, receive: Callable[[], Any], **kwargs: Any) -> int | None:
+        message_types: list[str] = []
+
+        def receive_message() -> Any:
+            received = receive()
+            if received is not None:
+                message_types.append(received[0].metadata.message_type)
+            return received
+
+        start_s = time.monotonic()
+        run_id: int | None = pull(receive=receive_message, **kwargs)
+        if run_id is not None:
+            on_received(message_types[0], time.monotonic() - start_s)
+        return run_id
+
+    def timed_push(*, send: Callable[..., Any], **kwargs: Any) -> None:
+        # The time begins with the first send, after the wait for the reply.
+        sends: list[tuple[str, float]] = []
+
+        def send_message(message: Any, *args: Any) -> Any:
+            sends.append((message.metadata.message_type, time.monotonic()))
+            return send(message, *args)
+
+        push(send=send_message, **kwargs)
+        for message_type, start_s in sends[:1]:
+            on_sent(message_type, time.monotonic() - start_s)
+
+    node._pull_and_store_message = timed_pull
+    node._push_messages = timed_push
+
+
+def flwr_home() -> Path:
+    """Return the folder in which Flower keeps apps and its state."""
+    from flwr.supercore.utils import get_flwr_home
+
+    return get_flwr_home()
+
+
+def app_folders(fab: Any) -> list[Path]:
+    """Return the folders in FLWR_HOME in which an app is installed, completely or not."""
+    from flwr.common.constant import APP_DIR, FAB_HASH_TRUNCATION
+
+    return list((flwr_home() / APP_DIR).glob(f"*.{fab.hash_str[:FAB_HASH_TRUNCATION]}"))
+
+
+def watch_node(faults: Any) -> None:
     """Report what a SuperNode receives, sends and is answered to the methods of an object.
 
-    ``fetched(run_id, app)`` gets each new run, after Flower has verified its app and before its
-    first message may begin; ``received(message, seconds)`` and ``replied(message, seconds)`` each
-    message and reply; and ``answered(status, error, date)`` each answer of the SuperLink, with
-    status 0 if there is none.
+    ``received(fab)`` gets each app before it is installed; ``replied(error, fab)`` the error of
+    each reply, "" if there is none, and its app; and ``answered(status, error, date)`` each answer
+    of the SuperLink, with status 0 if there is none.
     """
     node: Any = import_module(NODE)
     connection: Any = import_module(CONNECTION)
     pull = node._pull_and_store_message
     push = node._push_messages
-    read_config = node.get_fused_config_from_fab
 
-    def watched_pull(
-        *, state: Any, node_config: Any, receive: Callable[[], Any], **kwargs: Any
-    ) -> Any:
-        messages = []
+    def watched_pull(*, get_fab: Callable[[str, int], Any], **kwargs: Any) -> Any:
+        def get_and_report(fab_hash: str, run_id: int) -> Any:
+            fab = get_fab(fab_hash, run_id)
+            faults.received(fab)
+            return fab
 
-        def receive_message() -> Any:
-            received = receive()
-            if received is not None:
-                messages.append(received[0])
-            return received
+        return pull(get_fab=get_and_report, **kwargs)
 
-        # Flower calls it once for each new run.
-        def report_app(fab_file: bytes, run: Any) -> Any:
-            config = read_config(fab_file, run)
-            context = Context(0, state.get_node_id(), dict(node_config), RecordDict(), dict(config))
-            fab = (run.fab_id, run.fab_version, run.fab_hash, fab_file)
-            watcher.fetched(run.run_id, App(*fab, context))
-            return config
-
-        node.get_fused_config_from_fab = report_app
-        start_s = time.monotonic()
-        run_id = pull(state=state, node_config=node_config, receive=receive_message, **kwargs)
-        if run_id is not None:
-            watcher.received(messages[0], time.monotonic() - start_s)
-        return run_id
-
-    def watched_push(*, send: Callable[..., Any], **kwargs: Any) -> None:
-        # The time begins with the first send, after the wait for the reply.
-        sends = []
-
-        def send_message(message: Any, *args: Any) -> Any:
-            sends.append((message, time.monotonic()))
+    def watched_push(*, state: Any, send: Callable[..., Any], **kwargs: Any) -> None:
+        def report_and_send(message: Any, *args: Any) -> Any:
+            # An app whose signature was refused is not stored, nor its run.
+            run = state.get_run(message.metadata.run_id)
+            fab = run and state.get_fab(run.fab_hash)
+            faults.replied(str(message.error.reason) if message.has_error() else "", fab)
             return send(message, *args)
 
-        push(send=send_message, **kwargs)
-        for message, start_s in sends:
-            watcher.replied(message, time.monotonic() - start_s)
+        push(state=state, send=report_and_send, **kwargs)
 
     class WatchedRequests(connection.NodeAuthHttpInterceptor):  # type: ignore[misc]
         """Flower's signature of each request, with a report of its answer."""
@@ -185,18 +183,15 @@ def watch_node(watcher: Any) -> None:
             try:
                 response = super().intercept(context, call_next)
             except httpx.TransportError as error:
-                watcher.answered(0, str(error), "")
+                faults.answered(0, str(error), "")
                 raise
             text = response.text if response.is_error else ""
-            watcher.answered(response.status_code, text, response.headers.get("date", ""))
+            faults.answered(response.status_code, text, response.headers.get("date", ""))
             return response
 
     node._pull_and_store_message = watched_pull
     node._push_messages = watched_push
     connection.NodeAuthHttpInterceptor = WatchedRequests
-
-
-# --- the launcher and the processes of messages ------------------------------------------------
 
 
 def run_superexec(
@@ -239,29 +234,80 @@ def run_superexec(
     run_command("flower-superexec")
 
 
+class App(NamedTuple):
+    """An installed app: its id, version and hash, and a context for the data that it preloads."""
+
+    fab: tuple[str, str, str]
+    context: Context
+
+
 def import_process() -> Any:
     """Import what the process of a message needs of Flower."""
     return import_module(CLIENT_APP)
 
 
-def answer_message(spec: Any, on_end: Callable[[], object], *, is_loaded: bool) -> None:
+def load_app(fab_id: str, fab_version: str, fab_hash: str) -> None:
+    """Import an installed ClientApp; later loads in this process find it."""
+    from flwr.clientapp.utils import get_load_client_app_fn
+
+    get_load_client_app_fn("", None, True)(fab_id, fab_version, fab_hash)
+
+
+def answer_message(
+    spec: Any,
+    on_end: Callable[[], object],
+    await_order: Callable[..., None],
+    handed_over: bytes | None = None,
+) -> None:
     """Be the process of one message: pull it, run the ClientApp, push the reply, and exit.
 
-    ``is_loaded``: the app is installed and imported. ``on_end`` is called when reply and context
-    are pushed.
+    ``handed_over`` is None if this process has yet to install the app, and b"" if its parent has
+    loaded the app. Otherwise, it is what another process has pulled and given away, while it
+    waited in ``await_order(app, give)``. A process without the app also calls ``await_order()``
+    before it pulls. ``on_end`` is called when reply and context are pushed.
     """
     from flwr.supercore.tls import validate_and_resolve_root_certificates
 
     process = import_process()
+    task = process.TaskIdentity
+    pull = process.pull_task_input
     push = process.push_task_output
+    install = process.install_from_fab
+    pulled: list[Any] = []
+
+    def pull_in_turn(client: Any) -> Any:
+        if handed_over:
+            ids, *task_input = pickle.loads(handed_over)
+            task.task_id, task.run_id, task.node_id = ids
+            return task_input
+        if handed_over is None:
+            await_order()
+        task_input = pull(client)
+        pulled.append(task_input)
+        return task_input
+
+    def give() -> bytes:
+        message, context, run, fab = pulled[0]
+        ids = (task.task_id, task.run_id, task.node_id)
+        return pickle.dumps((ids, message, context, run, replace(fab, content=b"")))
+
+    def install_and_wait(*args: Any, **kwargs: Any) -> None:
+        if handed_over is not None:
+            return
+        install(*args, **kwargs)
+        _, context, run, fab = pulled[0]
+        configs = (dict(context.node_config), RecordDict(), dict(context.run_config))
+        empty = Context(0, context.node_id, *configs)
+        await_order(App((run.fab_id, run.fab_version, fab.hash_str), empty), give)
+        pulled.clear()
 
     def push_and_report(*args: Any, **kwargs: Any) -> None:
         push(*args, **kwargs)
         on_end()
 
+    process.pull_task_input = pull_in_turn
     process.push_task_output = push_and_report
-    if is_loaded:
-        process.install_from_fab = lambda *_, **__: None
+    process.install_from_fab = install_and_wait
     sys.argv[0] = PROCESS
     # Processes show this name in ps and in the kernel's log.
     with suppress(OSError):

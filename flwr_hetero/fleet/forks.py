@@ -11,8 +11,9 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -20,7 +21,6 @@ import numpy as np
 
 from flwr_hetero.client.preload import preload_all
 from flwr_hetero.fleet import _flwr
-from flwr_hetero.fleet.node_faults import remove_half_installed
 
 PROBE_S = 20.0  # seconds of the fork that tries whether numerical libraries work in it
 NO_GPU = 3  # exit code of a fork that cannot use CUDA
@@ -30,24 +30,12 @@ NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _log = logging.getLogger("flwr")
 
 
-def start_process(run: Callable[[], object], inherited: Iterable[Connection] = ()) -> int:
-    """Fork a process that calls a function, and ends as a program ends; return its id.
-
-    It closes the connections of its parent that it has inherited. Otherwise, they would stay open
-    after the end of the parent.
-    """
-    # Otherwise the child would write buffered text a second time.
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
-    pid = os.fork()
-    if pid:
-        return pid
+@contextmanager
+def rest_of_process() -> Iterator[None]:
+    """Run a block as the rest of a forked process, and end the process as a program ends."""
     code = 1
     try:
-        for connection in inherited:
-            connection.close()
-        run()
+        yield
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -58,12 +46,28 @@ def start_process(run: Callable[[], object], inherited: Iterable[Connection] = (
         _log.exception("a process of a warm node has failed")
     finally:
         with suppress(Exception):
-            threading._shutdown()  # type: ignore[attr-defined]
             atexit._run_exitfuncs()
         with suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
+
+
+def start_process(run: Callable[[Connection], None]) -> tuple[int, Connection]:
+    """Fork a process that calls a function with a connection; return its id and the other end."""
+    # Otherwise the child would write buffered text a second time.
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    near, far = Pipe()
+    pid = os.fork()
+    if pid:
+        far.close()
+        return pid, near
+    with rest_of_process():
+        near.close()
+        run(far)
+    return 0, far
 
 
 def begin_process(seed: Callable[[], object]) -> None:
@@ -133,7 +137,7 @@ def load(app: _flwr.App) -> str:
             os.environ[NVML] = "1"
             stack.callback(os.environ.pop, NVML, None)
         try:
-            app.load()
+            _flwr.load_app(*app.fab)
             torch: Any = sys.modules.get("torch")
             if torch is not None:
                 # With one thread, torch starts no pool, for which a fork would wait forever.
@@ -146,8 +150,6 @@ def load(app: _flwr.App) -> str:
                 torch.optim.SGD([torch.zeros(1, requires_grad=True)])
         # The message will raise the same error again and report it to the server.
         except (Exception, SystemExit) as error:
-            # Flower would take an app that is installed in part for a whole one.
-            remove_half_installed(app, wait_s=0.0)
             return f"{type(error).__name__}: {error}"
     return why_not_forkable()
 
@@ -161,11 +163,11 @@ def why_not_forkable() -> str:
     if threading.active_count() > 1 or multiprocessing.active_children():
         return f"it starts threads or processes {when}"
 
-    def probe() -> None:
+    def probe(_: Connection) -> None:
         begin_process(random.seed)
         compute(torch)
 
-    pid = start_process(probe)
+    pid, _ = start_process(probe)
     code = await_end(pid, PROBE_S)
     if code == NO_GPU:
         return f"it looks for the GPU {when}" if torch.cuda.device_count() else ""

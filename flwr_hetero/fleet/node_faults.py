@@ -12,11 +12,10 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 from zipfile import BadZipFile, ZipFile
 
-from flwr.app import Message
-
-from flwr_hetero.fleet._flwr import App
+from flwr_hetero.fleet import _flwr
 
 REPEAT_S = 60.0  # a node that keeps failing repeats the first cause after so many seconds
 INSTALL_S = 2.0  # longest time in which another node is expected to install an app
@@ -87,15 +86,15 @@ def is_whole(folder: Path, content: bytes) -> bool:
     return True
 
 
-def remove_half_installed(app: App, wait_s: float = INSTALL_S) -> None:
+def remove_half_installed(fab: Any, wait_s: float = INSTALL_S) -> None:
     """Remove an app that is not installed completely, since Flower would never complete it."""
-    for folder in app.folders():
+    for folder in _flwr.app_folders(fab):
         try:
-            if is_whole(folder, app.content):
+            if is_whole(folder, fab.content):
                 continue
             # Another node with the same FLWR_HOME may be installing the app at this moment.
             time.sleep(wait_s)
-            if not is_whole(folder, app.content):
+            if not is_whole(folder, fab.content):
                 shutil.rmtree(folder)
                 _log.warning("removed %s, a half-installed app, which is installed again", folder)
         except (OSError, BadZipFile) as error:
@@ -107,18 +106,17 @@ class Failures:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self.report("")
+        self.succeeded()
 
-    def report(self, cause: str) -> None:
-        """Log a cause that is new, and the first one again if it was logged long ago.
+    def succeeded(self) -> None:
+        """Forget all failures."""
+        self._first = ""
+        self._last = ""
+        self._count = 0
+        self._logged_s = 0.0
 
-        "" is a success, after which all failures are forgotten.
-        """
-        if not cause:
-            self._first = ""
-            self._last = ""
-            self._count = 0
-            return
+    def failed(self, cause: str) -> None:
+        """Log a cause that is new, and the first one again if it was logged long ago."""
         now_s = self._clock()
         self._count += 1
         if not self._first:
@@ -139,37 +137,40 @@ class NodeFaults:
         self.messages = Failures()
         self.requests = Failures()
         self.is_refused = False
-        self._apps: dict[int, App] = {}
 
-    def fetched(self, run_id: int, app: App) -> None:
+    def watch(self) -> None:
+        """Watch the SuperNode of this process."""
+        _flwr.watch_node(self)
+        threading.excepthook = self._thread_failed
+
+    def received(self, fab: Any) -> None:
         """Mend an app before it is used: power may have been lost while it was installed."""
-        self._apps[run_id] = app
-        remove_half_installed(app)
+        remove_half_installed(fab)
 
-    def replied(self, reply: Message) -> None:
+    def replied(self, error: str, fab: Any) -> None:
         """Explain the error in a reply, if it has one, and mend the app that it came from."""
-        if not reply.has_error():
-            self.messages.report("")
+        if not error:
+            self.messages.succeeded()
             return
-        error = str(reply.error.reason)
-        self.messages.report(explain(error) or f"a message failed: {error}")
-        # An app whose signature was refused was never fetched.
-        if reply.metadata.run_id in self._apps:
-            remove_half_installed(self._apps[reply.metadata.run_id], wait_s=0.0)
+        self.messages.failed(explain(error) or f"a message failed: {error}")
+        if fab is not None:
+            remove_half_installed(fab, wait_s=0.0)
 
     def answered(self, status: int, text: str, date: str) -> None:
         """Explain an answer of the SuperLink that is an error; 0 stands for no answer."""
-        # Errors that are not explained here are the end of a run or the like.
-        cause = explain(text)
+        hint = explain(text)
         if status == UNAUTHORIZED:
             self.is_refused = True
-            cause = explain_refusal(date, time.time())
-        elif not cause and (not status or status >= SERVER_ERROR):
-            cause = f"a request to the SuperLink failed: {text}"
-        self.requests.report(cause)
+            self.requests.failed(explain_refusal(date, time.time()))
+        elif hint:
+            self.requests.failed(hint)
+        elif not status or status >= SERVER_ERROR:
+            self.requests.failed(f"a request to the SuperLink failed: {text}")
+        else:
+            # Other errors are the end of a run or the like.
+            self.requests.succeeded()
 
-    def thread_failed(self, failure: threading.ExceptHookArgs) -> None:
-        """Log why a thread has ended, as ``threading.excepthook``."""
+    def _thread_failed(self, failure: threading.ExceptHookArgs) -> None:
         # The heartbeat of a node that was refused fails too, with a long traceback.
         if self.is_refused:
             _log.error("%s", failure.exc_value)

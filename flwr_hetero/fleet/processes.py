@@ -2,7 +2,6 @@
 
 import json
 import os
-import platform
 import random
 import signal
 import socket
@@ -31,9 +30,9 @@ TAG = "FLWR_HETERO_FLEET"  # environment variable of all processes of a fleet: i
 GRACE_S = 6.0  # seconds between SIGTERM and SIGKILL; Flower gives a ServerApp 5
 
 
-@dataclass
+@dataclass(frozen=True)
 class SuperNodeSpec:
-    """Limits, ports, process and id of a SuperNode. Only a limited link has a relay."""
+    """Limits, ports and process of a SuperNode. Only a limited link has a relay."""
 
     name: str
     cpu: float = 1.0
@@ -42,10 +41,9 @@ class SuperNodeSpec:
     port: int = 0
     relay_port: int = 0
     pid: int = 0
-    node_id: str = ""
 
 
-@dataclass
+@dataclass(frozen=True)
 class FleetFile:
     """The description of a fleet, kept in its folder."""
 
@@ -81,12 +79,6 @@ class FleetFile:
             raise invalid("dir", str(folder), "hold a fleet", "start one with `up`")
         stored: dict[str, Any] = json.loads((folder / FILE).read_text(encoding="utf-8"))
         return cls(**stored | {"nodes": [SuperNodeSpec(**node) for node in stored["nodes"]]})
-
-
-def why_not_here() -> str:
-    """Return why this system cannot run real nodes; "" if it can."""
-    has_all = hasattr(os, "fork") and hasattr(signal, "SIGSTOP") and platform.system() == "Linux"
-    return "" if has_all else f"it needs forks, signals and /proc of Linux, not {platform.system()}"
 
 
 def prepare(folder: Path, fleet: FleetFile) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from math import isinf
 from pathlib import Path
 from shlex import quote
@@ -15,11 +16,14 @@ from shlex import quote
 from flwr_hetero.client.device import DeviceProfile
 from flwr_hetero.errors import check_number, invalid
 from flwr_hetero.fleet import processes
+from flwr_hetero.fleet.linux import why_not_here
 from flwr_hetero.fleet.processes import FILE, FleetFile, SuperNodeSpec, no_proxy
 
 START_S = 120.0  # limit for a process to start
 END_S = 30.0  # limit for a process to end
 LIST_S = 60.0  # limit for the SuperLink to list the SuperNodes
+NODES = "nodes.json"
+"""File in the fleet's FLWR_HOME: names by node id, which the SuperLink does not list."""
 FILES = ("keys", "home", "homes", "logs", FILE, "state.db", "state.db-wal", "state.db-shm")
 """All that a fleet has in its folder. SIGKILL leaves the last two beside the database."""
 
@@ -73,7 +77,7 @@ class RealFleet:
         empty. RuntimeError on other systems than Linux, or, with the end of the log, if a process
         does not start.
         """
-        reason = processes.why_not_here()
+        reason = why_not_here()
         if reason:
             hint = "LocalGrid emulates a fleet anywhere."
             raise RuntimeError(f"a real fleet cannot run here: {reason}. {hint}")
@@ -93,9 +97,11 @@ class RealFleet:
             _log.info("Keys and certificates are in %s", self.folder / "keys")
             _log.info("Starting the SuperLink at https://%s", fleet.address)
             self.start_superlink()
-            self._register()
+            self._register(nodes)
             if fleet.needs_throttle:
-                self._start_throttle()
+                command = [sys.executable, "-m", "flwr_hetero.fleet.throttle", str(self.folder)]
+                pid = self._start("throttle", command)
+                replace(self.file, throttle_pid=pid).save(self.folder)
             for node in nodes:
                 _log.info("Starting %s", node.name)
                 self.start_node(node.name)
@@ -105,36 +111,29 @@ class RealFleet:
             self.down(keep=True)
             raise
 
-    def _register(self) -> None:
+    def _register(self, nodes: Sequence[SuperNodeSpec]) -> None:
         """Register the public keys of SuperNodes, and save the node ids from the SuperLink."""
-        fleet = self.file
-        for node in fleet.nodes:
+        ids = {}
+        for node in nodes:
             _log.info("Registering %s", node.name)
             key = str(self.folder / "keys" / f"{node.name}.pub")
             register = ("supernode", "register", key, processes.CONNECTION, "--name", node.name)
             done = self.flwr(*register, "--format", "json", timeout_s=START_S)
             try:
-                node.node_id = str(json.loads(done.stdout)["node-id"])
+                ids[str(json.loads(done.stdout)["node-id"])] = node.name
             except (ValueError, KeyError) as error:
                 reason = f"{node.name} cannot be registered:\n{done.stdout}{done.stderr}"
                 raise RuntimeError(reason) from error
-        fleet.save(self.folder)
-
-    def _start_throttle(self) -> None:
-        fleet = self.file
-        command = [sys.executable, "-m", "flwr_hetero.fleet.throttle", str(self.folder)]
-        fleet.throttle_pid = self._start("throttle", command)
-        fleet.save(self.folder)
+        (self.folder / "home" / NODES).write_text(json.dumps(ids), encoding="utf-8")
 
     def start_superlink(self) -> None:
         """Start or restart the SuperLink, and wait until it listens."""
         fleet = self.file
-        command = processes.superlink_command(self.folder, fleet)
-        fleet.superlink_pid = self._start("superlink", command)
-        fleet.save(self.folder)
+        pid = self._start("superlink", processes.superlink_command(self.folder, fleet))
+        replace(fleet, superlink_pid=pid).save(self.folder)
         deadline_s = time.monotonic() + START_S
         while not processes.listens(fleet.port):
-            if not self.is_alive(fleet.superlink_pid) or time.monotonic() > deadline_s:
+            if not self.is_alive(pid) or time.monotonic() > deadline_s:
                 raise self._failure("superlink")
             time.sleep(0.1)
 
@@ -142,8 +141,9 @@ class RealFleet:
         """Start or restart a SuperNode, which its key makes the same node as before."""
         fleet = self.file
         node = fleet.node(name)
-        node.pid = self._start(name, processes.supernode_command(self.folder, fleet, node))
-        fleet.save(self.folder)
+        pid = self._start(name, processes.supernode_command(self.folder, fleet, node))
+        nodes = [replace(node, pid=pid) if other == node else other for other in fleet.nodes]
+        replace(fleet, nodes=nodes).save(self.folder)
 
     def _start(self, name: str, command: list[str]) -> int:
         environment = processes.environment(self.folder / "homes" / name) | self.settings
@@ -194,12 +194,13 @@ class RealFleet:
         """Return the names of the SuperNodes that are online, by the SuperLink."""
         arguments = ("supernode", "list", processes.CONNECTION, "--format", "json")
         try:
+            names = json.loads((self.folder / "home" / NODES).read_text(encoding="utf-8"))
             nodes = json.loads(self.flwr(*arguments, timeout_s=LIST_S).stdout)["nodes"]
-        # The SuperLink is starting or busy.
-        except (subprocess.TimeoutExpired, ValueError, KeyError):
+        # No node is registered yet, or the SuperLink is starting or busy.
+        except (FileNotFoundError, subprocess.TimeoutExpired, ValueError, KeyError):
             return set()
         ids = {node["node-id"] for node in nodes if node["status"] == "online"}
-        return {node.name for node in self.file.nodes if node.node_id in ids}
+        return {name for node_id, name in names.items() if node_id in ids}
 
     def is_alive(self, pid: int) -> bool:
         """Return whether a process is alive and one of this fleet."""

@@ -3,13 +3,11 @@
 import io
 import zipfile
 from email.utils import formatdate
-from types import SimpleNamespace
 
 import pytest
-from flwr.app import Context, RecordDict
+from flwr.supercore.fab import Fab
 
 from flwr_hetero.fleet import node_faults
-from flwr_hetero.fleet._flwr import App
 from flwr_hetero.fleet.node_faults import Failures, NodeFaults, explain, explain_refusal
 
 HASH = "0123456789abcdef"
@@ -49,18 +47,19 @@ def test_unknown_error_has_no_remedy():
         (-400, "400 s behind the SuperLink's"),
         (20, "20 s ahead of the SuperLink's"),
         (-200, "no longer knows this node"),
-        (None, "register its key again"),
     ],
 )
 def test_refusal_is_explained_by_the_clock(ahead_s, said):
-    # A proxy may leave out the date.
-    date = "" if ahead_s is None else formatdate(NOW_S - ahead_s, usegmt=True)
-    assert said in explain_refusal(date, NOW_S)
+    assert said in explain_refusal(formatdate(NOW_S - ahead_s, usegmt=True), NOW_S)
+
+
+def test_refusal_without_a_date_is_no_matter_of_clocks():
+    assert "register its key again" in explain_refusal("", NOW_S)
 
 
 @pytest.fixture
 def app(tmp_path, monkeypatch):
-    """Give the folder of an installed app, and the app that was pulled."""
+    """An installed app, and its bundle."""
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     folder = tmp_path / "apps" / f"me.app.0.1.0.{HASH[:8]}"
     files = {"pyproject.toml": b"[project]", "app/client_app.py": b"app = 1\n", "app/empty.py": b""}
@@ -71,8 +70,11 @@ def app(tmp_path, monkeypatch):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(data)
         bundle.writestr(".info/CONTENT", "checksums")
-    context = Context(0, 1, {}, RecordDict(), {})
-    return folder, App("me/app", "0.1.0", HASH, content.getvalue(), context)
+    return folder, Fab(HASH, content.getvalue(), {})
+
+
+def damage_nothing(folder):
+    (folder / "app" / "__pycache__").mkdir()
 
 
 def lose_file(folder):
@@ -83,69 +85,57 @@ def cut_file(folder):
     (folder / "app" / "client_app.py").write_bytes(b"app")
 
 
-DAMAGE = {
-    "nothing": lambda folder: (folder / "app" / "__pycache__").mkdir(),
-    "a file is lost": lose_file,
-    "a file is cut": cut_file,
-    "data are lost": lambda folder: (folder / "app" / "client_app.py").write_bytes(bytes(8)),
-}
+def lose_data(folder):
+    (folder / "app" / "client_app.py").write_bytes(bytes(8))
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("damage", [damage_nothing, lose_file, cut_file, lose_data])
 def test_half_installed_app_is_removed(app, caplog, damage):
-    folder, mine = app
-    DAMAGE[damage](folder)
+    folder, fab = app
+    damage(folder)
     other = folder.with_name("me.app.0.1.0.ffffffff")
     other.mkdir()
-    node_faults.remove_half_installed(mine, wait_s=0.0)
+    node_faults.remove_half_installed(fab, wait_s=0.0)
     assert other.exists()
-    assert folder.exists() == (damage == "nothing")
-    assert ("a half-installed app" in caplog.text) == (damage != "nothing")
+    assert folder.exists() == (damage is damage_nothing)
+    assert ("a half-installed app" in caplog.text) == (damage is not damage_nothing)
 
 
 def test_app_that_is_being_installed_stays(app, monkeypatch):
-    folder, mine = app
+    folder, fab = app
     data = (folder / "app" / "client_app.py").read_bytes()
     cut_file(folder)
     end = (folder / "app" / "client_app.py").write_bytes
     monkeypatch.setattr(node_faults.time, "sleep", lambda seconds: end(data))
-    node_faults.remove_half_installed(mine)
+    node_faults.remove_half_installed(fab)
     assert folder.exists()
 
 
 def test_first_cause_is_repeated_while_a_node_fails(caplog):
     clock = iter([0, 1, 2, 59, 60, 61, 121, 130]).__next__
     failures = Failures(clock)
-    for cause in ["disk", "disk", "import", "import", "import", "load", "import"]:
-        failures.report(cause)
+    causes = ["disk", "disk", "import", "import", "import", "load", "import"]
+    for cause in causes:
+        failures.failed(cause)
     first = "times in a row. The first cause: disk"
     assert [record.message for record in caplog.records] == [
         *("disk", "import", f"failed 5 {first}", "load", "import", f"failed 7 {first}"),
     ]
     caplog.clear()
-    failures.report("")
-    failures.report("import")
+    failures.succeeded()
+    failures.failed("import")
     assert [record.message for record in caplog.records] == ["import"]
 
 
-def reply(error=""):
-    metadata = SimpleNamespace(run_id=5)
-    return SimpleNamespace(
-        metadata=metadata, has_error=lambda: bool(error), error=SimpleNamespace(reason=error)
-    )
-
-
 def test_replies_and_answers_are_explained(app, caplog):
-    folder, mine = app
-    faults = NodeFaults()
-    faults.fetched(5, mine)
+    folder, fab = app
     lose_file(folder)
-    for _ in range(2):
-        faults.replied(reply("<class 'OSError'>:<'[Errno 28] No space left on device'>"))
+    faults = NodeFaults()
+    faults.replied("<class 'OSError'>:<'[Errno 28] No space left on device'>", fab)
     assert not folder.exists()
-    assert caplog.text.count("free some space") == 1
+    assert "free some space" in caplog.text
     caplog.clear()
-    faults.replied(reply())
+    faults.replied("", fab)
     faults.answered(200, "", "")
     faults.answered(403, '{"code":2007,"detail":"the run has ended"}', "")
     assert not caplog.records
@@ -159,9 +149,8 @@ def test_replies_and_answers_are_explained(app, caplog):
     assert faults.is_refused
 
 
-def test_error_of_an_app_that_was_refused_removes_nothing(app):
-    lose_file(app[0])
-    NodeFaults().replied(reply("The FAB could not be verified."))
+def test_reply_without_a_stored_app(app):
+    NodeFaults().replied("The FAB could not be verified.", None)
     assert app[0].exists()
 
 

@@ -7,12 +7,7 @@ import pytest
 from flwr_hetero.fleet import RealFleet, named_fleet
 from flwr_hetero.fleet.processes import FleetFile, SuperNodeSpec, prepare
 
-PIDS = {"superlink": 1, "node-0": 2, "node-1": 3}
-NODES = [
-    SuperNodeSpec(f"node-{i}", port=2 + i, pid=PIDS[f"node-{i}"], node_id=f"{7 + i}")
-    for i in range(2)
-]
-FILE = FleetFile(port=1, superlink_pid=PIDS["superlink"], nodes=NODES)
+FILE = FleetFile(port=1, nodes=[SuperNodeSpec("node-0", port=2), SuperNodeSpec("node-1", port=4)])
 
 
 @pytest.fixture
@@ -87,6 +82,8 @@ def test_online_nodes_are_those_the_superlink_names(fleet, monkeypatch):
     def hang(*_, timeout, **__):
         raise subprocess.TimeoutExpired("flwr", timeout)
 
+    assert fleet.online() == set()  # before registration
+    (fleet.folder / "home" / "nodes.json").write_text('{"7": "node-0", "8": "node-1"}')
     listed = '{"nodes": [{"node-id": "%s", "status": "%s"}, {"node-id": "9", "status": "online"}]}'
     for word, names in (("online", {"node-1"}), ("offline", set())):
         told = subprocess.CompletedProcess((), 0, listed % ("8", word))
@@ -99,7 +96,10 @@ def test_online_nodes_are_those_the_superlink_names(fleet, monkeypatch):
 @pytest.mark.parametrize("ended", ["superlink", "node-1"])
 def test_wait_online_names_what_has_ended(fleet, monkeypatch, ended):
     (fleet.folder / "logs" / f"{ended}.log").write_text("out of memory")
+    pids = {"superlink": 1, "node-0": 2, "node-1": 3}
+    nodes = [SuperNodeSpec(name, pid=pids[name]) for name in ("node-0", "node-1")]
+    FleetFile(port=1, superlink_pid=1, nodes=nodes).save(fleet.folder)
     monkeypatch.setattr(fleet, "online", set)
-    monkeypatch.setattr(fleet, "is_alive", lambda pid: pid != PIDS[ended])
+    monkeypatch.setattr(fleet, "is_alive", lambda pid: pid != pids[ended])
     with pytest.raises(RuntimeError, match=rf"(?s){ended} did not come up.*out of memory"):
         fleet.wait_online(["node-0", "node-1"])
