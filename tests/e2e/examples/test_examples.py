@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from e2e.examples.methods import METHODS, REFUSED
+from e2e.examples.methods import METHODS, MISSING, REFUSED
 from e2e.examples.running import APPS, run, train_once
 from e2e.examples.table import made, parts
 from flwr.app import ArrayRecord
@@ -58,6 +58,15 @@ def test_effect_or_error(kind, name, tmp_path, plain_s):
     else:  # the node alone has it
         reply = train_once(app, tmp_path, method.half, ArrayRecord(MODELS[kind]))
         assert f"{refusal.error.__name__}: {refusal.text}" in reply.error.reason
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("kind", "name"), product(APPS, MISSING))
+def test_error_without_the_nodes_half(kind, name, tmp_path):
+    app = open_app(kind)
+    refusal = REFUSED.get((kind, name), MISSING[name])
+    with pytest.raises(refusal.error, match=re.escape(refusal.text)):
+        run(app, tmp_path, METHODS[name].wrapped, rounds=1)
 
 
 def test_table_of_the_docs_is_that_of_the_apps():
