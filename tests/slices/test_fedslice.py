@@ -1,6 +1,7 @@
 """FedSlice: equal work a round, and all that a user of FedAvg sees."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from flwr.serverapp.strategy import (
 )
 from recording import History
 
+from flwr_hetero.biased_local_sgd.strategy import MeasuredSteps
 from flwr_hetero.fleet import DeviceProfile, LocalGrid, named_fleet
 from flwr_hetero.strategy import FedSlice, ModelAverage, TiFL, Wrapper
 from flwr_hetero_studies.advise.task import run_config, small_task
@@ -249,3 +251,21 @@ def test_state_goes_on_where_it_was():
     assert second.steps.speeds.jobs == first.steps.speeds.jobs
     steps = first.steps.num_steps(["node-0", "node-9", "unknown"])
     assert second.steps.num_steps(["node-0", "node-9", "unknown"]).tolist() == steps.tolist()
+
+
+def test_the_next_slice_of_a_node_follows_its_last_reply(monkeypatch):
+    """Slices are kept until a node replies; those of the others, which set the time, stay."""
+    steps = FedSlice(quiet()).steps
+    for number in range(9):
+        steps.speeds.observe(f"id-{number}", 10, compute_s=1.0, link_s=0.0)
+    assert steps.num_steps(["id-7", "id-8"]).tolist() == [10, 10]
+    assert steps.slices_s(["id-7"]).tolist() == [1.0]
+
+    def learn(self, context, replies):
+        self.speeds.observe("id-7", 10, compute_s=10.0, link_s=0.0)
+        return replies
+
+    monkeypatch.setattr(MeasuredSteps, "on_replies", learn)
+    steps.on_replies(None, [SimpleNamespace(metadata=SimpleNamespace(src_node_id=7))])
+    assert steps.num_steps(["id-7", "id-8"]).tolist() == [1, 10]
+    assert steps.slices_s(["id-7"]).tolist() == [0.55]
