@@ -61,7 +61,7 @@ def test_effect_or_error(kind, name, tmp_path, plain_s):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("kind", "name"), product(APPS, MISSING))
+@pytest.mark.parametrize(("kind", "name"), list(product(APPS, MISSING)))
 def test_error_without_the_nodes_half(kind, name, tmp_path):
     app = open_app(kind)
     refusal = REFUSED.get((kind, name), MISSING[name])
